@@ -1,0 +1,34 @@
+# `make` alone lists what there is. GNU make 3.81 (macOS) and later.
+
+TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
+
+.DEFAULT_GOAL = help
+.PHONY: help setup build run test lint matrix
+
+help: ## List these targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+
+setup: ## Install what is missing: a C compiler, libclang, a Redis or Valkey server
+	@scripts/setup.sh
+
+# Moved into place in one step: a server that runs keeps the file it has mapped.
+build: setup ## Build the module: ./redislock.so
+	cargo build --release -p redislock-module --lib
+	@cmp -s $(LIBRARY) redislock.so || { cp $(LIBRARY) redislock.so.new && mv redislock.so.new redislock.so; }
+
+run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)
+	@PORT='$(PORT)' scripts/run.sh
+
+test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
+	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace
+
+lint: ## Check format, clippy, documentation and scripts; warnings are errors
+	@scripts/setup.sh lint
+	cargo fmt --all --check
+	cargo clippy --workspace --all-targets -- -D warnings
+	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+
+matrix: build ## Run the end-to-end tests against Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that one)
+	@scripts/matrix.sh

@@ -1,0 +1,105 @@
+#!/bin/sh
+# Runs the end-to-end tests against one server after the other and ends with a table: one line a server, failed or passed.
+#
+# REDIS_SERVER=path runs that one alone. Otherwise: the server of this machine, and those that Debian packages. Each
+# Debian release is a root folder made by debootstrap in MATRIX_ROOT (default ./.matrix), made once and used again.
+set -eu
+cd "$(dirname "$0")/.."
+
+roots=${MATRIX_ROOT:-$PWD/.matrix}
+work=$PWD/target/matrix
+table=$work/table
+mkdir -p "$work"
+: >"$table"
+
+say() { printf 'matrix: %s\n' "$*"; }
+
+# make_root trixie redis-server valkey-server: a Debian release with these servers in it, unless it is there.
+make_root() {
+    root=$roots/$1
+    release=$1
+    shift
+    for package; do
+        [ -x "$root/usr/bin/$package" ] || rebuild=yes
+    done
+    [ "${rebuild:-}" = yes ] || return 0
+    unset rebuild
+    [ ! -e "$root" ] || {
+        say "$root is there but lacks one of: $*"
+        return 1
+    }
+    scripts/setup.sh matrix
+    as_root=
+    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    mkdir -p "$roots"
+    say "$as_root debootstrap --variant=minbase --include=$(echo "$*" | tr ' ' ,) $release $root"
+    $as_root rm -rf "$root.unfinished"
+    $as_root debootstrap --variant=minbase --include="$(echo "$*" | tr ' ' ,)" "$release" "$root.unfinished" >"$work/debootstrap-$release.log" 2>&1 || {
+        tail -n 5 "$work/debootstrap-$release.log"
+        return 1
+    }
+    $as_root mv "$root.unfinished" "$root"
+}
+
+# server_in trixie valkey-server: a script that starts that server on the loader and the libraries of its own release.
+# No chroot, so that paths mean the same inside and outside, and nobody needs to be root.
+server_in() {
+    root=$roots/$1
+    for loader in "$root"/lib64/ld-linux*.so.? "$root"/lib/ld-linux*.so.?; do
+        [ ! -e "$loader" ] || break
+    done
+    for libraries in "$root"/usr/lib/*-linux-gnu*; do
+        [ ! -d "$libraries" ] || break
+    done
+    script=$work/$1-$2
+    cat >"$script" <<SCRIPT
+#!/bin/sh
+exec '$loader' --library-path '$libraries:$root/usr/lib' '$root/usr/bin/$2' "\$@"
+SCRIPT
+    chmod +x "$script"
+    echo "$script"
+}
+
+version_of() { "$1" --version | sed 's/ server v=/ /; s/ sha=.*//'; }
+
+# run_against path where: the whole end-to-end suite, its output shown and kept, its verdict in the table.
+run_against() {
+    version=$(version_of "$1")
+    log=$work/$(echo "$version" | tr ' ' -).log
+    say "$version ($2)"
+    { REDIS_SERVER=$1 cargo test -p redislock-module --test main 2>&1 && echo 'suite: passed'; } | tee "$log"
+    verdict=FAILED
+    [ "$(tail -n 1 "$log")" != 'suite: passed' ] || verdict=passed
+    counts=$(sed -n 's/^test result: [^.]*\. \([0-9]* passed; [0-9]* failed\).*/\1/p' "$log")
+    printf '%-20s %-16s %-7s %s\n' "$version" "$2" "$verdict" "${counts:-did not run}" >>"$table"
+}
+
+# run_release trixie redis-server valkey-server: these servers of this Debian release.
+run_release() {
+    if ! make_root "$@"; then
+        printf '%-20s %-16s %-7s %s\n' "-" "Debian $1" FAILED "no root folder" >>"$table"
+        return
+    fi
+    release=$1
+    shift
+    for package; do
+        run_against "$(server_in "$release" "$package")" "Debian $release"
+    done
+}
+
+if [ -n "${REDIS_SERVER:-}" ]; then
+    run_against "$(scripts/server.sh)" REDIS_SERVER
+else
+    here=$(scripts/server.sh)
+    run_against "$here" "this machine"
+    case $(version_of "$here") in
+    Redis\ 7.0.*) ;;
+    *) run_release bookworm redis-server ;;
+    esac
+    run_release trixie redis-server valkey-server
+    run_release sid valkey-server
+fi
+
+echo
+cat "$table"
+! grep -q FAILED "$table"

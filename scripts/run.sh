@@ -1,0 +1,50 @@
+#!/bin/sh
+# Starts a server with the module in the foreground, as redis.conf says, on PORT, or on 6379 or the next free port.
+set -eu
+cd "$(dirname "$0")/.."
+
+die() {
+    printf 'run: %s\n' "$*" >&2
+    exit 1
+}
+
+# Does anybody listen on this port? The kernel's own table where there is one, as every other tool may be missing.
+taken() {
+    if [ -r /proc/net/tcp ]; then
+        cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
+            awk -v port="$(printf ':%04X' "$1")" '$4 == "0A" && substr($2, length($2) - 4) == port { found = 1 } END { exit !found }'
+    else
+        netstat -an | grep -q "[.:]$1 .*LISTEN"
+    fi
+}
+
+port=${PORT:-}
+if [ -n "$port" ]; then
+    case $port in *[!0-9]* | ??????*) die "PORT=$port is no port" ;; esac
+    [ "$port" -ge 1 ] && [ "$port" -le 65535 ] || die "PORT=$port is no port"
+    ! taken "$port" || die "port $port is taken"
+else
+    port=6379
+    while taken "$port"; do
+        port=$((port + 1))
+        [ "$port" -le 6479 ] || die "no free port from 6379 to 6479, choose one: make run PORT=..."
+    done
+fi
+
+# Two servers must never write to one folder.
+data=data
+[ "$port" -eq 6379 ] || data=data-$port
+mkdir -p data "$data"
+
+server=$(scripts/server.sh)
+client=redis-cli
+command -v redis-cli >/dev/null || client=valkey-cli
+cat <<EOT
+$("$server" --version | sed 's/ sha=.*//'), port $port, data in ./$data, stopped by ctrl-C. Try in another window:
+
+  $client -p $port LOCK.ACQUIRE door alice 60000
+  $client -p $port LOCK.INFO door
+  $client -p $port LOCK.RELEASE door alice
+
+EOT
+exec "$server" ./redis.conf --port "$port" --dir "$PWD/$data"

@@ -1,0 +1,238 @@
+#!/bin/sh
+# Finds what the project needs and installs what is missing, by the system's package manager and by package name.
+#
+#   setup.sh          to build, run and test: cargo, a C compiler, libclang, a Redis or Valkey server
+#   setup.sh lint     rustfmt and clippy too
+#   setup.sh matrix   debootstrap too
+#
+# Every command that changes the system is printed before it runs. Nothing is printed when nothing is missing.
+set -eu
+cd "$(dirname "$0")/.."
+
+needs="a C compiler (cc) with the C library's headers; libclang with its headers (bindgen reads redismodule.h with it);
+Redis 7.0 or Valkey 7.2 or newer, server and command line client (or REDIS_SERVER=path of a server)"
+scratch=$(mktemp -d)
+policy=/usr/sbin/policy-rc.d
+policy_before=$policy.before-redislock
+policy_ours=
+
+say() { printf 'setup: %s\n' "$*" >&2; }
+die() {
+    say "$@"
+    exit 1
+}
+have() { command -v "$1" >/dev/null 2>&1; }
+exists() { [ -e "$1" ]; }
+
+clean_up() {
+    rm -rf "$scratch"
+    [ -z "$policy_ours" ] || let_services_start
+}
+trap clean_up EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+# at_least 7.0.15 7.0: is the first version the second one or newer (major and minor)?
+at_least() {
+    major=${1%%.*} && minor=${1#*.} && minor=${minor%%[!0-9]*}
+    [ "$major" -gt "${2%%.*}" ] || { [ "$major" -eq "${2%%.*}" ] && [ "${minor:-0}" -ge "${2#*.}" ]; }
+}
+
+# ---- what is there ----------------------------------------------------------------------------------------------
+
+check_cargo() {
+    wanted=$(sed -n 's/^rust-version = "\([0-9.]*\)"/\1/p' Cargo.toml)
+    how="install it with rustup (package rustup, or as rustup.rs says), then: rustup default stable"
+    have cargo || die "cargo is missing: Rust $wanted or newer is needed; $how"
+    found=$(cargo --version 2>/dev/null) || die "cargo does not start, no toolchain is chosen: Rust $wanted or newer is needed; $how"
+    found=${found#cargo }
+    found=${found%% *}
+    at_least "$found" "$wanted" || die "cargo $found is too old: Rust $wanted or newer is needed; rustup update, or $how"
+}
+
+compiler_works() {
+    have cc || return 1
+    printf '#include <stdio.h>\nint main(void) { return 0; }\n' >"$scratch/try.c"
+    cc -o "$scratch/try" "$scratch/try.c" >/dev/null 2>&1
+}
+
+# Looks where bindgen looks. The library alone is not enough, it needs its own stddef.h and the like.
+libclang_works() {
+    [ -z "${LIBCLANG_PATH:-}" ] || return 0
+    if [ "$(uname)" = Darwin ]; then
+        exists "$(xcode-select -p 2>/dev/null)/usr/lib/libclang.dylib" ||
+            exists "$(xcode-select -p 2>/dev/null)/Toolchains/XcodeDefault.xctoolchain/usr/lib/libclang.dylib"
+        return
+    fi
+    libraries= headers=
+    for file in /usr/lib*/libclang.so* /usr/lib*/libclang-[0-9]*.so* /usr/lib*/*/libclang.so* /usr/lib*/*/libclang-[0-9]*.so* \
+        /usr/lib*/*/*/libclang.so* /usr/local/lib*/libclang.so* /usr/local/lib*/*/*/libclang.so*; do
+        exists "$file" && libraries=yes && break
+    done
+    for file in /usr/lib*/clang/*/include/stddef.h /usr/lib*/llvm*/lib*/clang/*/include/stddef.h /usr/local/lib*/clang/*/include/stddef.h; do
+        exists "$file" && headers=yes && break
+    done
+    [ "$libraries$headers" = yesyes ]
+}
+
+server_works() {
+    scripts/server.sh >/dev/null || return 1
+    [ -n "${REDIS_SERVER:-}" ] || have redis-cli || have valkey-cli
+}
+
+find_missing() {
+    missing=
+    compiler_works || missing="$missing compiler"
+    libclang_works || missing="$missing libclang"
+    server_works || missing="$missing server"
+    [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
+}
+
+# ---- how each system calls it -----------------------------------------------------------------------------------
+
+package_manager() {
+    if [ "$(uname)" = Darwin ]; then
+        ! have brew || echo brew
+        return
+    fi
+    for manager in apt-get dnf apk; do
+        ! have "$manager" || { echo "$manager" && return; }
+    done
+}
+
+# Ubuntu 22.04 and Debian 11 package a Redis that is too old.
+apt_server_package() {
+    for pair in redis-server:7.0 valkey-server:7.2; do
+        candidate=$(LC_ALL=C apt-cache policy "${pair%:*}" | sed -n 's/^ *Candidate: \([0-9]*:\)\{0,1\}\([0-9.]*\).*/\2/p')
+        [ -n "$candidate" ] && at_least "$candidate" "${pair#*:}" && echo "${pair%:*}" && return
+    done
+    return 1
+}
+
+packages() {
+    for part in $missing; do
+        case $manager:$part in
+        apt-get:compiler) echo gcc libc6-dev ;;
+        apt-get:libclang) echo libclang-dev ;;
+        apt-get:server) apt_server_package || echo too-old ;;
+        apt-get:debootstrap) echo debootstrap debian-archive-keyring ;;
+        dnf:compiler) echo gcc glibc-devel ;;
+        dnf:libclang) echo clang-devel ;;
+        dnf:server) echo valkey ;;
+        dnf:debootstrap) echo debootstrap ;;
+        apk:compiler) echo gcc musl-dev ;;
+        apk:libclang) echo clang-dev ;;
+        apk:server) echo valkey valkey-cli ;;
+        brew:compiler | brew:libclang) echo command-line-tools ;;
+        brew:server) echo redis ;;
+        *) echo "unknown:$part" ;;
+        esac
+    done | tr '\n' ' '
+}
+
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
+# Prints a command as it runs, then runs it.
+run() {
+    if [ "$1" = as_root ]; then
+        shift
+        if [ "$(id -u)" -eq 0 ]; then say "$*"; else say "sudo $*"; fi
+        as_root "$@"
+    else
+        say "$*"
+        "$@"
+    fi
+}
+
+# ---- Debian starts and enables a service as soon as it is installed: not here -------------------------------------
+
+keep_services_stopped() {
+    policy_ours=yes
+    ! exists "$policy" || exists "$policy_before" || as_root mv "$policy" "$policy_before"
+    cat >"$scratch/policy" <<POLICY
+#!/bin/sh
+# In place while the setup of redislock installs a server, gone afterwards.
+for word; do case \$word in redis-server* | valkey-server*) exit 101 ;; esac; done
+[ ! -x $policy_before ] || exec $policy_before "\$@"
+exit 0
+POLICY
+    as_root install -m 755 "$scratch/policy" "$policy"
+}
+
+let_services_start() {
+    policy_ours=
+    as_root rm -f "$policy"
+    ! exists "$policy_before" || as_root mv "$policy_before" "$policy"
+}
+
+# A server that was installed before keeps what its administrator chose.
+disable_service() {
+    if have systemctl; then
+        run as_root systemctl --quiet disable "$1.service"
+    else
+        run as_root env DPKG_MAINTSCRIPT_PACKAGE="$1" deb-systemd-helper disable "$1.service"
+        run as_root update-rc.d "$1" disable
+    fi
+}
+
+installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
+
+install_by_apt() {
+    run as_root apt-get -q update || say "apt-get update failed, going on with the lists that are there"
+    names=$(packages)
+    case $names in *too-old*) die "this release packages no Redis 7.0 or Valkey 7.2 or newer: install one yourself, then set REDIS_SERVER=path" ;; esac
+    fresh=
+    for name in $names; do
+        case $name in redis-server | valkey-server) installed "$name" || fresh=$name ;; esac
+    done
+    keep_services_stopped
+    # shellcheck disable=SC2086 # names are words
+    run as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends $names || return 1
+    [ -z "$fresh" ] || disable_service "$fresh"
+}
+
+install_missing() {
+    names=$(packages)
+    case $manager:$names in
+    *unknown:*) return 1 ;;
+    brew:*command-line-tools*)
+        say "the compiler and libclang come with Apple's command line tools: xcode-select --install"
+        return 1
+        ;;
+    esac
+    # shellcheck disable=SC2086 # names are words
+    case $manager in
+    apt-get) install_by_apt ;;
+    dnf) run as_root dnf install -y $names ;;
+    apk) run as_root apk add $names ;;
+    brew) run brew install $names ;;
+    esac
+}
+
+# ---- rustfmt and clippy -----------------------------------------------------------------------------------------
+
+check_lint_tools() {
+    cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
+    if have rustup; then run rustup component add rustfmt clippy && return; fi
+    die "rustfmt and clippy are missing: rustup component add rustfmt clippy, or the packages rustfmt and clippy (rust-clippy) of the system"
+}
+
+purpose=${1:-build}
+check_cargo
+find_missing
+if [ -n "$missing" ]; then
+    if [ -n "${REDIS_SERVER:-}" ] && ! scripts/server.sh >/dev/null; then
+        die "REDIS_SERVER=$REDIS_SERVER is no server of Redis 7.0 or Valkey 7.2 or newer"
+    fi
+    manager=$(package_manager)
+    say "missing:$missing"
+    [ -n "$manager" ] || die "no package manager that is known here (apt, dnf, apk, brew). Please install: $needs"
+    [ "$manager" = brew ] || [ "$(id -u)" -eq 0 ] || have sudo ||
+        die "neither root nor sudo. Please install with $manager, as root: $(packages)"
+    install_missing || die "the installation did not succeed. Please install what is missing ($missing ) of: $needs"
+    find_missing
+    [ -z "$missing" ] || die "still missing after the installation:$missing. Please install: $needs"
+fi
+[ "$purpose" != lint ] || check_lint_tools
