@@ -21,7 +21,7 @@ taken() {
 port=${PORT:-}
 if [ -n "$port" ]; then
     case $port in *[!0-9]* | ??????*) die "PORT=$port is no port" ;; esac
-    [ "$port" -ge 1 ] && [ "$port" -le 65535 ] || die "PORT=$port is no port"
+    if [ "$port" -lt 1 ] || [ "$port" -gt 65535 ]; then die "PORT=$port is no port"; fi
     ! taken "$port" || die "port $port is taken"
 else
     port=6379

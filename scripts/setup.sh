@@ -64,7 +64,8 @@ libclang_works() {
             exists "$(xcode-select -p 2>/dev/null)/Toolchains/XcodeDefault.xctoolchain/usr/lib/libclang.dylib"
         return
     fi
-    libraries= headers=
+    libraries=''
+    headers=''
     for file in /usr/lib*/libclang.so* /usr/lib*/libclang-[0-9]*.so* /usr/lib*/*/libclang.so* /usr/lib*/*/libclang-[0-9]*.so* \
         /usr/lib*/*/*/libclang.so* /usr/local/lib*/libclang.so* /usr/local/lib*/*/*/libclang.so*; do
         exists "$file" && libraries=yes && break
