@@ -14,31 +14,34 @@ mkdir -p "$work"
 
 say() { printf 'matrix: %s\n' "$*"; }
 
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
+}
+
 # make_root trixie redis-server valkey-server: a Debian release with these servers in it, unless it is there.
 make_root() {
-    root=$roots/$1
     release=$1
+    root=$roots/$1
     shift
+    lacking=
     for package; do
-        [ -x "$root/usr/bin/$package" ] || rebuild=yes
+        [ -x "$root/usr/bin/$package" ] || lacking="$lacking $package"
     done
-    [ "${rebuild:-}" = yes ] || return 0
-    unset rebuild
-    [ ! -e "$root" ] || {
-        say "$root is there but lacks one of: $*"
+    [ -n "$lacking" ] || return 0
+    if [ -e "$root" ]; then
+        say "$root is there but lacks$lacking: remove it, and it is made again"
         return 1
-    }
-    scripts/setup.sh matrix
-    as_root=
-    [ "$(id -u)" -eq 0 ] || as_root=sudo
+    fi
+    scripts/setup.sh matrix || return 1
     mkdir -p "$roots"
-    say "$as_root debootstrap --variant=minbase --include=$(echo "$*" | tr ' ' ,) $release $root"
-    $as_root rm -rf "$root.unfinished"
-    $as_root debootstrap --variant=minbase --include="$(echo "$*" | tr ' ' ,)" "$release" "$root.unfinished" >"$work/debootstrap-$release.log" 2>&1 || {
+    as_root rm -rf "$root.unfinished"
+    set -- debootstrap --variant=minbase --include="$(echo "$*" | tr ' ' ,)" "$release" "$root.unfinished"
+    say "as root: $*"
+    if ! as_root "$@" >"$work/debootstrap-$release.log" 2>&1; then
         tail -n 5 "$work/debootstrap-$release.log"
         return 1
-    }
-    $as_root mv "$root.unfinished" "$root"
+    fi
+    as_root mv "$root.unfinished" "$root"
 }
 
 # server_in trixie valkey-server: a script that starts that server on the loader and the libraries of its own release.
