@@ -174,8 +174,8 @@ disable_service() {
         run as_root systemctl --quiet disable "$1.service"
     else
         run as_root env DPKG_MAINTSCRIPT_PACKAGE="$1" deb-systemd-helper disable "$1.service"
-        run as_root update-rc.d "$1" disable
     fi
+    run as_root update-rc.d "$1" disable
 }
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
