@@ -9,8 +9,6 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-needs="a C compiler (cc) with the C library's headers; libclang with its headers (bindgen reads redismodule.h with it);
-Redis 7.0 or Valkey 7.2 or newer, server and command line client (or REDIS_SERVER=path of a server)"
 scratch=$(mktemp -d)
 policy=/usr/sbin/policy-rc.d
 policy_before=$policy.before-redislock
@@ -87,6 +85,23 @@ find_missing() {
     libclang_works || missing="$missing libclang"
     server_works || missing="$missing server"
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
+}
+
+# What is missing, in words, for somebody who installs it by hand.
+in_words() {
+    for part in $missing; do
+        case $part in
+        compiler) echo "  a C compiler (cc) with the headers of the C library" ;;
+        libclang) echo "  libclang with its headers (bindgen reads redismodule.h with it)" ;;
+        server) echo "  Redis 7.0 or Valkey 7.2 or newer: server and command line client (or REDIS_SERVER=path of a server)" ;;
+        debootstrap) echo "  debootstrap" ;;
+        esac
+    done
+}
+give_up() {
+    say "$@" "Please install:"
+    in_words >&2
+    exit 1
 }
 
 # ---- how each system calls it -----------------------------------------------------------------------------------
@@ -229,11 +244,11 @@ if [ -n "$missing" ]; then
     fi
     manager=$(package_manager)
     say "missing:$missing"
-    [ -n "$manager" ] || die "no package manager that is known here (apt, dnf, apk, brew). Please install: $needs"
+    [ -n "$manager" ] || give_up "no package manager that is known here (apt, dnf, apk, brew)."
     [ "$manager" = brew ] || [ "$(id -u)" -eq 0 ] || have sudo ||
         die "neither root nor sudo. Please install with $manager, as root: $(packages)"
-    install_missing || die "the installation did not succeed. Please install what is missing ($missing ) of: $needs"
+    install_missing || give_up "the installation did not succeed."
     find_missing
-    [ -z "$missing" ] || die "still missing after the installation:$missing. Please install: $needs"
+    [ -z "$missing" ] || give_up "still missing after the installation:$missing."
 fi
 [ "$purpose" != lint ] || check_lint_tools
