@@ -1,0 +1,95 @@
+//! The fence counter: one a node, only ever growing.
+
+/// Every fence is below 2^53, so that every language's number holds it.
+pub const MAX_FENCE: u64 = (1 << 53) - 1;
+
+/// How far ahead of the wall clock a client may push the counter, in microseconds.
+pub const MAX_LEAD: u64 = 10_000_000;
+
+/// Why no fence was given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FenceError {
+    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would burn the counter.
+    TooFarAhead,
+    /// The counter has reached [`MAX_FENCE`]; wrapping round would be worse than refusing.
+    Exhausted,
+}
+
+/// The highest fence that this node has given out, accepted or loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct FenceCounter {
+    last: u64,
+}
+
+impl FenceCounter {
+    /// The highest fence so far.
+    #[must_use]
+    pub fn last(self) -> u64 {
+        self.last
+    }
+
+    /// The next fence: above every earlier one, no less than the wall clock and than `at_least`.
+    ///
+    /// # Errors
+    /// When `at_least` is too far ahead of the clock, or the counter is used up. Nothing has changed then.
+    pub fn next(&mut self, wall: u64, at_least: u64) -> Result<u64, FenceError> {
+        check_lead(wall, at_least)?;
+        let fence = (self.last + 1).max(wall).max(at_least);
+        if fence > MAX_FENCE {
+            return Err(FenceError::Exhausted);
+        }
+        self.last = fence;
+        Ok(fence)
+    }
+
+    /// Never give out `fence` or less again: it was loaded, replicated or written back.
+    pub fn raise(&mut self, fence: u64) {
+        self.last = self.last.max(fence.min(MAX_FENCE));
+    }
+}
+
+/// Whether a client may ask for `at_least` when the wall clock shows `wall`.
+///
+/// # Errors
+/// When it leads by more than [`MAX_LEAD`].
+pub fn check_lead(wall: u64, at_least: u64) -> Result<(), FenceError> {
+    if at_least > wall.saturating_add(MAX_LEAD) {
+        return Err(FenceError::TooFarAhead);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fence_follows_the_clock_the_last_one_and_the_wish() {
+        let mut counter = FenceCounter::default();
+        assert_eq!(counter.next(1000, 0), Ok(1000));
+        assert_eq!(counter.next(1000, 0), Ok(1001));
+        assert_eq!(counter.next(7, 0), Ok(1002));
+        assert_eq!(counter.next(7, 5000), Ok(5000));
+        counter.raise(9000);
+        assert_eq!(counter.next(7, 0), Ok(9001));
+        counter.raise(3);
+        assert_eq!(counter.last(), 9001);
+    }
+
+    #[test]
+    fn nobody_can_burn_the_counter() {
+        let mut counter = FenceCounter::default();
+        assert_eq!(counter.next(50, 50 + MAX_LEAD), Ok(50 + MAX_LEAD));
+        assert_eq!(counter.next(50, 51 + MAX_LEAD), Err(FenceError::TooFarAhead));
+        assert_eq!(counter.last(), 50 + MAX_LEAD);
+    }
+
+    #[test]
+    fn a_used_up_counter_refuses_instead_of_wrapping() {
+        let mut counter = FenceCounter::default();
+        counter.raise(u64::MAX);
+        assert_eq!(counter.last(), MAX_FENCE);
+        assert_eq!(counter.next(1, 0), Err(FenceError::Exhausted));
+        assert_eq!(counter.last(), MAX_FENCE);
+    }
+}

@@ -1,0 +1,21 @@
+//! The lock itself, as a pure state machine: requests, events and the time go in; an outcome, changes to the keyspace and
+//! answers to those who waited come out. No Redis, no clock, no I/O, no randomness.
+//!
+//! [`Table`] is the way in. It keeps every lock of a node, who waits for which, and what ends when.
+
+#![forbid(unsafe_code)]
+
+pub mod fence;
+pub mod deadlock;
+pub mod lock;
+pub mod quarantine;
+pub mod queue;
+pub mod slots;
+pub mod stats;
+pub mod table;
+pub mod time;
+pub mod token;
+pub mod wheel;
+pub mod wire;
+
+pub use table::Table;

@@ -1,0 +1,110 @@
+//! The time after a start, a promotion or a flush in which a node that may have forgotten grants gives none.
+
+use crate::time::{Instant, from_millis};
+
+/// Why a node is in quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reason {
+    /// It has just started: what it granted before may not have been saved.
+    Start,
+    /// It was a replica: what the master granted may not have arrived.
+    Promotion,
+    /// Its locks were flushed: their holders do not know.
+    Flush,
+}
+
+/// Whether grants may have been forgotten, and until when.
+#[derive(Debug, Default)]
+pub struct Quarantine {
+    /// The longest lease that may be out there, ms; 0 when quarantine is off.
+    span: u64,
+    now: Option<(Instant, Reason)>,
+}
+
+/// What clock rates may differ by: 1 %, and 10 ms for good measure.
+fn with_drift(micros: u64) -> u64 {
+    micros.saturating_add(micros / 100).saturating_add(from_millis(10))
+}
+
+impl Quarantine {
+    /// The longest lease that may be asked for, ms; 0 when quarantine is off.
+    #[must_use]
+    pub fn span(&self) -> u64 {
+        self.span
+    }
+
+    /// Raises the span: of the configured and the saved value the higher counts.
+    pub fn raise_span(&mut self, millis: u64) {
+        self.span = self.span.max(millis);
+    }
+
+    /// Sets the span that was configured at the start.
+    pub fn set_span(&mut self, millis: u64) {
+        self.span = millis;
+    }
+
+    /// Enters, for the span and `more` ms.
+    pub fn enter(&mut self, reason: Reason, more: u64, mono: Instant) {
+        if self.span != 0 {
+            let micros = from_millis(self.span.saturating_add(more));
+            self.until(reason, mono.plus(with_drift(micros)));
+        }
+    }
+
+    /// Enters because leases were flushed of which the last has `left` µs to go.
+    pub fn enter_for(&mut self, reason: Reason, left: u64, mono: Instant) {
+        if self.span != 0 && left > 0 {
+            self.until(reason, mono.plus(with_drift(left)));
+        }
+    }
+
+    fn until(&mut self, reason: Reason, end: Instant) {
+        if self.now.is_none_or(|(until, _)| until < end) {
+            self.now = Some((end, reason));
+        }
+    }
+
+    /// Microseconds left, and why; none when the node grants.
+    #[must_use]
+    pub fn left(&self, mono: Instant) -> Option<(u64, Reason)> {
+        let (until, reason) = self.now?;
+        (until > mono).then(|| (until.since(mono), reason))
+    }
+
+    /// When it ends, if it has not been seen to end yet.
+    #[must_use]
+    pub fn end(&self) -> Option<Instant> {
+        self.now.map(|(until, _)| until)
+    }
+
+    /// Whether it has ended since this was asked last.
+    pub fn has_just_ended(&mut self, mono: Instant) -> bool {
+        let over = self.now.is_some_and(|(until, _)| until <= mono);
+        if over {
+            self.now = None;
+        }
+        over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_longer_quarantine_counts() {
+        let mut quarantine = Quarantine::default();
+        quarantine.enter(Reason::Start, 0, Instant(0));
+        assert_eq!(quarantine.left(Instant(0)), None);
+        quarantine.set_span(1000);
+        quarantine.enter(Reason::Start, 0, Instant(0));
+        assert_eq!(quarantine.left(Instant(0)), Some((1_020_000, Reason::Start)));
+        quarantine.enter_for(Reason::Flush, 500_000, Instant(0));
+        assert_eq!(quarantine.left(Instant(1_019_999)), Some((1, Reason::Start)));
+        assert!(!quarantine.has_just_ended(Instant(1_019_999)));
+        quarantine.enter(Reason::Promotion, 500, Instant(1_000_000));
+        assert_eq!(quarantine.left(Instant(1_000_000)), Some((1_525_000, Reason::Promotion)));
+        assert!(quarantine.has_just_ended(Instant(9_000_000)));
+        assert!(!quarantine.has_just_ended(Instant(9_000_000)));
+    }
+}

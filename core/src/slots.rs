@@ -1,0 +1,212 @@
+//! Where locks are kept: in slots that never move, reached by a handle that goes stale when its lock goes.
+
+/// How many slots are allocated at once: growing never copies what is there.
+const CHUNK: usize = 512;
+
+/// Names one lock for as long as it lives. Never zero, so that a pointer's bits can carry it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct LockId {
+    generation: u32,
+    index: u32,
+}
+
+impl LockId {
+    /// The handle as bits, never 0.
+    #[must_use]
+    pub fn to_bits(self) -> u64 {
+        (u64::from(self.generation) << 32) | u64::from(self.index)
+    }
+
+    /// The handle of these bits, which may name no lock.
+    #[must_use]
+    pub fn from_bits(bits: u64) -> Self {
+        Self { generation: (bits >> 32) as u32, index: bits as u32 }
+    }
+
+    /// A small number that no other living lock has.
+    #[must_use]
+    pub fn index(self) -> u32 {
+        self.index
+    }
+}
+
+/// A growing and shrinking set of `T`, each behind a [`LockId`].
+#[derive(Debug)]
+pub struct Slots<T> {
+    chunks: Vec<Chunk<T>>,
+    /// Chunks that may have room; the last one is used first.
+    roomy: Vec<u32>,
+    generation: u32,
+    len: usize,
+}
+
+#[derive(Debug)]
+struct Chunk<T> {
+    slots: Vec<Slot<T>>,
+    free: Vec<u16>,
+    used: usize,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    generation: u32,
+    value: Option<T>,
+}
+
+impl<T> Default for Slots<T> {
+    fn default() -> Self {
+        Self { chunks: Vec::new(), roomy: Vec::new(), generation: 0, len: 0 }
+    }
+}
+
+impl<T> Slots<T> {
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Takes `value` in.
+    pub fn insert(&mut self, value: T) -> LockId {
+        // Generation 0 is never given out, so that no handle's bits are zero.
+        self.generation = self.generation.checked_add(1).unwrap_or(1);
+        self.len += 1;
+        let generation = self.generation;
+        loop {
+            let Some(&at) = self.roomy.last() else {
+                self.roomy.push(self.chunks.len() as u32);
+                self.chunks.push(Chunk { slots: Vec::new(), free: Vec::new(), used: 0 });
+                continue;
+            };
+            let Some(chunk) = self.chunks.get_mut(at as usize) else {
+                self.roomy.pop();
+                continue;
+            };
+            let slot = Slot { generation, value: Some(value) };
+            let place = match chunk.free.pop() {
+                Some(place) => {
+                    if let Some(old) = chunk.slots.get_mut(usize::from(place)) {
+                        *old = slot;
+                    }
+                    place
+                }
+                None => {
+                    if chunk.slots.capacity() == 0 {
+                        chunk.slots.reserve_exact(CHUNK);
+                    }
+                    chunk.slots.push(slot);
+                    (chunk.slots.len() - 1) as u16
+                }
+            };
+            chunk.used += 1;
+            if chunk.used == CHUNK {
+                self.roomy.pop();
+            }
+            return LockId { generation, index: at * CHUNK as u32 + u32::from(place) };
+        }
+    }
+
+    /// What `id` names, if it is still there.
+    #[must_use]
+    pub fn get(&self, id: LockId) -> Option<&T> {
+        let slot = self.chunks.get(id.index as usize / CHUNK)?.slots.get(id.index as usize % CHUNK)?;
+        if slot.generation == id.generation { slot.value.as_ref() } else { None }
+    }
+
+    /// What `id` names, if it is still there.
+    pub fn get_mut(&mut self, id: LockId) -> Option<&mut T> {
+        let slot = self.chunks.get_mut(id.index as usize / CHUNK)?.slots.get_mut(id.index as usize % CHUNK)?;
+        if slot.generation == id.generation { slot.value.as_mut() } else { None }
+    }
+
+    /// The handle of whatever lives at `index` now.
+    #[must_use]
+    pub fn at(&self, index: u32) -> Option<LockId> {
+        let slot = self.chunks.get(index as usize / CHUNK)?.slots.get(index as usize % CHUNK)?;
+        slot.value.as_ref().map(|_| LockId { generation: slot.generation, index })
+    }
+
+    /// Takes `id` out. A chunk that nobody uses any more gives its memory back.
+    pub fn remove(&mut self, id: LockId) -> Option<T> {
+        let at = id.index as usize / CHUNK;
+        let chunk = self.chunks.get_mut(at)?;
+        let slot = chunk.slots.get_mut(id.index as usize % CHUNK)?;
+        if slot.generation != id.generation {
+            return None;
+        }
+        let value = slot.value.take()?;
+        self.len -= 1;
+        if chunk.used == CHUNK {
+            self.roomy.push(at as u32);
+        }
+        chunk.used -= 1;
+        if chunk.used == 0 && self.roomy.len() > 1 {
+            *chunk = Chunk { slots: Vec::new(), free: Vec::new(), used: 0 };
+        } else {
+            chunk.free.push((id.index as usize % CHUNK) as u16);
+        }
+        Some(value)
+    }
+
+    /// Every handle with what it names.
+    pub fn iter(&self) -> impl Iterator<Item = (LockId, &T)> {
+        self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
+            chunk.slots.iter().enumerate().filter_map(move |(place, slot)| {
+                let index = (at * CHUNK + place) as u32;
+                slot.value.as_ref().map(|value| (LockId { generation: slot.generation, index }, value))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_goes_stale_with_its_lock() {
+        let mut slots = Slots::default();
+        let a = slots.insert('a');
+        let b = slots.insert('b');
+        assert_eq!(slots.remove(a), Some('a'));
+        assert_eq!(slots.remove(a), None);
+        let c = slots.insert('c');
+        assert_eq!(c.index(), a.index());
+        assert_eq!((slots.get(a), slots.get(b), slots.get(c)), (None, Some(&'b'), Some(&'c')));
+        assert_eq!(LockId::from_bits(c.to_bits()), c);
+        assert_eq!(slots.at(c.index()), Some(c));
+        assert_eq!(slots.len(), 2);
+    }
+
+    #[test]
+    fn handles_from_nowhere_name_nothing() {
+        let mut slots = Slots::default();
+        slots.insert(1);
+        for bits in [0, 1, u64::MAX, 1 << 32 | 77] {
+            assert!(slots.get(LockId::from_bits(bits)).is_none());
+            assert!(slots.remove(LockId::from_bits(bits)).is_none());
+        }
+    }
+
+    #[test]
+    fn memory_goes_back_when_many_have_gone() {
+        let mut slots = Slots::default();
+        for round in 0..3 {
+            let ids: Vec<_> = (0..10 * CHUNK).map(|i| slots.insert(i)).collect();
+            assert_eq!(slots.iter().count(), 10 * CHUNK);
+            for (i, id) in ids.iter().enumerate() {
+                assert_eq!(slots.remove(*id), Some(i), "round {round}");
+            }
+            assert!(slots.is_empty());
+            let kept = slots.chunks.iter().filter(|chunk| chunk.slots.capacity() > 0).count();
+            assert!(kept <= 1, "{kept} chunks kept");
+            assert_eq!(slots.chunks.len(), 10);
+        }
+    }
+}

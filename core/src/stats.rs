@@ -1,0 +1,110 @@
+//! What has been counted since the start.
+
+/// How often what has happened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Counters {
+    /// New holds.
+    pub grants: u64,
+    /// Acquisitions by a token that already held the lock.
+    pub reentries: u64,
+    /// Requests that got no lock.
+    pub denials: u64,
+    /// Releases that took something off.
+    pub releases: u64,
+    /// Leases that ended by themselves.
+    pub expiries: u64,
+    /// Extensions.
+    pub extends: u64,
+    /// Holders removed by LOCK.FORCE.
+    pub forced: u64,
+    /// Requests refused because they would have closed a circle of waits.
+    pub deadlocks: u64,
+    /// Requests refused by a quarantine.
+    pub quarantined: u64,
+    /// Locks that the server evicted.
+    pub evicted: u64,
+}
+
+/// Buckets for each power of two.
+const STEPS: u64 = 8;
+const BUCKETS: usize = 64 * STEPS as usize;
+
+/// How long something took, in microseconds, to within an eighth.
+#[derive(Clone, Debug)]
+pub struct Histogram {
+    counts: Box<[u64; BUCKETS]>,
+    total: u64,
+}
+
+impl Default for Histogram {
+    fn default() -> Self {
+        Self { counts: Box::new([0; BUCKETS]), total: 0 }
+    }
+}
+
+impl Histogram {
+    /// Counts one more.
+    pub fn record(&mut self, micros: u64) {
+        if let Some(count) = self.counts.get_mut(bucket(micros)) {
+            *count += 1;
+            self.total += 1;
+        }
+    }
+
+    /// How many were counted.
+    #[must_use]
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// A time that at least `per_mille` thousandths did not exceed; 0 when nothing was counted.
+    #[must_use]
+    pub fn percentile(&self, per_mille: u64) -> u64 {
+        let wanted = self.total.saturating_mul(per_mille).div_ceil(1000).max(1);
+        let mut seen = 0;
+        for (bucket, count) in self.counts.iter().enumerate() {
+            seen += count;
+            if seen >= wanted {
+                return upper(bucket as u64);
+            }
+        }
+        0
+    }
+}
+
+fn bucket(micros: u64) -> usize {
+    if micros < STEPS {
+        return micros as usize;
+    }
+    let power = u64::from(micros.ilog2());
+    let shift = power - u64::from(STEPS.ilog2());
+    ((shift + 1) * STEPS + (micros >> shift) - STEPS) as usize
+}
+
+fn upper(bucket: u64) -> u64 {
+    if bucket < STEPS {
+        return bucket;
+    }
+    let shift = bucket / STEPS - 1;
+    ((STEPS + bucket % STEPS + 1) << shift) - 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_right_to_within_an_eighth() {
+        let mut times = Histogram::default();
+        assert_eq!(times.percentile(500), 0);
+        for micros in 1..=10_000 {
+            times.record(micros);
+        }
+        for (per_mille, exact) in [(1, 10), (500, 5_000), (990, 9_900), (1000, 10_000)] {
+            let told = times.percentile(per_mille);
+            assert!(told >= exact && told <= exact + exact / 8 + 1, "{per_mille}: {told}");
+        }
+        times.record(u64::MAX);
+        assert_eq!(times.total(), 10_001);
+    }
+}

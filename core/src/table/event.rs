@@ -1,0 +1,300 @@
+//! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
+
+use super::{Answer, Entry, Keyspace, Table};
+use crate::deadlock::{self, Needs};
+use crate::lock::{Lock, Mode, Terms};
+use crate::queue::WaiterId;
+use crate::slots::LockId;
+use crate::time::{Instant, Now};
+use crate::token::{Key, Token};
+use crate::wire::{Change, Malformed, load};
+
+/// What became of a lock by an effect that was loaded or replicated.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Loaded {
+    /// A lock for which the key is to be made.
+    New(LockId),
+    /// A lock that was there and has changed.
+    Kept,
+    /// Nobody holds it any more: the key is to be deleted, if there is one.
+    Gone,
+}
+
+impl Table {
+    /// Ends leases whose time is over, of at most `most` locks; whether more are due.
+    pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
+        let lease_now = self.clock.at(now.mono);
+        for _ in 0..most {
+            let Some(index) = self.wheel.pop(lease_now) else { return false };
+            let Some(id) = self.slots.at(index) else { continue };
+            let Some(end) = self.lock(id).and_then(Lock::first_end) else { continue };
+            if end > lease_now {
+                self.wheel.set(index, end);
+                continue;
+            }
+            self.take_ended_off(id, now);
+            if let Some(touched) = self.touch(id) {
+                touched.end_before = None;
+            }
+            self.serve_unserved_if_any(now, keyspace);
+        }
+        true
+    }
+
+    /// Tells those whose time to wait is up.
+    pub fn time_out(&mut self, now: Now) {
+        while let Some(id) = self.queue.overdue(now.mono) {
+            self.dismiss(id, Answer::Nothing);
+        }
+    }
+
+    /// Whether the quarantine has ended since this was asked last; then all lines are to be served.
+    pub fn quarantine_has_ended(&mut self, now: Now) -> bool {
+        let ended = self.quarantine.has_just_ended(now.mono);
+        if ended {
+            self.unserved.extend(self.queue.keys().cloned());
+        }
+        ended
+    }
+
+    /// The monotonic moment before which no lease ends, no wait is up and no quarantine is over.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let lease = self.wheel.next().map(|end| self.clock.when(end));
+        [lease, self.queue.next_deadline(), self.quarantine.end()].into_iter().flatten().min()
+    }
+
+    /// A dataset is being loaded: leases stand still.
+    pub fn loading_began(&mut self, mono: Instant) {
+        self.clock.stop(mono);
+    }
+
+    /// Loading has ended: leases run.
+    pub fn loading_ended(&mut self, mono: Instant) {
+        self.clock.go_on(mono);
+    }
+
+    /// A lock comes from an RDB file or a DUMP payload, for `key`.
+    ///
+    /// # Errors
+    /// When the bytes are not a lock.
+    pub fn restore(&mut self, key: Key, bytes: &[u8], now: Now) -> Result<LockId, Malformed> {
+        let lock = load(bytes, self.clock.at(now.mono))?;
+        self.insert(key, lock)
+    }
+
+    fn insert(&mut self, key: Key, lock: Lock) -> Result<LockId, Malformed> {
+        let end = lock.first_end().ok_or(Malformed)?;
+        self.raise_fence(lock.holds().map(|hold| hold.fence).max().unwrap_or(0));
+        let id = self.new_lock(key);
+        if let Some(entry) = self.slots.get_mut(id) {
+            entry.lock = lock;
+        }
+        self.wheel.set(id.index(), end);
+        Ok(id)
+    }
+
+    /// A change comes from the AOF or the master, for `key`.
+    pub fn apply(&mut self, key: Key, lock: Option<LockId>, change: Change) -> Loaded {
+        self.raise_fence(change.highest_fence());
+        let Some(entry) = lock.and_then(|id| self.slots.get_mut(id)) else {
+            let mut lock = Lock::Free;
+            change.apply(&mut lock);
+            return self.insert(key, lock).map_or(Loaded::Gone, Loaded::New);
+        };
+        change.apply(&mut entry.lock);
+        let end = entry.lock.first_end();
+        if let (Some(id), Some(end)) = (lock, end) {
+            self.wheel.set(id.index(), end);
+            return Loaded::Kept;
+        }
+        if let Some(id) = lock {
+            self.forget(id);
+        }
+        Loaded::Gone
+    }
+
+    /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
+    pub fn attach(&mut self, id: LockId, key: Key) {
+        let queued = self.queue.note_lock(&key, Some(id));
+        let Some(entry) = self.slots.get_mut(id) else { return };
+        *entry = Entry { key, attached: true, queued, lock: std::mem::take(&mut entry.lock), touch: entry.touch };
+        if let Some(end) = entry.lock.first_end() {
+            self.wheel.set(id.index(), end);
+        }
+    }
+
+    /// The key of `id` was removed by something else than a lock command. The value may come back under another key.
+    /// Those who waited are to be served.
+    pub fn unlinked(&mut self, id: LockId) {
+        let Some(entry) = self.slots.get_mut(id) else { return };
+        entry.attached = false;
+        if entry.queued {
+            entry.queued = false;
+            self.queue.note_lock(&entry.key, None);
+            self.unserved.insert(entry.key.clone());
+        }
+        self.wheel.unset(id.index());
+    }
+
+    /// The value of `id` was freed.
+    pub fn forget(&mut self, id: LockId) {
+        self.wheel.unset(id.index());
+        let Some(entry) = self.slots.remove(id) else { return };
+        for hold in entry.lock.holds() {
+            self.unbind(id, hold);
+        }
+        if entry.queued {
+            self.queue.note_lock(&entry.key, None);
+            self.unserved.insert(entry.key);
+        }
+    }
+
+    /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease had to go, µs.
+    pub fn flushed(&mut self, db: Option<u32>, now: Now) -> u64 {
+        let flushed = |key: &Key| db.is_none_or(|db| key.db() == db);
+        let ids: Vec<_> = self.slots.iter().filter(|(_, entry)| flushed(&entry.key)).map(|(id, _)| id).collect();
+        let lease_now = self.clock.at(now.mono);
+        let mut last = 0;
+        for id in ids {
+            last = last.max(self.lock(id).and_then(Lock::last_end).map_or(0, |end| end.since(lease_now)));
+            self.forget(id);
+        }
+        self.unserved.extend(self.queue.keys().filter(|key| flushed(key)).cloned());
+        last
+    }
+
+    /// Two databases have changed places.
+    pub fn swapped(&mut self, a: u32, b: u32) {
+        let other = |db| if db == a { Some(b) } else if db == b { Some(a) } else { None };
+        let moved: Vec<_> = self
+            .slots
+            .iter()
+            .filter_map(|(id, entry)| other(entry.key.db()).map(|db| (id, entry.key.in_db(db))))
+            .collect();
+        let lines: Vec<_> = self.queue.keys().filter(|key| other(key.db()).is_some()).cloned().collect();
+        for key in &lines {
+            self.queue.note_lock(key, None);
+        }
+        for (id, key) in moved {
+            self.attach(id, key);
+        }
+        self.unserved.extend(lines);
+    }
+
+    /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not before.
+    pub fn hang_up(&mut self, connection: u64, end: Instant, now: Now, keyspace: &mut dyn Keyspace) {
+        let Some(bound) = self.connections.remove(&connection) else { return };
+        let end = self.clock.at(end.max(now.mono));
+        for (id, token) in bound {
+            let bound = self.lock(id).and_then(|lock| lock.hold(&token)).and_then(|hold| hold.connection());
+            if bound != Some(connection) {
+                continue;
+            }
+            self.touch_hold(id, &token, |_| ());
+            if let Some(entry) = self.slots.get_mut(id) {
+                entry.lock.change(&token, |hold| hold.end = hold.end.min(end));
+            }
+            self.settle(id, now, keyspace);
+        }
+    }
+
+    /// Whether a hold ends with this connection.
+    #[must_use]
+    pub fn is_bound(&self, connection: u64) -> bool {
+        !self.connections.is_empty() && self.connections.contains_key(&connection)
+    }
+
+    /// This node grants no more: everyone who waits is told to come again.
+    pub fn unblock_all(&mut self) {
+        let ids: Vec<_> = self.queue.ids().collect();
+        self.unblock(&ids);
+    }
+
+    /// Those who wait for `key` are told to come again.
+    pub fn unblock_line(&mut self, key: &Key) {
+        let ids: Vec<_> = self.queue.line(key).map_or_else(Vec::new, |line| line.waiting.iter().copied().collect());
+        self.unblock(&ids);
+    }
+
+    fn unblock(&mut self, ids: &[WaiterId]) {
+        for id in ids {
+            self.dismiss(*id, Answer::Unblocked);
+        }
+    }
+
+    /// Keys in whose lines something has changed, for a caller that serves nobody.
+    pub fn take_unserved(&mut self) -> Vec<Key> {
+        self.next_up.clear();
+        std::mem::take(&mut self.unserved).into_iter().collect()
+    }
+
+    /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
+    pub(super) fn closes_a_circle(&self, keys: &[Key], locks: &[Option<LockId>], terms: &Terms, now: Instant) -> bool {
+        if self.queue.is_empty() {
+            return false;
+        }
+        let longest = keys.iter().filter_map(|key| self.queue.line(key)).map(|line| line.waiting.len()).max();
+        if longest.unwrap_or(0) > self.queue.lines() && !self.holds_what_is_waited_for(&terms.token) {
+            return false;
+        }
+        let mut needs = Vec::new();
+        for (key, lock) in keys.iter().zip(locks) {
+            self.needs(key, *lock, None, &terms.token, terms.mode, now, &mut needs);
+        }
+        // The newcomer's own place in a line keeps nobody from going on; only its holds do.
+        deadlock::closes_a_circle(&terms.token, needs, |owner| {
+            let mut needs = Vec::new();
+            for id in self.queue.of(owner) {
+                let Some(waiter) = self.queue.get(id) else { continue };
+                for key in &waiter.keys {
+                    let lock = self.queue.line(key).and_then(|line| line.lock);
+                    self.needs(key, lock, Some((id, &terms.token)), owner, waiter.terms.mode, now, &mut needs);
+                }
+            }
+            needs
+        })
+    }
+
+    fn holds_what_is_waited_for(&self, token: &Token) -> bool {
+        let mut locks = self.queue.keys().filter_map(|key| self.queue.line(key)?.lock).filter_map(|id| self.lock(id));
+        locks.any(|lock| lock.hold(token).is_some())
+    }
+
+    /// What a request of `owner` for one key depends on. `place`: where it stands in the line, and whose places there do
+    /// not count.
+    #[allow(clippy::too_many_arguments)]
+    fn needs(
+        &self,
+        key: &Key,
+        lock: Option<LockId>,
+        place: Option<(WaiterId, &Token)>,
+        owner: &Token,
+        mode: Mode,
+        now: Instant,
+        needs: &mut Vec<Needs>,
+    ) {
+        let lock = lock.and_then(|id| self.lock(id));
+        let holders = || lock.into_iter().flat_map(|lock| lock.holds()).filter(|hold| hold.end > now);
+        if holders().any(|hold| hold.token == *owner) {
+            return;
+        }
+        let tokens = || holders().map(|hold| hold.token.clone()).collect::<Vec<_>>();
+        match (lock, mode) {
+            (Some(Lock::Shared(_)), Mode::Shared { limit: 0 }) | (Some(Lock::Free) | None, _) => {}
+            (Some(Lock::Shared(_)), Mode::Shared { limit }) => {
+                let tokens = tokens();
+                if tokens.len() >= limit as usize {
+                    needs.push(Needs::AnyOf(tokens));
+                }
+            }
+            _ => needs.push(Needs::All(tokens())),
+        }
+        let Some(line) = self.queue.line(key) else { return };
+        let ahead = line.waiting.iter().take_while(|ahead| place.is_none_or(|(place, _)| **ahead < place));
+        let ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
+        let ahead = ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner));
+        let ahead = ahead.map(|ahead| ahead.terms.token.clone());
+        needs.push(Needs::All(ahead.filter(|ahead| place.is_none_or(|(_, not)| ahead != not)).collect()));
+    }
+}

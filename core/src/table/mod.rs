@@ -1,0 +1,343 @@
+//! All locks of a node: requests and events in; an outcome, changes to the keyspace and answers out.
+//!
+//! Every call that may change something collects what follows from it in an [`Output`]: which keys changed and how, and
+//! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
+//! ask for, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
+
+mod event;
+mod request;
+mod serve;
+
+use std::collections::{BTreeSet, HashMap};
+
+pub use event::Loaded;
+pub use request::{Answer, Denial, Extended, Granted, Verdict, Wanted};
+use serve::Undelivered;
+
+use crate::fence::FenceCounter;
+use crate::lock::{Hold, Lock};
+use crate::quarantine::Quarantine;
+use crate::queue::{Queue, WaiterId};
+use crate::slots::{LockId, Slots};
+use crate::stats::{Counters, Histogram};
+use crate::time::{Instant, LeaseClock, Now};
+use crate::token::{Key, Token};
+use crate::wheel::Wheel;
+use crate::wire;
+
+/// What the configuration limits.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// `lock.max-hold`, ms; 0 for none.
+    pub max_hold: u32,
+    /// `lock.max-waiters`.
+    pub max_waiters: usize,
+    /// `lock.max-holders`.
+    pub max_holders: u32,
+}
+
+/// What stands at a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Found {
+    /// Nothing.
+    Nothing,
+    /// A lock.
+    Lock(LockId),
+    /// A value of another type.
+    Other,
+}
+
+/// The keyspace, as far as core has to ask it: before a waiter is granted a key at which no lock was seen.
+pub trait Keyspace {
+    /// What stands at `key`.
+    fn find(&mut self, key: &Key) -> Found;
+}
+
+/// What happened to a lock in one decision, and how often; told in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Leases that ended.
+    pub expired: u32,
+    /// Releases.
+    pub released: u32,
+    /// An administrator ended the holds.
+    pub forced: u32,
+    /// Extensions.
+    pub extended: u32,
+    /// Grants and re-entries.
+    pub acquired: u32,
+}
+
+/// What a decision means for the key of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The key is to be made.
+    New,
+    /// The key stays; its lock has changed in place.
+    Kept,
+    /// The key is to be deleted.
+    Gone,
+}
+
+/// One lock that a decision has changed.
+#[derive(Debug)]
+pub struct Touched {
+    /// The lock. It names nothing any more if it is gone.
+    pub id: LockId,
+    /// Where it was, if it is gone; [`Table::key`] tells it of the others.
+    pub gone_from: Option<Key>,
+    /// What becomes of the key.
+    pub presence: Presence,
+    /// Where in [`Output::bytes`] the change to replicate is.
+    pub change: std::ops::Range<usize>,
+    /// What to tell about it.
+    pub events: Events,
+    /// The holds that changed, if the lock is shared and need not be written whole.
+    changed: Vec<Token>,
+    whole: bool,
+    end_before: Option<Instant>,
+}
+
+/// What follows from a decision.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// The locks that changed, each once.
+    pub touched: Vec<Touched>,
+    /// The changes, as [`wire`] writes them.
+    pub bytes: Vec<u8>,
+    /// Who is to be told what.
+    pub answers: Vec<(WaiterId, Answer)>,
+}
+
+/// One lock with its key.
+#[derive(Debug)]
+struct Entry {
+    key: Key,
+    lock: Lock,
+    /// 1 + its place in the output's list, 0 while it is not there.
+    touch: u32,
+    /// Whether the key is in the keyspace, as far as is known.
+    attached: bool,
+    /// Whether somebody waits for the key.
+    queued: bool,
+}
+
+/// All locks of a node.
+#[derive(Debug)]
+pub struct Table {
+    /// What has been counted.
+    pub counters: Counters,
+    /// How long waiters waited until the grant.
+    pub wait_times: Histogram,
+    /// How long holds lasted.
+    pub hold_times: Histogram,
+    /// What the configuration limits.
+    pub limits: Limits,
+    /// Whether grants may have been forgotten.
+    pub quarantine: Quarantine,
+    fences: FenceCounter,
+    clock: LeaseClock,
+    slots: Slots<Entry>,
+    wheel: Wheel,
+    queue: Queue,
+    /// Keys in whose lines something has changed, to be served when writing is allowed.
+    unserved: BTreeSet<Key>,
+    /// Waiters whose owner has just been granted something: a re-entry may be next.
+    next_up: Vec<WaiterId>,
+    undelivered: HashMap<WaiterId, Undelivered>,
+    /// The holds that end with a connection.
+    connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
+    output: Output,
+}
+
+impl Table {
+    /// An empty table.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        Self {
+            counters: Counters::default(),
+            wait_times: Histogram::default(),
+            hold_times: Histogram::default(),
+            limits,
+            quarantine: Quarantine::default(),
+            fences: FenceCounter::default(),
+            clock: LeaseClock::default(),
+            slots: Slots::default(),
+            wheel: Wheel::default(),
+            queue: Queue::default(),
+            unserved: BTreeSet::new(),
+            next_up: Vec::new(),
+            undelivered: HashMap::new(),
+            connections: HashMap::new(),
+            output: Output::default(),
+        }
+    }
+
+    /// How many locks are held.
+    #[must_use]
+    pub fn locks(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// How many requests wait.
+    #[must_use]
+    pub fn waiters(&self) -> usize {
+        self.queue.len()
+    }
+
+    /// The fence counter.
+    #[must_use]
+    pub fn fence(&self) -> u64 {
+        self.fences.last()
+    }
+
+    /// Never give out `fence` or less again.
+    pub fn raise_fence(&mut self, fence: u64) {
+        self.fences.raise(fence);
+    }
+
+    /// The lock of `id`, with leases that may have ended.
+    #[must_use]
+    pub fn lock(&self, id: LockId) -> Option<&Lock> {
+        self.slots.get(id).map(|entry| &entry.lock)
+    }
+
+    /// The key of `id`.
+    #[must_use]
+    pub fn key(&self, id: LockId) -> Option<&Key> {
+        self.slots.get(id).map(|entry| &entry.key)
+    }
+
+    /// What the lease clock shows.
+    #[must_use]
+    pub fn lease_now(&self, mono: Instant) -> Instant {
+        self.clock.at(mono)
+    }
+
+    /// Bytes of `id`'s lock, its key's second copy included.
+    #[must_use]
+    pub fn memory(&self, id: LockId) -> usize {
+        self.slots.get(id).map_or(0, |entry| {
+            size_of::<Entry>() + entry.key.name().len() + size_of::<u32>() + entry.lock.heap_bytes()
+        })
+    }
+
+    /// The first line: how many wait for `key`, and since when the first of them does.
+    #[must_use]
+    pub fn waiting_for(&self, key: &Key) -> Option<(usize, Instant)> {
+        let line = self.queue.line(key)?;
+        let first = self.queue.get(*line.waiting.first()?)?;
+        Some((line.waiting.len(), first.since))
+    }
+
+    /// Takes what the last calls have led to. Give it back with [`Table::return_output`]: its memory is used again.
+    pub fn take_output(&mut self, now: Now) -> Output {
+        self.finish(now);
+        std::mem::take(&mut self.output)
+    }
+
+    /// Gives an applied output back.
+    pub fn return_output(&mut self, mut output: Output) {
+        output.touched.clear();
+        output.bytes.clear();
+        output.answers.clear();
+        if self.output.touched.is_empty() && self.output.answers.is_empty() {
+            self.output = output;
+        }
+    }
+
+    /// Notes that a lock is about to change.
+    fn touch(&mut self, id: LockId) -> Option<&mut Touched> {
+        let entry = self.slots.get_mut(id)?;
+        if entry.touch == 0 {
+            self.output.touched.push(Touched {
+                id,
+                gone_from: None,
+                presence: if entry.lock.is_free() { Presence::New } else { Presence::Kept },
+                change: 0..0,
+                events: Events::default(),
+                changed: Vec::new(),
+                whole: !matches!(entry.lock, Lock::Shared(_)),
+                end_before: entry.lock.first_end(),
+            });
+            entry.touch = self.output.touched.len() as u32;
+        }
+        self.output.touched.get_mut(entry.touch as usize - 1)
+    }
+
+    /// Notes that the hold of `token` in a lock is about to change, and how that is told.
+    fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
+        if let Some(touched) = self.touch(id) {
+            tell(&mut touched.events);
+            if !touched.whole && !touched.changed.contains(token) {
+                touched.changed.push(token.clone());
+            }
+        }
+    }
+
+    /// A lock for a key at which there is none yet.
+    fn new_lock(&mut self, key: Key) -> LockId {
+        let queued = self.queue.line(&key).is_some();
+        let entry = Entry { key, lock: Lock::Free, touch: 0, attached: true, queued };
+        let id = self.slots.insert(entry);
+        if queued && let Some(entry) = self.slots.get(id) {
+            self.queue.note_lock(&entry.key, Some(id));
+        }
+        id
+    }
+
+    /// Writes down what became of each touched lock, removes those that nobody holds any more, and sets deadlines.
+    fn finish(&mut self, now: Now) {
+        let lease_now = self.clock.at(now.mono);
+        let Output { touched, bytes, .. } = &mut self.output;
+        for touched in touched.iter_mut() {
+            let Some(entry) = self.slots.get_mut(touched.id) else { continue };
+            entry.touch = 0;
+            let start = bytes.len();
+            if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
+                wire::put_whole(&entry.lock, lease_now, bytes);
+            } else {
+                wire::put_part(&entry.lock, &touched.changed, lease_now, bytes);
+            }
+            touched.change = start..bytes.len();
+            match entry.lock.first_end() {
+                Some(end) => {
+                    if touched.end_before.is_none_or(|before| end < before) {
+                        self.wheel.set(touched.id.index(), end);
+                    }
+                }
+                None => {
+                    touched.presence = Presence::Gone;
+                    self.wheel.unset(touched.id.index());
+                    if let Some(entry) = self.slots.remove(touched.id) {
+                        if entry.queued {
+                            self.queue.note_lock(&entry.key, None);
+                        }
+                        touched.gone_from = Some(entry.key);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A hold has ended: what is kept about it elsewhere ends too.
+    fn ended(&mut self, id: LockId, hold: &Hold, now: Instant) {
+        self.hold_times.record(now.since(hold.granted));
+        self.unbind(id, hold);
+    }
+
+    fn bind(&mut self, id: LockId, token: &Token, connection: u64) {
+        self.connections.entry(connection).or_default().insert((id, token.clone()));
+    }
+
+    fn unbind(&mut self, id: LockId, hold: &Hold) {
+        if let Some(connection) = hold.connection()
+            && let Some(bound) = self.connections.get_mut(&connection)
+        {
+            bound.remove(&(id, hold.token.clone()));
+            if bound.is_empty() {
+                self.connections.remove(&connection);
+            }
+        }
+    }
+}

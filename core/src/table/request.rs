@@ -1,0 +1,459 @@
+//! What clients ask for.
+
+use super::{Events, Keyspace, Table};
+use crate::fence::{FenceError, check_lead};
+use crate::lock::{Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, tighter};
+use crate::quarantine::Reason;
+use crate::queue::{Waiter, WaiterId};
+use crate::slots::LockId;
+use crate::time::{Instant, Now, from_millis};
+use crate::token::{Key, Token};
+
+/// One key that a request names, and the lock that was found there.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// The database.
+    pub db: u32,
+    /// The name.
+    pub name: &'a [u8],
+    /// The lock at it.
+    pub lock: Option<LockId>,
+}
+
+/// Why a request changes nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Denial {
+    /// The lock cannot be had in this mode.
+    Refused(Refusal),
+    /// The fence cannot be given.
+    Fence(FenceError),
+    /// The lease would end past its cap.
+    OverCap(OverCap),
+    /// As many requests wait as may.
+    TooManyWaiters,
+    /// Waiting would close a circle.
+    Deadlock,
+    /// The node may have forgotten grants; microseconds until it grants again.
+    Quarantined(u64, Reason),
+    /// The key holds a value of another type.
+    WrongType,
+}
+
+/// A lock was granted or re-entered: the fence of each key, in the order of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Granted {
+    /// The one key's.
+    One(u64),
+    /// Each key's.
+    Each(Vec<u64>),
+}
+
+/// What became of a request for locks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// The token holds them.
+    Granted(Granted),
+    /// Somebody else does, or is ahead.
+    Busy,
+    /// It waits.
+    Waits(WaiterId),
+    /// It cannot be had.
+    Denied(Denial),
+}
+
+/// What a request that waited is told.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It has the locks.
+    Granted(Granted),
+    /// Its time is up, or it was cancelled.
+    Nothing,
+    /// It cannot have them.
+    Denied(Denial),
+    /// This node cannot serve it any longer; it may come again.
+    Unblocked,
+}
+
+/// What became of an extension.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extended {
+    /// The hold's fence.
+    To(u64),
+    /// The token does not hold the lock.
+    NotHeld,
+    /// The lease is as it was.
+    Denied(Denial),
+}
+
+impl Table {
+    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (for ever, if `Some(None)`).
+    pub fn acquire(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        terms: &Terms,
+        until: Option<Option<Instant>>,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Verdict {
+        if let Err(denial) = self.check_quarantine(now).and_then(|()| self.check_cap(terms)) {
+            return Verdict::Denied(denial);
+        }
+        let mut locks = Places::new();
+        for want in wanted {
+            let lock = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
+            locks.push(lock);
+        }
+        let mut free = true;
+        for (want, lock) in wanted.iter().zip(locks.as_slice()) {
+            match self.standing(*lock, terms) {
+                Standing::Refused(refusal) => return Verdict::Denied(Denial::Refused(refusal)),
+                Standing::Excluded => free = false,
+                Standing::Held => {}
+                Standing::Open => {
+                    if free && self.may_have_line(*lock) {
+                        free = !self.is_behind(&Key::new(want.db, want.name), None, &terms.token);
+                    }
+                }
+            }
+        }
+        if free {
+            let key = |at: usize| wanted.get(at).map_or_else(Key::default, |want| Key::new(want.db, want.name));
+            let granted = self.grant(locks.as_slice(), key, terms, now);
+            self.serve_unserved_if_any(now, keyspace);
+            return match granted {
+                Ok(granted) => Verdict::Granted(granted),
+                Err(denial) => Verdict::Denied(denial),
+            };
+        }
+        let Some(until) = until else {
+            self.counters.denials += 1;
+            return Verdict::Busy;
+        };
+        match self.wait(wanted, locks.as_slice(), terms, until, now) {
+            Ok(waiter) => Verdict::Waits(waiter),
+            Err(denial) => Verdict::Denied(denial),
+        }
+    }
+
+    /// Takes one hold off, or all of them; how many were taken off, 0 if the token holds none.
+    pub fn release(
+        &mut self,
+        want: &Wanted<'_>,
+        token: &Token,
+        all: bool,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> u32 {
+        let lock = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
+        let mut taken = 0;
+        if let Some(id) = lock {
+            taken = self.take_off(id, token, all, now);
+        }
+        if taken > 0 {
+            self.counters.releases += 1;
+        }
+        if all && !self.queue.is_empty() {
+            self.cancel(&Key::new(want.db, want.name), token);
+        }
+        self.serve_unserved_if_any(now, keyspace);
+        taken
+    }
+
+    /// Extends the lease of `token`'s hold, and raises its fence to at least `fence`.
+    pub fn extend(
+        &mut self,
+        lock: Option<LockId>,
+        token: &Token,
+        ttl: u64,
+        fence: u64,
+        connection: u64,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Extended {
+        if let Err(denial) = self.check_quarantine(now) {
+            return Extended::Denied(denial);
+        }
+        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return Extended::NotHeld };
+        if self.lock(id).is_none_or(|lock| lock.hold(token).is_none()) {
+            return Extended::NotHeld;
+        }
+        if let Err(error) = check_lead(now.wall, fence) {
+            return Extended::Denied(Denial::Fence(error));
+        }
+        let (lease_now, cap) = (self.clock.at(now.mono), self.limits.max_hold);
+        self.touch_hold(id, token, |_| ());
+        let Some(entry) = self.slots.get_mut(id) else { return Extended::NotHeld };
+        let renewed = entry.lock.change(token, |hold| {
+            hold.renew(lease_now, ttl, cap)?;
+            hold.fence = hold.fence.max(fence);
+            Ok((hold.fence, hold.connection()))
+        });
+        match renewed {
+            None => Extended::NotHeld,
+            Some(Err(over)) => {
+                self.untouch(id);
+                Extended::Denied(Denial::OverCap(over))
+            }
+            Some(Ok((held, bound))) => {
+                self.touch_hold(id, token, |events| events.extended += 1);
+                self.fences.raise(held);
+                self.counters.extends += 1;
+                if bound.is_some() {
+                    self.rebind(id, token, connection);
+                }
+                self.confirm(id, token);
+                Extended::To(held)
+            }
+        }
+    }
+
+    /// Ends every hold of a lock; how many holders there were.
+    pub fn force(&mut self, want: &Wanted<'_>, now: Now, keyspace: &mut dyn Keyspace) -> u64 {
+        let Some(id) = want.lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return 0 };
+        let lease_now = self.clock.at(now.mono);
+        if let Some(touched) = self.touch(id) {
+            touched.events.forced += 1;
+            touched.whole = true;
+        }
+        let Some(entry) = self.slots.get_mut(id) else { return 0 };
+        let queued = entry.queued.then(|| entry.key.clone());
+        let lock = std::mem::take(&mut entry.lock);
+        for hold in lock.holds() {
+            self.ended(id, hold, lease_now);
+        }
+        let holders = lock.holders() as u64;
+        self.counters.forced += holders;
+        self.unserved.extend(queued);
+        self.serve_unserved_if_any(now, keyspace);
+        holders
+    }
+
+    /// Whether `token` holds the lock at this moment, and the node may say so.
+    ///
+    /// # Errors
+    /// In quarantine.
+    pub fn guards(
+        &mut self,
+        lock: Option<LockId>,
+        token: &Token,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Result<bool, Denial> {
+        self.check_quarantine(now)?;
+        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return Ok(false) };
+        let holds = self.lock(id).is_some_and(|lock| lock.hold(token).is_some());
+        if holds {
+            self.confirm(id, token);
+        }
+        Ok(holds)
+    }
+
+    pub(super) fn standing(&self, lock: Option<LockId>, terms: &Terms) -> Standing {
+        match lock.and_then(|id| self.lock(id)) {
+            Some(lock) => lock.standing(&terms.token, terms.mode, self.limits.max_holders),
+            None => Standing::Open,
+        }
+    }
+
+    fn check_quarantine(&mut self, now: Now) -> Result<(), Denial> {
+        match self.quarantine.left(now.mono) {
+            None => Ok(()),
+            Some((left, reason)) => {
+                self.counters.quarantined += 1;
+                Err(Denial::Quarantined(left, reason))
+            }
+        }
+    }
+
+    /// A lease longer than the longest hold could not be granted whole.
+    fn check_cap(&self, terms: &Terms) -> Result<(), Denial> {
+        let cap = from_millis(tighter(terms.max_hold, self.limits.max_hold).into());
+        if cap != 0 && terms.ttl > cap {
+            return Err(Denial::OverCap(OverCap { left: cap }));
+        }
+        Ok(())
+    }
+
+    /// Whether somebody may wait for the key of this lock, or for a key that has none.
+    fn may_have_line(&self, lock: Option<LockId>) -> bool {
+        match lock.and_then(|id| self.slots.get(id)) {
+            Some(entry) => entry.queued,
+            None => self.queue.has_several_keys() || self.has_unserved(),
+        }
+    }
+
+    /// Grants all: nothing is in the way. `key` names the keys that have no lock yet.
+    pub(super) fn grant(
+        &mut self,
+        locks: &[Option<LockId>],
+        key: impl Fn(usize) -> Key,
+        terms: &Terms,
+        now: Now,
+    ) -> Result<Granted, Denial> {
+        let lease_now = self.clock.at(now.mono);
+        let mut all_held = true;
+        for lock in locks {
+            match lock.and_then(|id| self.lock(id)).and_then(|lock| lock.hold(&terms.token)) {
+                // Asked of a copy first: a key that cannot be re-entered leaves all others as they were.
+                Some(hold) => hold
+                    .clone()
+                    .renew(lease_now, terms.ttl, tighter(self.limits.max_hold, terms.max_hold))
+                    .map_err(Denial::OverCap)?,
+                None => all_held = false,
+            }
+        }
+        let fence = if all_held { 0 } else { self.fences.next(now.wall, terms.fence).map_err(Denial::Fence)? };
+        if !self.queue.is_empty() {
+            // What else this owner waits for may be a re-entry now, or may go past those who wait for it.
+            self.next_up.extend(self.queue.of(&terms.token));
+        }
+        if let [lock] = locks {
+            let id = lock.unwrap_or_else(|| self.new_lock(key(0)));
+            return Ok(Granted::One(self.grant_one(id, terms, fence, lease_now)));
+        }
+        let fences = locks.iter().enumerate().map(|(at, lock)| {
+            let id = lock.unwrap_or_else(|| self.new_lock(key(at)));
+            self.grant_one(id, terms, fence, lease_now)
+        });
+        Ok(Granted::Each(fences.collect()))
+    }
+
+    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: Instant) -> u64 {
+        self.touch_hold(id, &terms.token, |events| events.acquired += 1);
+        let Some(entry) = self.slots.get_mut(id) else { return fence };
+        let cap = self.limits.max_hold;
+        let reentered = entry.lock.change(&terms.token, |hold| {
+            let bound = hold.connection().is_some();
+            // Never over the cap: `grant` has asked before.
+            let _ = hold.renew(now, terms.ttl, cap);
+            hold.count = hold.count.saturating_add(u32::from(!terms.once));
+            hold.note(terms);
+            (hold.fence, bound)
+        });
+        let (fence, bound) = match reentered {
+            Some((fence, bound)) => {
+                self.counters.reentries += 1;
+                if terms.once {
+                    self.confirm(id, &terms.token);
+                }
+                (fence, bound)
+            }
+            None => {
+                entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
+                self.counters.grants += 1;
+                (fence, false)
+            }
+        };
+        if terms.ephemeral || bound {
+            self.rebind(id, &terms.token, terms.connection);
+        }
+        fence
+    }
+
+    /// Ties an ephemeral hold to the connection that used it last.
+    fn rebind(&mut self, id: LockId, token: &Token, connection: u64) {
+        let Some(entry) = self.slots.get_mut(id) else { return };
+        let before = entry.lock.hold(token).cloned();
+        entry.lock.change(token, |hold| hold.bind(Some(connection)));
+        if let Some(before) = before {
+            self.unbind(id, &before);
+        }
+        self.bind(id, token, connection);
+    }
+
+    /// Takes holds of `token` off; how many. What follows for waiters is noted, not done.
+    pub(super) fn take_off(&mut self, id: LockId, token: &Token, all: bool, now: Now) -> u32 {
+        let lease_now = self.clock.at(now.mono);
+        let Some(count) = self.lock(id).and_then(|lock| lock.hold(token)).map(|hold| hold.count) else { return 0 };
+        self.touch_hold(id, token, |events| events.released += 1);
+        let Some(entry) = self.slots.get_mut(id) else { return 0 };
+        if count > 1 && !all {
+            entry.lock.change(token, |hold| hold.count -= 1);
+            return 1;
+        }
+        let hold = entry.lock.take(token);
+        if entry.queued {
+            self.unserved.insert(entry.key.clone());
+        }
+        if let Some(hold) = hold {
+            self.ended(id, &hold, lease_now);
+        }
+        count
+    }
+
+    fn wait(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        locks: &[Option<LockId>],
+        terms: &Terms,
+        until: Option<Instant>,
+        now: Now,
+    ) -> Result<WaiterId, Denial> {
+        if self.queue.len() >= self.limits.max_waiters {
+            return Err(Denial::TooManyWaiters);
+        }
+        let keys: Vec<_> = wanted.iter().map(|want| Key::new(want.db, want.name)).collect();
+        if self.closes_a_circle(&keys, locks, terms, self.clock.at(now.mono)) {
+            self.counters.deadlocks += 1;
+            return Err(Denial::Deadlock);
+        }
+        let waiter = Waiter { keys: keys.clone(), terms: terms.clone(), until, since: now.mono };
+        let id = self.queue.join(waiter);
+        for (key, lock) in keys.iter().zip(locks) {
+            self.queue.note_lock(key, *lock);
+            if let Some(entry) = lock.and_then(|id| self.slots.get_mut(id)) {
+                entry.queued = true;
+            }
+        }
+        Ok(id)
+    }
+
+    /// Nothing was changed after all.
+    fn untouch(&mut self, id: LockId) {
+        if let Some(entry) = self.slots.get_mut(id)
+            && let Some(last) = self.output.touched.last()
+            && last.id == id
+            && last.events == Events::default()
+        {
+            entry.touch = 0;
+            self.output.touched.pop();
+        }
+    }
+}
+
+/// The locks at the keys of a request: one, in place, in the ordinary case.
+enum Places {
+    One(Option<LockId>),
+    Many(Vec<Option<LockId>>),
+}
+
+impl Places {
+    fn new() -> Self {
+        Self::Many(Vec::new())
+    }
+
+    fn push(&mut self, lock: Option<LockId>) {
+        match self {
+            Self::Many(many) if many.is_empty() && many.capacity() == 0 => *self = Self::One(lock),
+            Self::Many(many) => many.push(lock),
+            Self::One(first) => *self = Self::Many(vec![*first, lock]),
+        }
+    }
+
+    fn as_slice(&self) -> &[Option<LockId>] {
+        match self {
+            Self::One(lock) => std::slice::from_ref(lock),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+/// How a lock is held, for those who only look.
+#[must_use]
+pub(super) fn conflicts(lock: &Lock, mode: Mode) -> bool {
+    match (lock, mode) {
+        (Lock::Free, _) => false,
+        (Lock::Exclusive(_), _) | (Lock::Shared(_), Mode::Exclusive) => true,
+        (Lock::Shared(_), Mode::Shared { limit }) => limit != 0 && lock.holders() >= limit as usize,
+    }
+}

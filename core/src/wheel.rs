@@ -1,0 +1,239 @@
+//! A hierarchical timing wheel: which leases end when, at O(1) for setting and forgetting a deadline.
+//!
+//! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it looks at the lease
+//! itself and sets it anew. So extending a lease costs nothing here.
+
+use crate::time::Instant;
+
+/// Seven levels of 64 buckets reach 2^42 ticks ahead: more than a century.
+const LEVELS: usize = 7;
+const BITS: u32 = 6;
+const BUCKETS: usize = 1 << BITS;
+/// One tick is 1.024 ms.
+const TICK_BITS: u32 = 10;
+/// Room for this many entries is kept when the wheel gets empty.
+const KEPT: usize = 4096;
+
+/// Links of an entry that is in no bucket.
+const UNSET: Link = Link { previous: u32::MAX, next: u32::MAX };
+const END: u32 = u32::MAX;
+/// Marks a `previous` that names a bucket instead of an entry.
+const BUCKET: u32 = 1 << 31;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    previous: u32,
+    next: u32,
+}
+
+/// Deadlines of entries, which are small numbers that the caller chooses.
+#[derive(Debug)]
+pub struct Wheel {
+    links: Vec<Link>,
+    heads: [[u32; BUCKETS]; LEVELS],
+    occupied: [u64; LEVELS],
+    /// The first tick that has not been looked at.
+    tick: u64,
+    len: usize,
+}
+
+impl Default for Wheel {
+    fn default() -> Self {
+        Self { links: Vec::new(), heads: [[END; BUCKETS]; LEVELS], occupied: [0; LEVELS], tick: 0, len: 0 }
+    }
+}
+
+impl Wheel {
+    /// How many entries have a deadline.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether no entry has one.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Sets the deadline of `entry`, in place of the one it had.
+    pub fn set(&mut self, entry: u32, deadline: Instant) {
+        self.unset(entry);
+        // Rounded up, so that an entry is never found before its time in the finest level.
+        let tick = (deadline.0.saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.tick);
+        let (level, bucket) = place(self.tick, tick);
+        self.link(entry, level, bucket);
+        self.len += 1;
+    }
+
+    /// Forgets the deadline of `entry`, if it has one.
+    pub fn unset(&mut self, entry: u32) {
+        let Some(&link) = self.links.get(entry as usize) else { return };
+        if link == UNSET {
+            return;
+        }
+        if link.previous & BUCKET != 0 {
+            let (level, bucket) = ((link.previous & !BUCKET) as usize / BUCKETS, (link.previous as usize) % BUCKETS);
+            self.set_head(level, bucket, link.next);
+        } else if let Some(previous) = self.links.get_mut(link.previous as usize) {
+            previous.next = link.next;
+        }
+        if let Some(next) = self.links.get_mut(link.next as usize) {
+            next.previous = link.previous;
+        }
+        if let Some(link) = self.links.get_mut(entry as usize) {
+            *link = UNSET;
+        }
+        self.len -= 1;
+        if self.len == 0 && self.links.len() > KEPT {
+            self.links = Vec::new();
+        }
+    }
+
+    /// An entry whose deadline may have come by `now`, taken out; none when no more is due. A far deadline is found
+    /// early a few times: the caller looks at the lease and sets it again, which moves it to a finer level.
+    pub fn pop(&mut self, now: Instant) -> Option<u32> {
+        let until = (now.0 >> TICK_BITS).max(self.tick);
+        let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until) else {
+            self.tick = until;
+            return None;
+        };
+        self.tick = start;
+        let entry = *self.heads.get(level)?.get(bucket)?;
+        self.unset(entry);
+        Some(entry)
+    }
+
+    /// A moment before which nothing is due; none when there are no deadlines.
+    #[must_use]
+    pub fn next(&self) -> Option<Instant> {
+        self.first().map(|(_, _, tick)| Instant(tick << TICK_BITS))
+    }
+
+    /// The first occupied bucket, and the first tick that it stands for. Of two that start alike the coarser comes first:
+    /// what is in it may be due before what is in the finer one.
+    fn first(&self) -> Option<(usize, usize, u64)> {
+        let occupied = self.occupied.iter().enumerate().rev().filter(|(_, occupied)| **occupied != 0);
+        let starts = occupied.map(|(level, occupied)| {
+            let shift = BITS * level as u32;
+            let turn = self.tick >> shift;
+            let ahead = u64::from(occupied.rotate_right((turn % BUCKETS as u64) as u32).trailing_zeros());
+            let start = (turn + ahead) << shift;
+            (level, (turn + ahead) as usize % BUCKETS, start.max(self.tick))
+        });
+        starts.min_by_key(|(_, _, start)| *start)
+    }
+
+    fn link(&mut self, entry: u32, level: usize, bucket: usize) {
+        if self.links.len() <= entry as usize {
+            self.links.resize(entry as usize + 1, UNSET);
+        }
+        let head = self.heads.get(level).and_then(|heads| heads.get(bucket)).copied().unwrap_or(END);
+        if let Some(old) = self.links.get_mut(head as usize) {
+            old.previous = entry;
+        }
+        if let Some(link) = self.links.get_mut(entry as usize) {
+            *link = Link { previous: BUCKET | (level * BUCKETS + bucket) as u32, next: head };
+        }
+        self.set_head(level, bucket, entry);
+    }
+
+    fn set_head(&mut self, level: usize, bucket: usize, entry: u32) {
+        if let (Some(heads), Some(occupied)) = (self.heads.get_mut(level), self.occupied.get_mut(level)) {
+            if let Some(head) = heads.get_mut(bucket) {
+                *head = entry;
+            }
+            let bit = 1 << bucket;
+            if entry == END { *occupied &= !bit } else { *occupied |= bit }
+        }
+    }
+}
+
+/// The level and bucket of `tick`, seen from `now`.
+fn place(now: u64, tick: u64) -> (usize, usize) {
+    let differ = now ^ tick;
+    let level = ((63 - (differ | 1).leading_zeros()) / BITS) as usize;
+    let level = level.min(LEVELS - 1);
+    (level, (tick >> (BITS * level as u32)) as usize % BUCKETS)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn due(wheel: &mut Wheel, real: &BTreeMap<u32, u64>, now: u64) -> Vec<u32> {
+        let mut found = Vec::new();
+        while let Some(entry) = wheel.pop(Instant(now)) {
+            match real.get(&entry) {
+                Some(end) if *end > now => wheel.set(entry, Instant(*end)),
+                _ => found.push(entry),
+            }
+        }
+        found.sort_unstable();
+        found
+    }
+
+    #[test]
+    fn a_deadline_is_found_at_its_tick_and_not_before() {
+        for deadline in [0, 1, 1024, 65_536, 30_000_000, 604_800_000_000, 1 << 50] {
+            let mut wheel = Wheel::default();
+            let real = BTreeMap::from([(7, deadline)]);
+            wheel.set(7, Instant(deadline));
+            if deadline > 0 {
+                assert_eq!(due(&mut wheel, &real, deadline - 1), [0; 0]);
+            }
+            assert_eq!(due(&mut wheel, &real, deadline + 1024), [7]);
+            assert!(wheel.is_empty());
+        }
+    }
+
+    #[test]
+    fn nothing_is_left_behind() {
+        let mut wheel = Wheel::default();
+        for entry in 0..100_000 {
+            wheel.set(entry, Instant(30_000_000 + u64::from(entry)));
+        }
+        assert_eq!(wheel.len(), 100_000);
+        for entry in 0..100_000 {
+            wheel.unset(entry);
+            wheel.unset(entry);
+        }
+        assert!(wheel.is_empty() && wheel.next().is_none() && wheel.links.is_empty());
+    }
+
+    proptest! {
+        #[test]
+        fn it_agrees_with_a_plain_map(steps in proptest::collection::vec((0..3u8, 0..20u32, 0..40u32, any::<u64>()), 1..200)) {
+            let (mut wheel, mut real, mut now) = (Wheel::default(), BTreeMap::new(), 0u64);
+            for (what, entry, scale, random) in steps {
+                let span = random % (1 << scale);
+                match what {
+                    0 => {
+                        real.insert(entry, now + span);
+                        wheel.set(entry, Instant(now + span));
+                    }
+                    1 => {
+                        real.remove(&entry);
+                        wheel.unset(entry);
+                    }
+                    _ => now += span,
+                }
+                let found = due(&mut wheel, &real, now);
+                for entry in &found {
+                    prop_assert!(real.remove(entry).is_some_and(|end| end <= now));
+                }
+                // At most a tick late.
+                prop_assert!(real.values().all(|end| *end + 1024 > now));
+                prop_assert_eq!(wheel.len(), real.len());
+                match (wheel.next(), real.values().min()) {
+                    (Some(next), Some(first)) => prop_assert!(next.0 < first + 1024),
+                    (next, first) => prop_assert!(next.is_none() && first.is_none()),
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! How a lock is written down: in RDB files, in DUMP payloads, in the AOF and to replicas.
+//!
+//! One form serves all of them. A *change* says what became of a lock: its mode, its limit, and the holds that are new
+//! or different (with a count) or gone (count 0); a *whole* change leaves nobody else. The saved form of a lock is a whole
+//! change with a version in front. Times are what remains or has passed, never a clock's reading.
+//! Numbers are LEB128, byte strings have their length in front.
+//!
+//! Every field is checked when it is read: what comes out is a lock that the commands could have made.
+
+use crate::fence::MAX_FENCE;
+use crate::lock::{Hold, Lock, Mode};
+use crate::time::{Instant, from_millis};
+use crate::token::{MAX_OWNER, Token};
+
+/// The version of the form, and of the module type's RDB encoding.
+pub const VERSION: u8 = 1;
+
+/// The longest lease and the longest cap that any configuration allows, ms.
+pub const MAX_TTL: u64 = 604_800_000;
+
+/// The most holders, and the largest semaphore, that any configuration allows.
+pub const MAX_HOLDERS: u32 = 1_000_000;
+
+const SHARED: u8 = 1;
+const WHOLE: u8 = 2;
+
+/// The bytes are not a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Malformed;
+
+/// What became of a lock, as read from bytes.
+#[derive(Clone, Debug)]
+pub struct Change {
+    whole: bool,
+    mode: Mode,
+    put: Vec<Hold>,
+    gone: Vec<Token>,
+}
+
+impl Change {
+    /// The highest fence in it.
+    #[must_use]
+    pub fn highest_fence(&self) -> u64 {
+        self.put.iter().map(|hold| hold.fence).max().unwrap_or(0)
+    }
+
+    /// Makes the change to `lock`. Doing it twice is the same as doing it once.
+    pub fn apply(self, lock: &mut Lock) {
+        if self.whole || lock.mode() != self.mode {
+            *lock = Lock::Free;
+        }
+        for token in &self.gone {
+            lock.take(token);
+        }
+        for hold in self.put {
+            lock.grant(hold, self.mode);
+        }
+    }
+}
+
+/// Writes the whole of `lock`, with the version in front.
+pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
+    out.push(VERSION);
+    put_whole(lock, now, out);
+}
+
+/// Reads what [`save`] wrote.
+///
+/// # Errors
+/// When the bytes are not a lock that somebody holds.
+pub fn load(bytes: &[u8], now: Instant) -> Result<Lock, Malformed> {
+    let mut reader = Reader(bytes);
+    if reader.byte()? != VERSION {
+        return Err(Malformed);
+    }
+    let change = reader.change(now)?;
+    if !reader.0.is_empty() || !change.whole || change.put.is_empty() {
+        return Err(Malformed);
+    }
+    let mut lock = Lock::Free;
+    change.apply(&mut lock);
+    Ok(lock)
+}
+
+/// Writes a whole change: what `lock` is now.
+pub fn put_whole(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
+    match lock {
+        Lock::Free => out.extend([WHOLE, 0, 0]),
+        Lock::Exclusive(hold) => {
+            out.extend([WHOLE, 0, 1]);
+            put_hold(hold, now, out);
+        }
+        Lock::Shared(_) => {
+            let holds = lock.holds_in_order();
+            put_head(lock, WHOLE, holds.len(), out);
+            for hold in holds {
+                put_hold(hold, now, out);
+            }
+        }
+    }
+}
+
+/// Writes a change of these holds alone; the others stay as they are.
+pub fn put_part(lock: &Lock, changed: &[Token], now: Instant, out: &mut Vec<u8>) {
+    put_head(lock, 0, changed.len(), out);
+    for token in changed {
+        match lock.hold(token) {
+            Some(hold) => put_hold(hold, now, out),
+            None => {
+                put_bytes(token.secret(), out);
+                put_number(0, out);
+            }
+        }
+    }
+}
+
+fn put_head(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
+    let (shared, limit) = match lock.mode() {
+        Mode::Exclusive => (0, 0),
+        Mode::Shared { limit } => (SHARED, limit),
+    };
+    out.push(shared | whole);
+    put_number(limit.into(), out);
+    put_number(holds as u64, out);
+}
+
+fn put_hold(hold: &Hold, now: Instant, out: &mut Vec<u8>) {
+    put_bytes(hold.token.secret(), out);
+    put_number(hold.count.into(), out);
+    put_number(hold.fence, out);
+    put_number(hold.left(now), out);
+    put_number(now.since(hold.granted), out);
+    put_number(hold.max_hold().into(), out);
+    put_bytes(hold.owner(), out);
+}
+
+/// Writes a number.
+pub fn put_number(mut number: u64, out: &mut Vec<u8>) {
+    while number >= 0x80 {
+        out.push(number as u8 | 0x80);
+        number >>= 7;
+    }
+    out.push(number as u8);
+}
+
+fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
+    put_number(bytes.len() as u64, out);
+    out.extend_from_slice(bytes);
+}
+
+/// Reads the form, a field at a time.
+#[derive(Debug)]
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    /// The next byte.
+    ///
+    /// # Errors
+    /// At the end.
+    pub fn byte(&mut self) -> Result<u8, Malformed> {
+        let (&first, rest) = self.0.split_first().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(first)
+    }
+
+    /// The next number, which is not above `max`.
+    ///
+    /// # Errors
+    /// When it is, or when there is none.
+    pub fn number(&mut self, max: u64) -> Result<u64, Malformed> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let byte = self.byte()?;
+            let bits = u64::from(byte & 0x7f);
+            if bits << shift >> shift != bits {
+                return Err(Malformed);
+            }
+            number |= bits << shift;
+            if byte & 0x80 == 0 {
+                return if number <= max { Ok(number) } else { Err(Malformed) };
+            }
+        }
+        Err(Malformed)
+    }
+
+    fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {
+        let len = self.number(max as u64)? as usize;
+        let (bytes, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(bytes)
+    }
+
+    /// The next change.
+    ///
+    /// # Errors
+    /// When it could not have been made by a command.
+    pub fn change(&mut self, now: Instant) -> Result<Change, Malformed> {
+        let flags = self.byte()?;
+        if flags & !(SHARED | WHOLE) != 0 {
+            return Err(Malformed);
+        }
+        let whole = flags & WHOLE != 0;
+        let limit = self.number(MAX_HOLDERS.into())? as u32;
+        let holds = self.number(MAX_HOLDERS.into())? as usize;
+        let mode = if flags & SHARED != 0 { Mode::Shared { limit } } else { Mode::Exclusive };
+        let too_many = match mode {
+            Mode::Exclusive => !whole || limit != 0 || holds > 1,
+            Mode::Shared { limit } => whole && limit != 0 && holds > limit as usize,
+        };
+        if too_many {
+            return Err(Malformed);
+        }
+        let mut change = Change { whole, mode, put: Vec::new(), gone: Vec::new() };
+        for _ in 0..holds {
+            let token = Token::new(self.bytes(crate::token::MAX_TOKEN)?).ok_or(Malformed)?;
+            match self.number(u32::MAX.into())? as u32 {
+                0 if whole => return Err(Malformed),
+                0 => change.gone.push(token),
+                count => change.put.push(self.hold(token, count, now)?),
+            }
+        }
+        let mut tokens: Vec<_> = change.put.iter().map(|hold| &hold.token).chain(&change.gone).collect();
+        tokens.sort_unstable();
+        if tokens.windows(2).any(|pair| pair.first() == pair.last()) {
+            return Err(Malformed);
+        }
+        Ok(change)
+    }
+
+    fn hold(&mut self, token: Token, count: u32, now: Instant) -> Result<Hold, Malformed> {
+        let fence = self.number(MAX_FENCE)?;
+        let left = self.number(from_millis(MAX_TTL))?;
+        let age = self.number(MAX_FENCE)?;
+        let max_hold = self.number(MAX_TTL)? as u32;
+        let owner = self.bytes(MAX_OWNER)?;
+        if fence == 0 {
+            return Err(Malformed);
+        }
+        // A clock that started after the grant cannot show when it was: the age is kept as far as it can be.
+        let granted = Instant(now.0.saturating_sub(age));
+        let mut hold = Hold::restored(token, fence, now.plus(left), granted, count);
+        hold.set_saved_extra(owner, max_hold);
+        Ok(hold)
+    }
+}
