@@ -1,0 +1,211 @@
+//! LOCK.INFO.
+
+use std::time::Duration;
+
+use crate::lock::{sole_holder, wait_until_gone};
+use crate::resp::{Value, granted, refused};
+use crate::server::Server;
+
+const FIELDS: [&str; 5] = ["mode", "limit", "waiters", "oldest-wait", "holders"];
+const HOLDER_FIELDS: [&str; 6] = ["owner", "fingerprint", "holds", "fence", "ttl", "age"];
+
+#[test]
+fn every_field_is_always_there() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    c.ok("LOCK.ACQUIRE room reader 60000 SHARED");
+    for mut client in [server.connect(), server.connect().resp3()] {
+        for key in ["job", "room"] {
+            let info = client.call(&format!("LOCK.INFO {key}"));
+            assert_eq!(info.fields(), FIELDS);
+            for holder in info.field("holders").items() {
+                assert_eq!(holder.fields(), HOLDER_FIELDS);
+            }
+        }
+        assert_eq!(client.call("LOCK.INFO job me").fields(), HOLDER_FIELDS);
+    }
+}
+
+#[test]
+fn the_reply_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    let Value::Array(_) = c.call("LOCK.INFO job") else {
+        panic!("no array")
+    };
+    let Value::Array(_) = c.call("LOCK.INFO job me") else {
+        panic!("no array")
+    };
+    let mut c = c.resp3();
+    let info = c.call("LOCK.INFO job");
+    let Value::Map(_) = info else {
+        panic!("no map: {info:?}")
+    };
+    let Value::Map(_) = info.field("holders").items()[0] else {
+        panic!("no map: {info:?}")
+    };
+    let Value::Map(_) = c.call("LOCK.INFO job me") else {
+        panic!("no map")
+    };
+}
+
+#[test]
+fn info_tells_mode_limit_waiters_and_holders() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE job me 60000 OWNER label"));
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    let info = c.call("LOCK.INFO job");
+    assert_eq!(info.field("mode").text(), "exclusive");
+    assert_eq!(info.number("limit"), 0);
+    assert_eq!(info.number("waiters"), 0);
+    assert_eq!(info.number("oldest-wait"), 0);
+    let holder = sole_holder(&mut c, "job");
+    assert_eq!(holder.field("owner").text(), "label");
+    assert_eq!(holder.number("holds"), 2);
+    assert_eq!(holder.number("fence"), fence);
+    assert!((1..=60_000).contains(&holder.number("ttl")));
+    assert!(holder.number("age") >= 0);
+}
+
+#[test]
+fn ttl_falls_and_age_grows() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    let before = sole_holder(&mut c, "job");
+    std::thread::sleep(Duration::from_millis(30));
+    let after = sole_holder(&mut c, "job");
+    assert!(after.number("age") >= before.number("age") + 29);
+    assert!(after.number("ttl") <= before.number("ttl") - 29);
+}
+
+#[test]
+fn age_counts_from_the_grant_and_not_from_the_last_reentry() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    std::thread::sleep(Duration::from_millis(30));
+    c.ok("LOCK.ACQUIRE job me 60000");
+    c.ok("LOCK.EXTEND job me 60000");
+    assert!(sole_holder(&mut c, "job").number("age") >= 29);
+}
+
+#[test]
+fn with_a_token_info_shows_that_holder_alone() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for reader in ["one", "two", "three"] {
+        c.ok(&format!(
+            "LOCK.ACQUIRE room {reader} 60000 SHARED OWNER label-{reader}"
+        ));
+    }
+    let holder = c.call("LOCK.INFO room two");
+    assert_eq!(holder.field("owner").text(), "label-two");
+    assert_eq!(c.call("LOCK.INFO room four"), Value::Null);
+    assert_eq!(c.call("LOCK.INFO nothing one"), Value::Null);
+}
+
+#[test]
+fn fingerprints_tell_tokens_apart_and_are_keyed_per_start() {
+    let mut server = Server::start();
+    let mut c = server.connect();
+    let fingerprint = |info: Value| info.field("fingerprint").text().to_owned();
+    for line in [
+        "LOCK.ACQUIRE room one 60000 SHARED",
+        "LOCK.ACQUIRE room two 60000 SHARED",
+        "LOCK.ACQUIRE job one 60000",
+    ] {
+        c.ok(line);
+    }
+    let one = fingerprint(c.call("LOCK.INFO room one"));
+    assert_eq!(fingerprint(c.call("LOCK.INFO job one")), one);
+    assert_ne!(fingerprint(c.call("LOCK.INFO room two")), one);
+    assert!(
+        one.len() >= 4 && one.bytes().all(|byte| byte.is_ascii_hexdigit()),
+        "{one}"
+    );
+    server.restart();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job one 60000");
+    assert_ne!(fingerprint(c.call("LOCK.INFO job one")), one);
+}
+
+#[test]
+fn info_never_shows_a_token() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job SECRET-TOKEN 60000 OWNER label");
+    for line in [
+        "LOCK.INFO job",
+        "LOCK.INFO job SECRET-TOKEN",
+        "LOCK.NODE",
+        "INFO everything",
+    ] {
+        let reply = format!("{:?}", c.call(line));
+        assert!(!reply.contains("SECRET"), "{line}: {reply}");
+    }
+    assert!(!server.log().contains("SECRET"));
+}
+
+#[test]
+fn info_is_a_read_that_works_on_a_replica() {
+    let master = Server::start();
+    let replica = Server::options().replica_of(&master).start();
+    let mut m = master.connect();
+    let mut r = replica.connect();
+    let fence = granted(&m.call("LOCK.ACQUIRE job me 60000 OWNER label"));
+    crate::server::wait_until("the replica has the lock", || {
+        r.call("LOCK.INFO job") != Value::Null
+    });
+    let holder = sole_holder(&mut r, "job");
+    assert_eq!(holder.number("fence"), fence);
+    assert_eq!(holder.field("owner").text(), "label");
+    assert_eq!(r.call("LOCK.INFO job me").number("fence"), fence);
+    assert_eq!(r.call("LOCK.INFO job you"), Value::Null);
+}
+
+#[test]
+fn info_changes_nothing_in_the_dataset() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    let digest = c.ok("DEBUG DIGEST");
+    let dirty = crate::server::info_number(&mut c, "persistence", "rdb_changes_since_last_save");
+    for line in [
+        "LOCK.INFO job",
+        "LOCK.INFO job me",
+        "LOCK.INFO job you",
+        "LOCK.INFO nothing",
+        "LOCK.NODE",
+    ] {
+        c.ok(line);
+    }
+    assert_eq!(
+        crate::server::info_number(&mut c, "persistence", "rdb_changes_since_last_save"),
+        dirty
+    );
+    assert_eq!(c.ok("DEBUG DIGEST"), digest);
+}
+
+#[test]
+fn info_is_null_once_the_lease_is_over() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 20");
+    std::thread::sleep(Duration::from_millis(25));
+    assert_eq!(c.call("LOCK.INFO job"), Value::Null);
+    assert_eq!(c.call("LOCK.INFO job me"), Value::Null);
+    wait_until_gone(&mut c, "job");
+}
+
+#[test]
+fn a_key_of_another_type_is_refused() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("SET string value");
+    refused(&c.call("LOCK.INFO string"), "WRONGTYPE");
+    refused(&c.call("LOCK.INFO string me"), "WRONGTYPE");
+}

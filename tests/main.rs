@@ -1,0 +1,30 @@
+//! End-to-end tests: every sentence of the contract, against real servers that a guard starts and stops.
+
+mod clock;
+mod lock;
+mod random;
+mod resp;
+mod server;
+
+mod acl;
+mod acquire;
+mod arguments;
+mod configuration;
+mod ephemeral;
+mod expiry;
+mod extend;
+mod fences;
+mod force;
+mod handover;
+mod hostile;
+mod info;
+mod leaving;
+mod node;
+mod observability;
+mod persistence;
+mod races;
+mod release;
+mod replication;
+mod shared;
+mod transactions;
+mod waiting;

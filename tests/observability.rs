@@ -1,0 +1,360 @@
+//! What operators see: events, INFO, COMMAND, MEMORY, OBJECT, DEBUG DIGEST, client-side caching, the log.
+
+use crate::lock::{wait_for_waiters, wait_until_gone};
+use crate::resp::{Connection, Value, granted};
+use crate::server::{Server, info_number, wait_until};
+
+const KEYED: [(&str, &str); 5] = [
+    ("LOCK.ACQUIRE job me 1000", "RW"),
+    ("LOCK.RELEASE job me", "RW"),
+    ("LOCK.EXTEND job me 1000", "RW"),
+    ("LOCK.INFO job", "RO"),
+    ("LOCK.FORCE job", "RW"),
+];
+
+/// A connection that hears the module's keyspace events.
+fn listener(server: &Server) -> Connection {
+    server.connect().ok("CONFIG SET notify-keyspace-events KEd");
+    let mut listener = server.connect();
+    listener.ok("PSUBSCRIBE __keyevent@*__:*");
+    listener
+}
+
+#[track_caller]
+fn next_event(listener: &mut Connection) -> (String, String) {
+    let message = listener.receive();
+    let items = message.items();
+    let event = items[2]
+        .text()
+        .rsplit("__:")
+        .next()
+        .expect("an event")
+        .to_owned();
+    (event, items[3].text().to_owned())
+}
+
+#[test]
+fn every_change_is_told_by_a_keyspace_event() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut listener = listener(&server);
+    for (line, event) in [
+        ("LOCK.ACQUIRE job me 60000", "lock.acquired"),
+        ("LOCK.EXTEND job me 60000", "lock.extended"),
+        ("LOCK.RELEASE job me", "lock.released"),
+        ("LOCK.ACQUIRE job me 60000", "lock.acquired"),
+        ("LOCK.FORCE job", "lock.forced"),
+        ("LOCK.ACQUIRE job me 20", "lock.acquired"),
+    ] {
+        granted(&c.call(line));
+        assert_eq!(
+            next_event(&mut listener),
+            (event.to_owned(), "job".to_owned()),
+            "{line}"
+        );
+    }
+    assert_eq!(
+        next_event(&mut listener),
+        ("lock.expired".to_owned(), "job".to_owned())
+    );
+}
+
+#[test]
+fn a_denial_is_no_event() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 60000");
+    let mut listener = listener(&server);
+    for line in [
+        "LOCK.ACQUIRE job you 1000",
+        "LOCK.RELEASE job you",
+        "LOCK.EXTEND job you 1000",
+        "LOCK.FORCE none",
+    ] {
+        assert_eq!(c.call(line), Value::Null);
+    }
+    c.ok("LOCK.ACQUIRE next me 60000");
+    assert_eq!(
+        next_event(&mut listener),
+        ("lock.acquired".to_owned(), "next".to_owned())
+    );
+}
+
+fn counter(c: &mut Connection, name: &str) -> i64 {
+    info_number(c, "lock", &format!("lock_{name}"))
+}
+
+#[test]
+fn info_counts_what_happened() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for (line, name) in [
+        ("LOCK.ACQUIRE job me 600000", "grants"),
+        ("LOCK.ACQUIRE job me 600000", "reentries"),
+        ("LOCK.ACQUIRE job you 600000", "denials"),
+        ("LOCK.EXTEND job me 600000", "extends"),
+        ("LOCK.RELEASE job me ALL", "releases"),
+        ("LOCK.ACQUIRE other me 600000", "grants"),
+        ("LOCK.FORCE other", "forced"),
+    ] {
+        let before = counter(&mut c, name);
+        c.ok(line);
+        assert_eq!(counter(&mut c, name), before + 1, "{line}");
+    }
+    c.ok("LOCK.ACQUIRE short me 20");
+    wait_until_gone(&mut c, "short");
+    assert_eq!(counter(&mut c, "expiries"), 1);
+    for name in ["deadlocks", "quarantined", "evicted"] {
+        assert_eq!(counter(&mut c, name), 0, "{name}");
+    }
+}
+
+#[test]
+fn info_has_gauges_of_locks_and_waiters() {
+    let server = Server::start();
+    let mut c = server.connect();
+    assert_eq!(
+        (counter(&mut c, "locks"), counter(&mut c, "waiters")),
+        (0, 0)
+    );
+    c.ok("LOCK.ACQUIRE job me 600000");
+    let mut waiter = server.connect();
+    waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    assert_eq!(
+        (counter(&mut c, "locks"), counter(&mut c, "waiters")),
+        (1, 1)
+    );
+    c.ok("LOCK.RELEASE job me");
+    granted(&waiter.receive());
+    assert_eq!(
+        (counter(&mut c, "locks"), counter(&mut c, "waiters")),
+        (1, 0)
+    );
+}
+
+#[test]
+fn info_tells_wait_and_hold_times() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 600000");
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    c.ok("LOCK.RELEASE job me");
+    let info = c.call("INFO lock");
+    let text = info.text();
+    for word in ["hold", "wait", "p50", "p99"] {
+        assert!(text.contains(word), "no {word} in\n{text}");
+    }
+}
+
+#[test]
+fn evicted_locks_are_counted() {
+    let server = Server::options()
+        .config("maxmemory-policy allkeys-random")
+        .start();
+    let mut c = server.connect();
+    let lines: Vec<String> = (0..1000)
+        .map(|n| format!("LOCK.ACQUIRE job-{n} me 600000"))
+        .collect();
+    c.pipeline(&lines);
+    c.ok("CONFIG SET maxmemory 1");
+    wait_until("locks were evicted", || {
+        c.call("SET string value");
+        counter(&mut c, "evicted") > 0
+    });
+    c.ok("CONFIG SET maxmemory 0");
+    let evicted = counter(&mut c, "evicted");
+    assert_eq!(evicted + counter(&mut c, "locks"), 1000);
+    assert_eq!(evicted, info_number(&mut c, "stats", "evicted_keys"));
+}
+
+#[test]
+fn command_docs_read_well() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for name in [
+        "ACQUIRE", "RELEASE", "EXTEND", "INFO", "NODE", "FORCE", "HELP",
+    ] {
+        let docs = c.call(&format!("COMMAND DOCS LOCK.{name}"));
+        let docs = docs.field(&format!("lock.{}", name.to_lowercase()));
+        assert!(docs.field("summary").text().len() > 10, "{name}: {docs:?}");
+        assert!(!docs.field("since").text().is_empty(), "{name}");
+        assert!(!docs.field("complexity").text().is_empty(), "{name}");
+    }
+    let docs = c.call("COMMAND DOCS LOCK.ACQUIRE");
+    let arguments = docs.field("lock.acquire").field("arguments");
+    let shown = format!("{arguments:?}").to_uppercase();
+    for word in ["KEY", "TOKEN", "TTL", "ONCE", "FENCE", "MAXHOLD", "OWNER"] {
+        assert!(shown.contains(word), "no {word} in {shown}");
+    }
+}
+
+#[test]
+fn command_getkeysandflags_tells_the_key_of_every_command() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for (line, flag) in KEYED {
+        let reply = c.call(&format!("COMMAND GETKEYSANDFLAGS {line}"));
+        let [key] = reply.items() else {
+            panic!("{line}: {reply:?}")
+        };
+        assert_eq!(key.items()[0].text(), "job", "{line}");
+        let flags: Vec<&str> = key.items()[1].items().iter().map(Value::text).collect();
+        assert!(flags.contains(&flag), "{line}: {flags:?}");
+    }
+    for line in ["LOCK.NODE", "LOCK.HELP"] {
+        assert!(
+            c.call(&format!("COMMAND GETKEYSANDFLAGS {line}"))
+                .is_error(),
+            "{line}"
+        );
+    }
+}
+
+#[test]
+fn command_flags_tell_readers_from_writers() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for (name, has, has_not) in [
+        ("lock.acquire", &["write", "denyoom"][..], &["readonly"][..]),
+        ("lock.release", &["write"], &["readonly", "denyoom"]),
+        ("lock.extend", &["write"], &["readonly", "denyoom"]),
+        ("lock.force", &["write"], &["readonly", "denyoom"]),
+        ("lock.info", &["readonly"], &["write", "denyoom"]),
+        ("lock.node", &["loading", "stale"], &["write", "denyoom"]),
+    ] {
+        let reply = c.call(&format!("COMMAND INFO {name}"));
+        let flags = reply.items()[0].items()[2].clone();
+        let flags: Vec<&str> = flags.items().iter().map(Value::text).collect();
+        for flag in has {
+            assert!(flags.contains(flag), "{name}: {flags:?}");
+        }
+        for flag in has_not {
+            assert!(!flags.contains(flag), "{name}: {flags:?}");
+        }
+    }
+}
+
+#[test]
+fn memory_usage_grows_with_the_holders() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 600000");
+    let one = c.call("MEMORY USAGE job").integer();
+    assert!(one > 0);
+    for reader in 0..100 {
+        c.ok(&format!(
+            "LOCK.ACQUIRE room reader-{reader:0>36} 600000 SHARED"
+        ));
+    }
+    let hundred = c.call("MEMORY USAGE room").integer();
+    assert!(hundred > one + 99 * 36, "{one} and {hundred}");
+}
+
+#[test]
+fn object_commands_work_on_a_lock() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job me 600000");
+    for subcommand in ["ENCODING", "REFCOUNT", "IDLETIME"] {
+        c.ok(&format!("OBJECT {subcommand} job"));
+    }
+    c.ok("CONFIG SET maxmemory-policy allkeys-lfu");
+    c.ok("OBJECT FREQ job");
+    c.ok("TOUCH job");
+}
+
+#[test]
+fn the_digest_follows_what_is_held_and_nothing_else() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let digest = |c: &mut Connection| c.ok("DEBUG DIGEST-VALUE job").items()[0].text().to_owned();
+    let mut seen = Vec::new();
+    for line in [
+        "LOCK.ACQUIRE job me 600000",
+        "LOCK.ACQUIRE job me 600000",
+        "LOCK.FORCE job",
+        "LOCK.ACQUIRE job you 600000 OWNER label",
+    ] {
+        granted(&c.call(line));
+        seen.push(digest(&mut c));
+    }
+    for (n, one) in seen.iter().enumerate() {
+        assert!(!seen[n + 1..].contains(one), "{seen:?}");
+    }
+    let before = digest(&mut c);
+    std::thread::sleep(std::time::Duration::from_millis(5));
+    assert_eq!(
+        digest(&mut c),
+        before,
+        "the time that remains is no part of it"
+    );
+}
+
+#[test]
+fn client_side_caches_are_told_of_every_change() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut reader = server.connect().resp3();
+    reader.ok("CLIENT TRACKING ON");
+    for change in [
+        "LOCK.ACQUIRE job me 60000",
+        "LOCK.ACQUIRE job me 60000",
+        "LOCK.EXTEND job me 90000",
+        "LOCK.RELEASE job me",
+        "LOCK.FORCE job",
+        "LOCK.ACQUIRE job me 20",
+    ] {
+        reader.ok("LOCK.INFO job");
+        granted(&c.call(change));
+        assert_invalidated(&mut reader, change);
+    }
+    loop {
+        // The lease may end before it is read: then there is nothing to invalidate.
+        c.ok("LOCK.ACQUIRE job me 200");
+        if reader.call("LOCK.INFO job") != Value::Null {
+            break;
+        }
+    }
+    assert_invalidated(&mut reader, "the end of the lease");
+}
+
+#[track_caller]
+fn assert_invalidated(reader: &mut Connection, change: &str) {
+    let Value::Push(push) = reader.receive() else {
+        panic!("no push after {change}")
+    };
+    assert_eq!(push[0].text(), "invalidate", "{change}");
+    assert_eq!(push[1].items()[0].text(), "job", "{change}");
+}
+
+#[test]
+fn the_log_tells_version_and_configuration_at_load() {
+    let server = Server::options().module_arguments("max-ttl 12345").start();
+    let log = server.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("<lock>")).collect();
+    assert!(
+        lines
+            .iter()
+            .any(|line| line.contains(env!("CARGO_PKG_VERSION"))),
+        "{log}"
+    );
+    assert!(lines.iter().any(|line| line.contains("12345")), "{log}");
+}
+
+#[test]
+fn the_log_warns_when_locks_could_be_evicted() {
+    let warned = |policy: &str| {
+        let server = Server::options()
+            .config("maxmemory 100mb")
+            .config(&format!("maxmemory-policy {policy}"))
+            .start();
+        let log = server.log();
+        log.lines().any(|line| {
+            line.contains("<lock>") && line.contains("maxmemory-policy") && line.contains(" # ")
+        })
+    };
+    assert!(warned("allkeys-lru"));
+    assert!(warned("allkeys-random"));
+    assert!(!warned("noeviction"));
+}

@@ -1,0 +1,393 @@
+//! What is saved comes back: RDB, AOF, AOF rewrite, DUMP/RESTORE, MIGRATE, and the commands that move keys.
+
+use std::time::{Duration, Instant};
+
+use crate::lock::{all_locks, arrange, assert_held, sole_holder, wait_until_gone};
+use crate::resp::{Connection, Value, granted};
+use crate::server::{Options, Server, info_field, info_number, wait_until};
+
+/// Rewrites the AOF and waits for the end of it.
+pub fn rewrite_aof(c: &mut Connection) {
+    c.ok("BGREWRITEAOF");
+    wait_for_rewrite(c);
+}
+
+pub fn wait_for_rewrite(c: &mut Connection) {
+    wait_until("the rewrite of the AOF is over", || {
+        info_number(c, "persistence", "aof_rewrite_in_progress") == 0
+            && info_number(c, "persistence", "aof_rewrite_scheduled") == 0
+    });
+    assert_eq!(
+        info_field(c, "persistence", "aof_last_bgrewrite_status"),
+        "ok"
+    );
+}
+
+/// Arranges locks, does something to the server, and compares all locks before and after.
+fn survives(options: Options, what: impl FnOnce(&mut Server)) {
+    let mut server = options.start();
+    let mut c = server.connect();
+    let ownership = arrange(&mut c);
+    let before = all_locks(&mut c);
+    drop(c);
+    what(&mut server);
+    let mut c = server.connect();
+    assert_eq!(all_locks(&mut c), before);
+    assert_held(&mut c, &ownership);
+    assert_eq!(c.call("LOCK.ACQUIRE plain intruder 1000"), Value::Null);
+    assert_eq!(
+        c.call("LOCK.RELEASE reentered token-a ALL"),
+        Value::Integer(3)
+    );
+    assert_eq!(
+        c.call("LOCK.EXTEND capped token-c 7200001").error_class(),
+        "LOCKLIMIT"
+    );
+    assert_eq!(c.call("LOCK.NODE").number("locks"), before.len() as i64 - 1);
+}
+
+#[test]
+fn locks_survive_a_restart_from_rdb() {
+    survives(Server::options().config("save 3600 1"), |server| {
+        server.restart()
+    });
+}
+
+#[test]
+fn locks_survive_a_crash_with_the_aof() {
+    survives(Server::options().appendonly("always"), |server| {
+        server.kill();
+        server.start_again();
+    });
+}
+
+#[test]
+fn locks_survive_a_rewrite_of_the_aof_with_preamble() {
+    survives(Server::options().appendonly("always"), |server| {
+        rewrite_aof(&mut server.connect());
+        server.kill();
+        server.start_again();
+    });
+}
+
+#[test]
+fn locks_survive_a_rewrite_of_the_aof_without_preamble() {
+    survives(
+        Server::options()
+            .appendonly("always")
+            .config("aof-use-rdb-preamble no"),
+        |server| {
+            rewrite_aof(&mut server.connect());
+            server.kill();
+            server.start_again();
+        },
+    );
+}
+
+#[test]
+fn locks_survive_debug_reload_and_loadaof() {
+    survives(Server::options().appendonly("always"), |server| {
+        let mut c = server.connect();
+        c.ok("DEBUG RELOAD");
+        c.ok("DEBUG LOADAOF");
+    });
+}
+
+#[test]
+fn every_change_after_a_rewrite_is_in_the_aof() {
+    let mut server = Server::options()
+        .appendonly("always")
+        .config("aof-use-rdb-preamble no")
+        .start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE kept me 600000"));
+    c.ok("LOCK.ACQUIRE gone me 600000");
+    c.ok("LOCK.ACQUIRE forced me 600000");
+    c.ok("LOCK.ACQUIRE ended me 20");
+    rewrite_aof(&mut c);
+    c.ok("LOCK.ACQUIRE kept me 600000");
+    c.ok("LOCK.EXTEND kept me 3600000");
+    c.ok("LOCK.RELEASE gone me");
+    c.ok("LOCK.FORCE forced");
+    wait_until_gone(&mut c, "ended");
+    server.kill();
+    server.start_again();
+    let mut c = server.connect();
+    let holder = sole_holder(&mut c, "kept");
+    assert_eq!((holder.number("fence"), holder.number("holds")), (fence, 2));
+    assert!(holder.number("ttl") > 600_000);
+    assert_eq!(c.call("DBSIZE"), Value::Integer(1));
+}
+
+#[test]
+fn a_lease_is_armed_again_with_the_time_that_remained_when_it_was_written() {
+    for aof in [false, true] {
+        let options = if aof {
+            Server::options().appendonly("always")
+        } else {
+            Server::options()
+        };
+        let mut server = options.start();
+        let mut c = server.connect();
+        granted(&c.call("LOCK.ACQUIRE job me 100000"));
+        c.ok("SAVE");
+        let written = sole_holder(&mut c, "job").number("ttl");
+        server.kill();
+        std::thread::sleep(Duration::from_millis(700));
+        let start = Instant::now();
+        server.start_again();
+        let ttl = sole_holder(&mut server.connect(), "job").number("ttl");
+        let since_start = i64::try_from(start.elapsed().as_millis()).expect("a short time") + 1;
+        assert!(
+            ttl >= written - since_start,
+            "aof {aof}: {written} ms became {ttl} in {since_start} ms"
+        );
+        assert!(ttl <= 100_000);
+    }
+}
+
+#[test]
+fn a_loaded_lease_ends_by_itself() {
+    let mut server = Server::options().appendonly("always").start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 400"));
+    granted(&c.call("LOCK.ACQUIRE room one 400 SHARED"));
+    granted(&c.call("LOCK.ACQUIRE room two 400 SHARED"));
+    server.kill();
+    server.start_again();
+    let mut c = server.connect();
+    wait_until_gone(&mut c, "job");
+    wait_until_gone(&mut c, "room");
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+}
+
+#[test]
+fn a_restored_lock_is_the_same_lock() {
+    let source = Server::start();
+    let target = Server::start();
+    let mut s = source.connect();
+    let mut t = target.connect();
+    let ownership = arrange(&mut s);
+    let before = all_locks(&mut s);
+    for lock in &before {
+        s.ok(&format!("SELECT {}", lock.database));
+        t.ok(&format!("SELECT {}", lock.database));
+        let payload = s.call_args(&[b"DUMP", lock.key.as_slice()]);
+        let restored = t.call_args(&[b"RESTORE", lock.key.as_slice(), b"0", payload.bytes()]);
+        assert_eq!(restored, Value::Status("OK".into()));
+    }
+    assert_eq!(all_locks(&mut t), before);
+    assert_held(&mut t, &ownership);
+    assert_eq!(t.call("LOCK.NODE").number("locks"), before.len() as i64);
+}
+
+#[test]
+fn a_restored_lease_is_armed_and_ends_by_itself() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 2000"));
+    let payload = c.call("DUMP job");
+    c.ok("LOCK.RELEASE job me");
+    let restored = c.call_args(&[b"RESTORE", &b"again"[..], b"0", payload.bytes()]);
+    assert_eq!(restored, Value::Status("OK".into()));
+    wait_until_gone(&mut c, "again");
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+}
+
+#[test]
+fn restore_replace_puts_one_lock_in_the_place_of_another() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE old me 600000"));
+    granted(&c.call("LOCK.ACQUIRE new you 600000"));
+    let payload = c.call("DUMP new");
+    let busy = c.call_args(&[b"RESTORE", &b"old"[..], b"0", payload.bytes()]);
+    assert_eq!(busy.error_class(), "BUSYKEY");
+    let replaced = c.call_args(&[b"RESTORE", &b"old"[..], b"0", payload.bytes(), b"REPLACE"]);
+    assert_eq!(replaced, Value::Status("OK".into()));
+    assert_eq!(c.call("LOCK.RELEASE old me"), Value::Null);
+    assert_eq!(c.call("LOCK.RELEASE old you"), Value::Integer(1));
+    assert_eq!(c.call("LOCK.RELEASE new you"), Value::Integer(1));
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+}
+
+#[test]
+fn migrate_takes_locks_along() {
+    let source = Server::start();
+    let target = Server::start();
+    let mut s = source.connect();
+    let mut t = target.connect();
+    let fence = granted(&s.call("LOCK.ACQUIRE job me 600000 OWNER label"));
+    granted(&s.call("LOCK.ACQUIRE room one 600000 SHARED LIMIT 2"));
+    let before = all_locks(&mut s);
+    for key in ["job", "room"] {
+        assert_eq!(
+            s.call(&format!(
+                "MIGRATE 127.0.0.1 {} {key} 0 10000",
+                target.port()
+            )),
+            Value::Status("OK".into())
+        );
+    }
+    assert_eq!(all_locks(&mut t), before);
+    assert_eq!(all_locks(&mut s), []);
+    assert_eq!(s.call("LOCK.EXTEND job me 600000"), Value::Null);
+    assert_eq!(t.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+}
+
+#[test]
+fn rename_takes_the_lock_along() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    granted(&c.call("LOCK.ACQUIRE occupied you 600000"));
+    c.ok("RENAME job moved");
+    assert_eq!(c.call("LOCK.EXTEND moved me 600000"), Value::Integer(fence));
+    assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Null);
+    c.ok("RENAME moved occupied");
+    assert_eq!(
+        c.call("LOCK.EXTEND occupied me 600000"),
+        Value::Integer(fence)
+    );
+    assert_eq!(c.call("LOCK.EXTEND occupied you 600000"), Value::Null);
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+    assert_eq!(c.call("LOCK.RELEASE occupied me"), Value::Integer(1));
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+}
+
+#[test]
+fn move_takes_the_lock_along() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    assert_eq!(c.call("MOVE job 1"), Value::Integer(1));
+    assert_eq!(c.call("LOCK.INFO job"), Value::Null);
+    granted(&c.call("LOCK.ACQUIRE job you 600000"));
+    c.ok("SELECT 1");
+    assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 2);
+}
+
+#[test]
+fn swapdb_takes_the_locks_along() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    c.ok("SELECT 1");
+    let other = granted(&c.call("LOCK.ACQUIRE job you 600000"));
+    c.ok("SWAPDB 0 1");
+    assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+    assert_eq!(c.call("LOCK.EXTEND job you 600000"), Value::Null);
+    c.ok("SELECT 0");
+    assert_eq!(c.call("LOCK.EXTEND job you 600000"), Value::Integer(other));
+    assert_eq!(c.call("LOCK.RELEASE job you"), Value::Integer(1));
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+}
+
+#[test]
+fn a_lease_ends_by_itself_wherever_its_key_was_moved() {
+    let server = Server::start();
+    let mut c = server.connect();
+    // Long enough that the moves happen first, on a busy machine too; what counts is that it ends at all.
+    for line in ["renamed", "moved", "swapped"] {
+        granted(&c.call(&format!("LOCK.ACQUIRE {line} me 1500")));
+    }
+    c.ok("RENAME renamed other-name");
+    c.ok("MOVE moved 1");
+    c.ok("SWAPDB 0 2");
+    wait_until("all leases have ended", || {
+        c.pipeline(&[
+            "SELECT 0", "DBSIZE", "SELECT 1", "DBSIZE", "SELECT 2", "DBSIZE",
+        ])
+        .iter()
+        .all(|reply| !matches!(reply, Value::Integer(1..)))
+    });
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+    assert_eq!(info_number(&mut c, "lock", "lock_expiries"), 3);
+}
+
+#[test]
+fn copy_is_refused() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    for line in [
+        "COPY job twin",
+        "COPY job job DB 1",
+        "COPY job twin REPLACE",
+    ] {
+        let reply = c.call(line);
+        assert!(reply.is_error() || reply == Value::Integer(0), "{reply:?}");
+        assert_eq!(c.call("EXISTS twin"), Value::Integer(0));
+    }
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+}
+
+#[test]
+fn removal_by_other_commands_is_the_administrators_force() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for line in [
+        "DEL job",
+        "UNLINK job",
+        "SET job value",
+        "GETDEL job",
+        "RENAME job elsewhere",
+        "MOVE job 5",
+        "FLUSHDB",
+        "FLUSHALL",
+        "FLUSHALL ASYNC",
+        "SWAPDB 0 7",
+        "PEXPIRE job 1",
+        "EXPIREAT job 1",
+    ] {
+        let fence = granted(&c.call("LOCK.ACQUIRE job me 600000"));
+        c.call(line);
+        if line.starts_with("GETDEL") {
+            // Of another type for GETDEL: it must leave the lock alone.
+            assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+        }
+        if line.starts_with("SET") {
+            assert_eq!(
+                c.call("LOCK.EXTEND job me 600000").error_class(),
+                "WRONGTYPE"
+            );
+        }
+        if !line.starts_with("GETDEL") && !line.starts_with("SET") {
+            wait_until_gone(&mut c, "job");
+            assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Null, "{line}");
+            assert!(
+                granted(&c.call("LOCK.ACQUIRE job me 600000")) > fence,
+                "{line}"
+            );
+        }
+        c.ok("FLUSHALL");
+        assert_eq!(c.call("LOCK.NODE").number("locks"), 0, "{line}");
+    }
+}
+
+#[test]
+fn an_aof_whose_tail_was_cut_loads_up_to_the_cut() {
+    let mut server = Server::options().appendonly("always").start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE first me 600000"));
+    granted(&c.call("LOCK.ACQUIRE second me 600000"));
+    server.kill();
+    let folder = server.folder().join("appendonlydir");
+    let increment = std::fs::read_dir(folder)
+        .expect("the AOF's folder")
+        .map(|entry| entry.expect("a file").path())
+        .find(|path| path.to_string_lossy().ends_with(".incr.aof"))
+        .expect("an incremental AOF file");
+    let file = std::fs::OpenOptions::new()
+        .write(true)
+        .open(&increment)
+        .expect("the AOF");
+    let length = file.metadata().expect("its length").len();
+    file.set_len(length - 3).expect("the tail is cut");
+    server.start_again();
+    let mut c = server.connect();
+    assert_ne!(c.call("LOCK.INFO first me"), Value::Null);
+    assert_eq!(c.call("LOCK.INFO second me"), Value::Null);
+    granted(&c.call("LOCK.ACQUIRE second you 600000"));
+}
