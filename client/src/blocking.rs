@@ -1,0 +1,226 @@
+//! The same names for programs without an async runtime.
+//!
+//! ```no_run
+//! use redislock_client::blocking::Redlock;
+//!
+//! # fn main() -> Result<(), redislock_client::Error> {
+//! let client = Redlock::connect(["redis://127.0.0.1:6379"])?;
+//! let guard = client.lock("nightly-report").acquire()?;
+//! println!("holding it with fence {}", guard.fence());
+//! guard.release();
+//! # Ok(())
+//! # }
+//! ```
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::runtime::Runtime;
+
+use crate::{CancellationToken, Error, Held, Moment, Owner, Released};
+
+/// A client of one or several masters, with a small runtime of its own for renewal and reconnecting.
+#[derive(Clone, Debug)]
+pub struct Redlock {
+    inner: crate::Redlock,
+    runtime: Arc<Runtime>,
+}
+
+impl Redlock {
+    /// Connects to these nodes with the default settings.
+    pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
+        Self::from_builder(crate::Redlock::builder().nodes(urls))
+    }
+
+    /// Connects with the settings of an ordinary builder.
+    pub fn from_builder(builder: crate::Builder) -> Result<Self, Error> {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .worker_threads(1)
+            .thread_name("redislock")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Invalid(format!("no runtime for the client: {error}")))?;
+        let inner = runtime.block_on(builder.connect())?;
+        let runtime = Arc::new(runtime);
+        Ok(Self { inner, runtime })
+    }
+
+    /// A request for the lock of this name: any bytes.
+    pub fn lock(&self, name: impl AsRef<[u8]>) -> Lock {
+        self.request(self.inner.lock(name))
+    }
+
+    /// A request for several locks at once: all or none, without deadlock.
+    pub fn lock_all<N: AsRef<[u8]>>(&self, names: impl IntoIterator<Item = N>) -> Lock {
+        self.request(self.inner.lock_all(names))
+    }
+
+    fn request(&self, inner: crate::Lock) -> Lock {
+        let runtime = Arc::clone(&self.runtime);
+        Lock { inner, runtime }
+    }
+}
+
+/// A request for a lock; the options are those of [`crate::Lock`].
+#[derive(Clone, Debug)]
+#[must_use = "a request does nothing until it is acquired"]
+pub struct Lock {
+    inner: crate::Lock,
+    runtime: Arc<Runtime>,
+}
+
+impl Lock {
+    fn with(mut self, option: impl FnOnce(crate::Lock) -> crate::Lock) -> Self {
+        self.inner = option(self.inner);
+        self
+    }
+
+    /// See [`crate::Lock::ttl`].
+    pub fn ttl(self, ttl: Duration) -> Self {
+        self.with(|lock| lock.ttl(ttl))
+    }
+
+    /// See [`crate::Lock::wait`].
+    pub fn wait(self, wait: Duration) -> Self {
+        self.with(|lock| lock.wait(wait))
+    }
+
+    /// See [`crate::Lock::shared`].
+    pub fn shared(self) -> Self {
+        self.with(crate::Lock::shared)
+    }
+
+    /// See [`crate::Lock::limit`].
+    pub fn limit(self, holders: u32) -> Self {
+        self.with(|lock| lock.limit(holders))
+    }
+
+    /// See [`crate::Lock::owner`].
+    pub fn owner(self, owner: &Owner) -> Self {
+        self.with(|lock| lock.owner(owner))
+    }
+
+    /// See [`crate::Lock::max_hold`].
+    pub fn max_hold(self, cap: Duration) -> Self {
+        self.with(|lock| lock.max_hold(cap))
+    }
+
+    /// See [`crate::Lock::ephemeral`].
+    pub fn ephemeral(self) -> Self {
+        self.with(crate::Lock::ephemeral)
+    }
+
+    /// See [`crate::Lock::renew`].
+    pub fn renew(self, renew: bool) -> Self {
+        self.with(|lock| lock.renew(renew))
+    }
+
+    /// See [`crate::Lock::replicas`].
+    pub fn replicas(self, replicas: u32) -> Self {
+        self.with(|lock| lock.replicas(replicas))
+    }
+
+    /// See [`crate::Lock::acquire`].
+    pub fn acquire(&self) -> Result<Guard, Error> {
+        let inner = self.runtime.block_on(self.inner.acquire())?;
+        Ok(self.guard(inner))
+    }
+
+    /// See [`crate::Lock::try_acquire`].
+    pub fn try_acquire(&self) -> Result<Guard, Error> {
+        let inner = self.runtime.block_on(self.inner.try_acquire())?;
+        Ok(self.guard(inner))
+    }
+
+    /// Runs `work` under the lock and releases it afterwards. A thread cannot be stopped: `work` has to look at
+    /// [`Held::is_valid`] itself, and the error says if the lock was lost before the end.
+    pub fn run<T>(&self, work: impl FnOnce(Held) -> T) -> Result<T, Error> {
+        let guard = self.acquire()?;
+        let held = guard.held();
+        let done = work(held.clone());
+        match guard.release() {
+            Released::WasLost => Err(held.0.lost_error()),
+            _ => Ok(done),
+        }
+    }
+
+    fn guard(&self, inner: crate::Guard) -> Guard {
+        Guard {
+            held: inner.held(),
+            inner: Some(inner),
+            runtime: Arc::clone(&self.runtime),
+        }
+    }
+}
+
+/// A lock that is held. Dropping the last guard of a hold releases it before the drop returns.
+#[derive(Debug)]
+#[must_use = "dropping the guard releases the lock"]
+pub struct Guard {
+    /// Gone only once it is released.
+    inner: Option<crate::Guard>,
+    held: Held,
+    runtime: Arc<Runtime>,
+}
+
+impl Guard {
+    /// See [`crate::Guard::fence`].
+    pub fn fence(&self) -> u64 {
+        self.held.fence()
+    }
+
+    /// See [`crate::Guard::valid_until`].
+    pub fn valid_until(&self) -> Moment {
+        self.held.valid_until()
+    }
+
+    /// See [`crate::Guard::is_valid`].
+    pub fn is_valid(&self) -> bool {
+        self.held.is_valid()
+    }
+
+    /// Waits until the lock is lost.
+    pub fn lost(&self) {
+        self.runtime.block_on(self.held.lost());
+    }
+
+    /// See [`crate::Guard::lost_token`].
+    pub fn lost_token(&self) -> CancellationToken {
+        self.held.lost_token()
+    }
+
+    /// See [`crate::Guard::held`].
+    pub fn held(&self) -> Held {
+        self.held.clone()
+    }
+
+    /// See [`crate::Guard::extend`].
+    pub fn extend(&self) -> Result<Moment, Error> {
+        self.runtime.block_on(self.held.0.extend_again())
+    }
+
+    /// See [`crate::Guard::extend_to`].
+    pub fn extend_to(&self, ttl: Duration) -> Result<Moment, Error> {
+        self.runtime.block_on(self.held.0.extend_checked(ttl))
+    }
+
+    /// See [`crate::Guard::release`].
+    pub fn release(mut self) -> Released {
+        match self.inner.take() {
+            Some(inner) => self.runtime.block_on(inner.release()),
+            None => Released::Unknown,
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        // With the last handle the runtime goes, too, so the release cannot be left to it; but nothing may block
+        // where a runtime is at work already.
+        if let Some(inner) = self.inner.take()
+            && tokio::runtime::Handle::try_current().is_err()
+        {
+            self.runtime.block_on(inner.release());
+        }
+    }
+}

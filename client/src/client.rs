@@ -1,0 +1,73 @@
+//! What all locks of one client share: its nodes, its keeper, and the memory of what was busy.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use crate::clock::Moment;
+use crate::error::Error;
+use crate::fleet::Fleet;
+use crate::keeper::Keeper;
+use crate::options::Spec;
+
+/// A lock that was busy so recently is queued for at once, instead of first asking all nodes in vain.
+const BUSY_MEMORY: Duration = Duration::from_millis(100);
+const BUSY_SLOTS: usize = 64;
+
+/// The shared part of a client. Its background tasks end with it.
+pub(crate) struct Client {
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) keeper: Arc<Keeper>,
+    pub(crate) runtime: Handle,
+    /// When a lock of each hash was last found busy, in ms since boot.
+    busy: [AtomicU64; BUSY_SLOTS],
+    hashing: RandomState,
+    _stop: DropGuard,
+}
+
+impl Client {
+    pub(crate) async fn start(fleet: Fleet) -> Result<Arc<Self>, Error> {
+        fleet.connect().await?;
+        let fleet = Arc::new(fleet);
+        let keeper = Arc::new(Keeper::default());
+        let stop = CancellationToken::new();
+        let runtime = Handle::current();
+        for place in 0..fleet.nodes.len() {
+            runtime.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
+        }
+        runtime.spawn(Arc::clone(&keeper).run(stop.clone()));
+        Ok(Arc::new(Self {
+            fleet,
+            keeper,
+            runtime,
+            busy: std::array::from_fn(|_| AtomicU64::new(0)),
+            hashing: RandomState::new(),
+            _stop: stop.drop_guard(),
+        }))
+    }
+
+    fn busy_slot(&self, spec: &Spec) -> &AtomicU64 {
+        let hash = self.hashing.hash_one(&spec.keys) % BUSY_SLOTS as u64;
+        &self.busy[hash as usize]
+    }
+
+    pub(crate) fn was_busy(&self, spec: &Spec) {
+        self.busy_slot(spec)
+            .store(millis(Moment::now()), Ordering::Relaxed);
+    }
+
+    /// Whether the lock (or one of the same hash: no harm) was busy a moment ago.
+    pub(crate) fn seems_busy(&self, spec: &Spec) -> bool {
+        let last = self.busy_slot(spec).load(Ordering::Relaxed);
+        last != 0
+            && millis(Moment::now()).saturating_sub(last) < crate::command::millis(BUSY_MEMORY)
+    }
+}
+
+fn millis(moment: Moment) -> u64 {
+    crate::command::millis(moment.since_boot())
+}

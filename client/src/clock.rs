@@ -1,0 +1,69 @@
+//! The clock by which validity is judged: it runs on while the host is suspended.
+
+use std::fmt;
+use std::ops::Add;
+use std::time::Duration;
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// `Instant` stops while a Linux host sleeps, and a lease does not: hence CLOCK_BOOTTIME.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+const CLOCK: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+const CLOCK: ClockId = ClockId::Monotonic;
+
+/// A point in time on CLOCK_BOOTTIME (CLOCK_MONOTONIC where there is none).
+///
+/// Moments of one host can be compared across its processes; those of two hosts cannot.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Moment(Duration);
+
+impl Moment {
+    /// The present moment.
+    pub fn now() -> Self {
+        let now = clock_gettime(CLOCK);
+        let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+        let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);
+        Self(Duration::new(seconds, nanos))
+    }
+
+    /// Time since the host started.
+    pub fn since_boot(self) -> Duration {
+        self.0
+    }
+
+    /// How long it is from `earlier` to this moment; zero if it is not earlier.
+    pub fn since(self, earlier: Self) -> Duration {
+        self.0.saturating_sub(earlier.0)
+    }
+
+    /// How long it is from now to this moment; zero if it is past.
+    pub fn remaining(self) -> Duration {
+        self.since(Self::now())
+    }
+
+    /// The moment this long before.
+    pub(crate) fn minus(self, span: Duration) -> Self {
+        Self(self.0.saturating_sub(span))
+    }
+
+    /// A moment at a given distance from the start of the host, for tables of tests.
+    #[cfg(test)]
+    pub(crate) fn at_millis(millis: u64) -> Self {
+        Self(Duration::from_millis(millis))
+    }
+}
+
+impl Add<Duration> for Moment {
+    type Output = Self;
+
+    fn add(self, span: Duration) -> Self {
+        Self(self.0.saturating_add(span))
+    }
+}
+
+impl fmt::Debug for Moment {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "boot+{:?}", self.0)
+    }
+}

@@ -1,0 +1,316 @@
+//! All nodes of a client: connected and checked at the start, tended in the background.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use crate::census::Census;
+use crate::clock::Moment;
+use crate::error::{Error, NodeReport, Reports, Verdict};
+use crate::keeper::Keeper;
+use crate::node::{Known, Node};
+use crate::quorum::{NodeSet, majority};
+
+/// A node in use is asked this often whether it is still there and still who it was.
+const PULSE: Duration = Duration::from_millis(500);
+/// The first pause between two attempts to reach a node that is down, doubled each time …
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// … up to this one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A proposal leads what was last seen by so much, in µs: more than the time a request takes.
+const FENCE_LEAD: u64 = 3_000;
+/// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
+/// refuse what is 10 s ahead of their clocks.
+const FENCE_OUTLIER: u64 = 5_000_000;
+/// Clocks further apart than this, in µs, are worth a warning.
+const CLOCKS_APART: u64 = 1_000_000;
+
+/// The nodes, in the fixed order of the configuration.
+pub(crate) struct Fleet {
+    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) node_timeout: Duration,
+    changed: watch::Sender<u64>,
+}
+
+impl Fleet {
+    pub(crate) fn new(nodes: Vec<Arc<Node>>, node_timeout: Duration) -> Self {
+        Self {
+            nodes,
+            node_timeout,
+            changed: watch::Sender::new(0),
+        }
+    }
+
+    pub(crate) fn majority(&self) -> usize {
+        majority(self.nodes.len())
+    }
+
+    /// Whom to ask: those believed up; all of them when that is no majority.
+    pub(crate) fn electorate(&self) -> NodeSet {
+        let mut up = NodeSet::default();
+        let mut all = NodeSet::default();
+        for (place, node) in self.nodes.iter().enumerate() {
+            all.insert(place);
+            if node.is_up() {
+                up.insert(place);
+            }
+        }
+        match up.len() < self.majority() {
+            true => all,
+            false => up,
+        }
+    }
+
+    /// A fence above everything that the nodes are known to have given out; none is needed for one node.
+    pub(crate) fn proposal(&self, now: Moment) -> Option<u64> {
+        if self.nodes.len() == 1 {
+            return None;
+        }
+        let mut marks: Vec<u64> = self.nodes.iter().map(|node| node.high_mark(now)).collect();
+        marks.sort_unstable();
+        let middle = marks.get(marks.len() / 2).copied().unwrap_or(0);
+        let bound = middle.saturating_add(FENCE_OUTLIER);
+        let highest = marks
+            .into_iter()
+            .filter(|mark| *mark <= bound)
+            .max()
+            .unwrap_or(0);
+        Some(highest.saturating_add(FENCE_LEAD))
+    }
+
+    /// Reports with the verdict that `verdict` gives for each place.
+    pub(crate) fn reports(&self, verdict: impl Fn(usize) -> Verdict) -> Reports {
+        let report = |(place, node): (usize, &Arc<Node>)| NodeReport {
+            node: node.name.clone(),
+            verdict: verdict(place),
+        };
+        Reports(self.nodes.iter().enumerate().map(report).collect())
+    }
+
+    /// Returns when some node has come or gone since `seen`, and after `patience` anyway.
+    pub(crate) async fn change(&self, seen: &mut watch::Receiver<u64>, patience: Duration) {
+        let _ = tokio::time::timeout(patience, seen.changed()).await;
+    }
+
+    pub(crate) fn watch(&self) -> watch::Receiver<u64> {
+        self.changed.subscribe()
+    }
+
+    /// Connects to every node at once and checks what they say about themselves.
+    pub(crate) async fn connect(&self) -> Result<(), Error> {
+        let dialled = join_all(self.nodes.iter().map(|node| node.dial())).await;
+        let mut verdicts: Vec<Option<Verdict>> = Vec::new();
+        for (place, result) in dialled.into_iter().enumerate() {
+            let node = &self.nodes[place];
+            let verdict = match result {
+                Ok((connection, census)) => match self.doubled(place, &census) {
+                    None => {
+                        node.install(connection, &census);
+                        self.warn_about(node, &census).await;
+                        None
+                    }
+                    doubled => doubled,
+                },
+                Err(verdict) => Some(verdict),
+            };
+            if let Some(verdict) = &verdict {
+                node.bar(verdict.clone());
+            }
+            verdicts.push(verdict);
+        }
+        self.judge(verdicts)?;
+        self.warn_about_all();
+        Ok(())
+    }
+
+    /// One server twice, a replica and a missing module are errors whatever the others say; too few nodes are, too.
+    fn judge(&self, verdicts: Vec<Option<Verdict>>) -> Result<(), Error> {
+        let problem = |verdict: &Verdict| match verdict {
+            Verdict::SameAs { .. } => Some("one server is listed twice: list each once"),
+            Verdict::Replica => Some("a replica is listed: list masters only"),
+            Verdict::ModuleMissing => Some("a server lacks the redislock module: load it there"),
+            Verdict::ModuleTooOld { .. } => {
+                Some("a server has an old redislock module: upgrade it")
+            }
+            Verdict::Garbage(_) => Some("a server is no redislock node: check its address"),
+            Verdict::Refused(text) if !text.starts_with("LOADING") => {
+                Some("a server refuses LOCK.NODE: check its user")
+            }
+            _ => None,
+        };
+        let reports = self.reports(|place| match verdicts.get(place) {
+            Some(Some(verdict)) => verdict.clone(),
+            _ => Verdict::NotAsked,
+        });
+        let bad = verdicts.iter().flatten().find_map(problem);
+        if let Some(problem) = bad {
+            return Err(Error::Misconfigured {
+                problem: problem.to_owned(),
+                nodes: reports,
+            });
+        }
+        let reached = verdicts.iter().filter(|verdict| verdict.is_none()).count();
+        if reached < self.majority() {
+            return Err(Error::NoQuorum {
+                lock: "the connection".to_owned(),
+                nodes: reports,
+            });
+        }
+        Ok(())
+    }
+
+    /// Whether another node is the same process.
+    fn doubled(&self, place: usize, census: &[Census]) -> Option<Verdict> {
+        for (other, node) in self.nodes.iter().enumerate() {
+            let known = node.incarnations();
+            if other != place && census.iter().any(|one| known.contains(&one.incarnation)) {
+                return Some(Verdict::SameAs {
+                    node: node.name.clone(),
+                });
+            }
+        }
+        None
+    }
+
+    async fn warn_about(&self, node: &Node, census: &[Census]) {
+        let forgetful = census.iter().any(|one| !one.durable && !one.quarantined);
+        if forgetful && !quarantine_is_set(node, self.node_timeout).await {
+            tracing::warn!(
+                node = %node.name,
+                "neither durable nor quarantined: after a restart it may grant a lock that is still held; \
+                 set lock.quarantine, or appendonly with appendfsync always"
+            );
+        }
+    }
+
+    fn warn_about_all(&self) {
+        if self.nodes.len().is_multiple_of(2) {
+            tracing::warn!(
+                nodes = self.nodes.len(),
+                "an even number of nodes survives no more failures than one node less"
+            );
+        }
+        let now = Moment::now();
+        let up = self.nodes.iter().filter(|node| node.is_up());
+        let clocks: Vec<u64> = up.map(|node| node.clock(now)).collect();
+        if let (Some(first), Some(last)) = (clocks.iter().min(), clocks.iter().max())
+            && last - first > CLOCKS_APART
+        {
+            tracing::warn!(
+                apart_ms = (last - first) / 1_000,
+                "the nodes' clocks are more than a second apart: their fences will need a second round trip"
+            );
+        }
+    }
+
+    /// Looks after one node until `stop`: asks now and then whether it lives, reaches it again when it does not.
+    pub(crate) async fn tend(
+        self: Arc<Self>,
+        place: usize,
+        keeper: Arc<Keeper>,
+        stop: CancellationToken,
+    ) {
+        let tending = async {
+            let node = &self.nodes[place];
+            loop {
+                if node.is_up() {
+                    tokio::select! {
+                        () = node.complaint() => {}
+                        () = tokio::time::sleep(PULSE) => if !node.in_use() { continue },
+                    }
+                }
+                self.reach(place, &keeper).await;
+            }
+        };
+        tokio::select! {
+            () = stop.cancelled() => {}
+            () = tending => {}
+        }
+    }
+
+    /// Returns when the node is known to be up.
+    async fn reach(&self, place: usize, keeper: &Keeper) {
+        let node = &self.nodes[place];
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.pulse(place).await {
+                Ok(known) => {
+                    if known == Known::Restarted {
+                        tracing::info!(node = %node.name, "node was restarted");
+                        keeper.renew_all();
+                    }
+                    for (release, until) in node.settle() {
+                        let asked =
+                            tokio::time::timeout(self.node_timeout, node.ask(Arc::clone(&release)))
+                                .await;
+                        if asked.is_err() {
+                            node.owe(release, until);
+                        }
+                    }
+                    self.changed.send_modify(|count| *count += 1);
+                    return;
+                }
+                Err(verdict) => {
+                    tracing::debug!(node = %node.name, %verdict, "node does not serve");
+                    node.bar(verdict);
+                    self.changed.send_modify(|count| *count += 1);
+                }
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+    }
+
+    /// Asks on the connection there is; if that does not answer, on a new one.
+    async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
+        let node = &self.nodes[place];
+        if let Ok((generation, mut connection)) = node.line() {
+            match tokio::time::timeout(self.node_timeout, connection.census()).await {
+                Ok(Ok(census)) => return self.accept(place, &census, None),
+                Ok(Err(Verdict::Unreachable(why))) => {
+                    node.broken(generation, Verdict::Unreachable(why))
+                }
+                Ok(Err(verdict)) => node.bar(verdict),
+                Err(_) => node.suspect(Verdict::TimedOut(self.node_timeout)),
+            }
+        }
+        let (connection, census) = node.dial().await?;
+        self.accept(place, &census, Some(connection))
+    }
+
+    fn accept(
+        &self,
+        place: usize,
+        census: &[Census],
+        new: Option<crate::link::Connection>,
+    ) -> Result<Known, Verdict> {
+        if let Some(doubled) = self.doubled(place, census) {
+            return Err(doubled);
+        }
+        let node = &self.nodes[place];
+        Ok(match new {
+            Some(connection) => node.install(connection, census),
+            None => node.confirm(census),
+        })
+    }
+}
+
+/// LOCK.NODE tells a quarantine only while it lasts; the setting itself is read where that is allowed.
+async fn quarantine_is_set(node: &Node, patience: Duration) -> bool {
+    let Ok((_, mut connection)) = node.line() else {
+        return false;
+    };
+    let mut cmd = redis::cmd("CONFIG");
+    cmd.arg("GET").arg("lock.quarantine");
+    let request = crate::command::Request::new(cmd, Some(&Vec::new()));
+    let Ok(Ok(value)) = tokio::time::timeout(patience, connection.send(&request)).await else {
+        return false;
+    };
+    let fields = crate::reply::Fields::read(value);
+    fields
+        .and_then(|fields| fields.number("lock.quarantine"))
+        .is_some_and(|ms| ms > 0)
+}

@@ -1,0 +1,107 @@
+//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task of its own.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use crate::clock::Moment;
+use crate::hold::Hold;
+
+/// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices soon after.
+const LONGEST_NAP: Duration = Duration::from_secs(1);
+
+/// When a hold is to be looked at, and which.
+pub(crate) type Slot = (Moment, u64);
+
+/// The holds of a client, by when they have to be looked at next.
+#[derive(Default)]
+pub(crate) struct Keeper {
+    agenda: Mutex<Agenda>,
+    wake: Notify,
+    serial: AtomicU64,
+}
+
+#[derive(Default)]
+struct Agenda {
+    due: BTreeMap<Slot, Weak<Hold>>,
+    /// When the task looks again by itself; `None`: not before it is woken.
+    asleep_until: Option<Moment>,
+}
+
+impl Keeper {
+    /// Puts the hold on the agenda.
+    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Moment) -> Slot {
+        let slot = (at, self.serial.fetch_add(1, Ordering::Relaxed));
+        let mut agenda = self.lock();
+        agenda.due.insert(slot, Arc::downgrade(hold));
+        // Grants that come and go with the same ttl are always due later, and wake nobody.
+        let early = agenda.asleep_until.is_none_or(|until| at < until);
+        drop(agenda);
+        if early {
+            self.wake.notify_one();
+        }
+        slot
+    }
+
+    pub(crate) fn forget(&self, slot: Slot) {
+        self.lock().due.remove(&slot);
+    }
+
+    /// A node came back as another process: every hold asks anew who still grants it.
+    pub(crate) fn renew_all(&self) {
+        let holds: Vec<Arc<Hold>> = self.lock().due.values().filter_map(Weak::upgrade).collect();
+        for hold in holds {
+            tokio::spawn(async move { hold.renew_now().await });
+        }
+    }
+
+    /// Looks after the holds until `stop`.
+    pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
+        loop {
+            let nap = self.nap();
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = self.wake.notified() => {}
+                () = sleep(nap) => {}
+            }
+            for hold in self.due_by(Moment::now()) {
+                tokio::spawn(hold.attend());
+            }
+        }
+    }
+
+    fn nap(&self) -> Option<Duration> {
+        let mut agenda = self.lock();
+        let next = agenda.due.first_key_value().map(|(slot, _)| slot.0);
+        let nap = next.map(|at| at.remaining().min(LONGEST_NAP));
+        agenda.asleep_until = nap.map(|nap| Moment::now() + nap);
+        nap
+    }
+
+    fn due_by(&self, now: Moment) -> Vec<Arc<Hold>> {
+        let mut agenda = self.lock();
+        let mut due = Vec::new();
+        while let Some(entry) = agenda.due.first_entry() {
+            if entry.key().0 > now {
+                break;
+            }
+            due.extend(entry.remove().upgrade());
+        }
+        due
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Agenda> {
+        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn sleep(nap: Option<Duration>) {
+    match nap {
+        Some(nap) => tokio::time::sleep(nap).await,
+        None => std::future::pending().await,
+    }
+}

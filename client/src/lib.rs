@@ -1,0 +1,38 @@
+#![doc = include_str!("../README.md")]
+#![deny(missing_docs)]
+#![forbid(unsafe_code)]
+
+mod attempt;
+#[cfg(feature = "blocking")]
+pub mod blocking;
+mod census;
+mod client;
+mod clock;
+mod command;
+mod error;
+mod fleet;
+mod giveback;
+mod guard;
+mod hold;
+mod keeper;
+mod link;
+mod lock;
+mod node;
+mod options;
+mod owner;
+mod quorum;
+mod redlock;
+mod reply;
+mod token;
+mod turnstile;
+
+pub use crate::clock::Moment;
+pub use crate::error::{Error, NodeReport, Reports, Verdict};
+pub use crate::guard::{Guard, Held};
+pub use crate::hold::Released;
+pub use crate::lock::Lock;
+pub use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
+pub use crate::owner::Owner;
+pub use crate::redlock::{Builder, Redlock};
+/// What [`Guard::lost_token`] returns.
+pub use tokio_util::sync::CancellationToken;

@@ -1,0 +1,205 @@
+//! What is asked for: one lock's options, checked before anything is sent.
+
+use std::time::Duration;
+
+use crate::error::Error;
+
+/// How long a lease lasts unless asked otherwise.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
+/// How long one node may take to answer unless asked otherwise: small against the default ttl.
+pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a connection may take to open unless asked otherwise.
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use the lock.
+pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
+/// Longest owner label, as the server has it.
+pub(crate) const MAX_LABEL: usize = 256;
+
+/// Everything about a request but its token and its fence.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) ttl: Duration,
+    pub(crate) shared: bool,
+    pub(crate) limit: Option<u32>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) ephemeral: bool,
+    pub(crate) label: Option<String>,
+    pub(crate) replicas: Option<u32>,
+    pub(crate) renew: bool,
+}
+
+impl Spec {
+    pub(crate) fn new(keys: Vec<Vec<u8>>) -> Self {
+        Self {
+            keys,
+            ttl: DEFAULT_TTL,
+            shared: false,
+            limit: None,
+            max_hold: None,
+            ephemeral: false,
+            label: None,
+            replicas: None,
+            renew: true,
+        }
+    }
+
+    /// The lock's name for messages: any bytes, made readable.
+    pub(crate) fn name(&self) -> String {
+        let names: Vec<String> = self
+            .keys
+            .iter()
+            .map(|key| key.escape_ascii().to_string())
+            .collect();
+        format!("lock {}", names.join(", "))
+    }
+
+    /// What is wrong with this request, for a client of `nodes` nodes that gives each `node_timeout`.
+    pub(crate) fn check(&self, nodes: usize, node_timeout: Duration) -> Result<(), Error> {
+        let invalid = |problem: String| Err(Error::Invalid(problem));
+        if self.keys.is_empty() {
+            return invalid("no lock is named: give at least one".to_owned());
+        }
+        for (place, key) in self.keys.iter().enumerate() {
+            if self.keys[..place].contains(key) {
+                return invalid(format!("lock {} is named twice", key.escape_ascii()));
+            }
+        }
+        if self.ttl <= node_timeout * TTL_IN_NODE_TIMEOUTS {
+            return invalid(format!(
+                "a ttl of {:?} is too short for a node timeout of {:?}: it must be longer than {:?}",
+                self.ttl,
+                node_timeout,
+                node_timeout * TTL_IN_NODE_TIMEOUTS
+            ));
+        }
+        if self.max_hold.is_some_and(|cap| cap < self.ttl) {
+            return invalid(
+                "max_hold is shorter than the ttl: raise it or ask for a shorter lease".to_owned(),
+            );
+        }
+        if self.limit.is_some() && !self.shared {
+            return invalid("limit needs shared: a semaphore is a shared lock".to_owned());
+        }
+        if self.limit == Some(0) {
+            return invalid("limit 0 lets nobody in: it must be 1 or more".to_owned());
+        }
+        if nodes > 1 && self.limit.is_some() {
+            return invalid(format!(
+                "limit needs a single node, this client has {nodes}: permits have no quorum"
+            ));
+        }
+        if nodes > 1 && self.ephemeral {
+            return invalid(format!(
+                "ephemeral needs a single node, this client has {nodes}"
+            ));
+        }
+        if self
+            .label
+            .as_ref()
+            .is_some_and(|label| label.len() > MAX_LABEL)
+        {
+            return invalid(format!(
+                "the owner's label is longer than {MAX_LABEL} bytes"
+            ));
+        }
+        if self.replicas == Some(0) {
+            return invalid("replicas 0 waits for nobody: leave it out".to_owned());
+        }
+        if self.replicas.is_some() && self.ephemeral {
+            return invalid("replicas and ephemeral exclude each other: an ephemeral hold ends with its connection".to_owned());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn spec() -> Spec {
+        Spec::new(vec![b"x".to_vec()])
+    }
+
+    fn problem(spec: &Spec, nodes: usize) -> String {
+        match spec.check(nodes, DEFAULT_NODE_TIMEOUT) {
+            Err(Error::Invalid(problem)) => problem,
+            other => panic!("expected a problem, got {other:?}"),
+        }
+    }
+
+    #[test]
+    fn an_ordinary_request_is_fine() {
+        assert_eq!(spec().check(5, DEFAULT_NODE_TIMEOUT), Ok(()));
+    }
+
+    #[test]
+    fn a_ttl_of_zero_or_below_what_node_timeouts_allow_is_refused() {
+        for ttl in [
+            Duration::ZERO,
+            Duration::from_millis(1),
+            DEFAULT_NODE_TIMEOUT * 3,
+        ] {
+            let spec = Spec { ttl, ..spec() };
+            assert!(problem(&spec, 1).contains("too short"));
+        }
+    }
+
+    #[test]
+    fn what_has_no_quorum_is_refused_over_several_nodes() {
+        let limited = Spec {
+            shared: true,
+            limit: Some(3),
+            ..spec()
+        };
+        let ephemeral = Spec {
+            ephemeral: true,
+            ..spec()
+        };
+        assert!(problem(&limited, 3).contains("single node"));
+        assert!(problem(&ephemeral, 3).contains("single node"));
+        assert_eq!(limited.check(1, DEFAULT_NODE_TIMEOUT), Ok(()));
+        assert_eq!(ephemeral.check(1, DEFAULT_NODE_TIMEOUT), Ok(()));
+    }
+
+    #[test]
+    fn nonsense_says_what_to_change() {
+        assert!(problem(&Spec::new(Vec::new()), 1).contains("at least one"));
+        let doubled = Spec::new(vec![b"x".to_vec(), b"y".to_vec(), b"x".to_vec()]);
+        assert!(problem(&doubled, 1).contains("twice"));
+        let unshared = Spec {
+            limit: Some(2),
+            ..spec()
+        };
+        assert!(problem(&unshared, 1).contains("shared"));
+        let nobody = Spec {
+            shared: true,
+            limit: Some(0),
+            ..spec()
+        };
+        assert!(problem(&nobody, 1).contains("1 or more"));
+        let capped = Spec {
+            max_hold: Some(Duration::from_secs(1)),
+            ..spec()
+        };
+        assert!(problem(&capped, 1).contains("max_hold"));
+        let long = Spec {
+            label: Some("x".repeat(257)),
+            ..spec()
+        };
+        assert!(problem(&long, 1).contains("256"));
+        let none = Spec {
+            replicas: Some(0),
+            ..spec()
+        };
+        assert!(problem(&none, 1).contains("replicas"));
+    }
+
+    #[test]
+    fn a_name_of_any_bytes_can_be_shown() {
+        assert_eq!(
+            Spec::new(vec![vec![0, 255, b'a']]).name(),
+            "lock \\x00\\xffa"
+        );
+    }
+}

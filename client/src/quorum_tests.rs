@@ -1,0 +1,241 @@
+//! Tables for the cases that a reader would ask about, and properties for those nobody would think of.
+
+use proptest::prelude::*;
+
+use super::*;
+
+const TTL: Duration = Duration::from_secs(10);
+
+fn set(nodes: &[usize]) -> NodeSet {
+    let mut set = NodeSet::default();
+    nodes.iter().for_each(|node| set.insert(*node));
+    set
+}
+
+fn at(millis: u64) -> Moment {
+    Moment::at_millis(millis)
+}
+
+/// `5`: granted with fence 5; `.`: not heard yet; `x`: against.
+fn ballot(votes: &str) -> Ballot {
+    let votes: Vec<&str> = votes.split(' ').collect();
+    let all: Vec<usize> = (0..votes.len()).collect();
+    let mut ballot = Ballot::new(votes.len(), set(&all), TTL);
+    for (node, vote) in votes.iter().enumerate() {
+        match *vote {
+            "." => {}
+            "x" => ballot.deny(node),
+            fence => ballot.grant(node, fence.parse().unwrap(), at(0)),
+        }
+    }
+    ballot
+}
+
+fn shown(decision: Decision) -> String {
+    let list = |nodes: NodeSet| {
+        nodes
+            .iter()
+            .map(|node| node.to_string())
+            .collect::<Vec<_>>()
+            .join(",")
+    };
+    match decision {
+        Decision::Open => "open".to_owned(),
+        Decision::Failed => "failed".to_owned(),
+        Decision::WriteBack { fence, to } => format!("write {fence} to {}", list(to)),
+        Decision::Won {
+            fence, accepted, ..
+        } => format!("won {fence} by {}", list(accepted)),
+    }
+}
+
+#[test]
+fn the_table_of_ballots() {
+    let table = [
+        // One node.
+        ("7", "won 7 by 0"),
+        (".", "open"),
+        ("x", "failed"),
+        // The common case: all accept the proposal, three are enough.
+        ("7 7 7 7 7", "won 7 by 0,1,2,3,4"),
+        ("7 7 7 . .", "won 7 by 0,1,2"),
+        ("7 . 7 x 7", "won 7 by 0,2,4"),
+        // Not yet, or never.
+        ("7 7 . . .", "open"),
+        ("7 7 x x .", "open"),
+        ("7 7 x x x", "failed"),
+        ("x x x . .", "failed"),
+        (". . x x .", "open"),
+        // Different fences: the lower ones are raised.
+        ("7 8 8 . .", "write 8 to 0"),
+        ("6 7 8 . .", "write 8 to 0,1"),
+        ("6 7 8 8 8", "won 8 by 2,3,4"),
+        ("6 6 8 8 .", "write 8 to 0,1"),
+        // A node far ahead is left out instead of dragging the others along.
+        ("7 7 7 99 .", "won 7 by 0,1,2"),
+        ("6 7 7 99 x", "write 7 to 0"),
+        ("6 7 x 99 x", "write 99 to 0,1"),
+        // Four nodes need three.
+        ("7 7 x x", "failed"),
+        ("7 7 7 x", "won 7 by 0,1,2"),
+        // Two need both.
+        ("7 x", "failed"),
+        ("7 8", "write 8 to 0"),
+    ];
+    for (votes, expected) in table {
+        assert_eq!(
+            shown(ballot(votes).decide(at(1))),
+            expected,
+            "votes: {votes}"
+        );
+    }
+}
+
+#[test]
+fn validity_counts_from_the_sending_less_the_drift() {
+    // 1 % of 10 s and 2 ms.
+    assert_eq!(lease_end(at(1_000), TTL), at(1_000 + 10_000 - 100 - 2));
+    assert_eq!(lease_end(at(5), Duration::from_millis(1)), at(5));
+}
+
+#[test]
+fn a_win_that_comes_too_late_is_none() {
+    let ballot = ballot("7 7 7 . .");
+    assert!(matches!(ballot.decide(at(9_897)), Decision::Won { .. }));
+    assert_eq!(ballot.decide(at(9_898)), Decision::Failed);
+}
+
+#[test]
+fn validity_is_that_of_the_best_majority() {
+    let mut ballot = Ballot::new(3, set(&[0, 1, 2]), TTL);
+    ballot.grant(0, 7, at(0));
+    ballot.grant(1, 7, at(500));
+    ballot.grant(2, 7, at(800));
+    match ballot.decide(at(900)) {
+        Decision::Won { valid_until, .. } => assert_eq!(valid_until, lease_end(at(500), TTL)),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_node_that_was_not_asked_counts_against() {
+    let mut ballot = Ballot::new(3, set(&[0, 1]), TTL);
+    assert_eq!(ballot.decide(at(0)), Decision::Open);
+    ballot.deny(0);
+    assert_eq!(ballot.decide(at(0)), Decision::Failed);
+}
+
+#[test]
+fn a_write_back_that_is_refused_leaves_the_rest_to_decide() {
+    let mut ballot = ballot("7 8 8 . x");
+    ballot.reopen(0);
+    assert_eq!(ballot.decide(at(1)), Decision::Open);
+    ballot.deny(0);
+    assert_eq!(ballot.decide(at(1)), Decision::Open);
+    ballot.grant(3, 8, at(0));
+    assert_eq!(shown(ballot.decide(at(1))), "won 8 by 1,2,3");
+}
+
+#[test]
+fn the_hold_lasts_until_the_majority_th_lease_ends() {
+    let ends = |ends: &[u64]| {
+        ends.iter()
+            .map(|end| at(*end))
+            .collect::<Vec<_>>()
+            .into_iter()
+    };
+    assert_eq!(held_until(ends(&[10, 30, 20]), 2), Some(at(20)));
+    assert_eq!(held_until(ends(&[10, 30, 20, 40, 50]), 3), Some(at(30)));
+    assert_eq!(held_until(ends(&[10]), 2), None);
+    assert_eq!(held_until(ends(&[]), 1), None);
+}
+
+#[derive(Clone, Debug)]
+enum Event {
+    Grant(usize, u64),
+    Deny(usize),
+    Reopen(usize),
+}
+
+fn events() -> impl Strategy<Value = (usize, Vec<Event>)> {
+    (1_usize..8).prop_flat_map(|nodes| {
+        let event = prop_oneof![
+            4 => (0..nodes, 1_u64..5).prop_map(|(node, fence)| Event::Grant(node, fence)),
+            1 => (0..nodes).prop_map(Event::Deny),
+            1 => (0..nodes).prop_map(Event::Reopen),
+        ];
+        (Just(nodes), prop::collection::vec(event, 0..24))
+    })
+}
+
+fn played(nodes: usize, events: &[Event]) -> Ballot {
+    let mut ballot = Ballot::new(nodes, set(&(0..nodes).collect::<Vec<_>>()), TTL);
+    for event in events {
+        match event {
+            Event::Grant(node, fence) => ballot.grant(*node, *fence, at(0)),
+            Event::Deny(node) => ballot.deny(*node),
+            Event::Reopen(node) => ballot.reopen(*node),
+        }
+    }
+    ballot
+}
+
+proptest! {
+    #[test]
+    fn a_win_is_always_a_majority_that_accepted_exactly_the_fence((nodes, events) in events()) {
+        let ballot = played(nodes, &events);
+        if let Decision::Won { fence, accepted, .. } = ballot.decide(at(1)) {
+            prop_assert!(accepted.len() * 2 > nodes);
+            for node in accepted.iter() {
+                prop_assert_eq!(ballot.grant_of(node).map(|grant| grant.0), Some(fence));
+            }
+        }
+    }
+
+    #[test]
+    fn two_wins_share_a_node((nodes, events, other) in events().prop_flat_map(|(nodes, events)| {
+        let other = prop::collection::vec((0..nodes, 1_u64..5), 0..24);
+        (Just(nodes), Just(events), other)
+    })) {
+        let others: Vec<Event> = other.into_iter().map(|(node, fence)| Event::Grant(node, fence)).collect();
+        let first = played(nodes, &events).decide(at(1));
+        let second = played(nodes, &others).decide(at(1));
+        if let (Decision::Won { accepted: a, .. }, Decision::Won { accepted: b, .. }) = (first, second) {
+            prop_assert!(a.iter().any(|node| b.contains(node)));
+        }
+    }
+
+    #[test]
+    fn a_write_back_only_raises_and_would_win((nodes, events) in events()) {
+        let mut ballot = played(nodes, &events);
+        if let Decision::WriteBack { fence, to } = ballot.decide(at(1)) {
+            prop_assert!(!to.is_empty());
+            for node in to.iter() {
+                prop_assert!(ballot.grant_of(node).is_some_and(|grant| grant.0 < fence));
+                ballot.grant(node, fence, at(0));
+            }
+            prop_assert!(matches!(ballot.decide(at(1)), Decision::Won { fence: won, .. } if won == fence), "{:?}", ballot);
+        }
+    }
+
+    #[test]
+    fn failed_stays_failed_whatever_the_open_nodes_say((nodes, events, fence) in events().prop_flat_map(|(n, e)| (Just(n), Just(e), 1_u64..5))) {
+        let mut ballot = played(nodes, &events);
+        if ballot.decide(at(1)) == Decision::Failed {
+            for node in ballot.open().iter() {
+                ballot.grant(node, fence, at(0));
+            }
+            prop_assert_eq!(ballot.decide(at(1)), Decision::Failed);
+        }
+    }
+
+    #[test]
+    fn at_any_moment_before_the_end_a_majority_keeps_its_lease(ends in prop::collection::vec(0_u64..100, 0..8), nodes in 1_usize..8) {
+        let majority = majority(nodes);
+        let moments: Vec<Moment> = ends.iter().map(|end| at(*end)).collect();
+        match held_until(moments.iter().copied(), majority) {
+            Some(until) => prop_assert!(moments.iter().filter(|end| **end >= until).count() >= majority),
+            None => prop_assert!(moments.len() < majority),
+        }
+    }
+}
