@@ -168,6 +168,12 @@ fn evicted_locks_are_counted() {
     assert_eq!(evicted, info_number(&mut c, "stats", "evicted_keys"));
 }
 
+fn command_docs(c: &mut Connection, name: &str) -> Value {
+    let docs = c.call(&format!("COMMAND DOCS LOCK.{name}"));
+    let (_, docs) = docs.pairs().remove(0);
+    docs
+}
+
 #[test]
 fn command_docs_read_well() {
     let server = Server::start();
@@ -175,14 +181,12 @@ fn command_docs_read_well() {
     for name in [
         "ACQUIRE", "RELEASE", "EXTEND", "INFO", "NODE", "FORCE", "HELP",
     ] {
-        let docs = c.call(&format!("COMMAND DOCS LOCK.{name}"));
-        let docs = docs.field(&format!("lock.{}", name.to_lowercase()));
+        let docs = command_docs(&mut c, name);
         assert!(docs.field("summary").text().len() > 10, "{name}: {docs:?}");
         assert!(!docs.field("since").text().is_empty(), "{name}");
         assert!(!docs.field("complexity").text().is_empty(), "{name}");
     }
-    let docs = c.call("COMMAND DOCS LOCK.ACQUIRE");
-    let arguments = docs.field("lock.acquire").field("arguments");
+    let arguments = command_docs(&mut c, "ACQUIRE").field("arguments");
     let shown = format!("{arguments:?}").to_uppercase();
     for word in ["KEY", "TOKEN", "TTL", "ONCE", "FENCE", "MAXHOLD", "OWNER"] {
         assert!(shown.contains(word), "no {word} in {shown}");
@@ -309,12 +313,11 @@ fn client_side_caches_are_told_of_every_change() {
         granted(&c.call(change));
         assert_invalidated(&mut reader, change);
     }
-    loop {
-        // The lease may end before it is read: then there is nothing to invalidate.
-        c.ok("LOCK.ACQUIRE job me 200");
-        if reader.call("LOCK.INFO job") != Value::Null {
-            break;
-        }
+    wait_until_gone(&mut c, "job");
+    c.ok("LOCK.ACQUIRE job me 1000");
+    // The lease may end before it is read: then there is nothing to invalidate.
+    if reader.call("LOCK.INFO job") == Value::Null {
+        return;
     }
     assert_invalidated(&mut reader, "the end of the lease");
 }
