@@ -117,8 +117,8 @@ fn redis_conf_wins_over_module_arguments() {
 #[test]
 fn bad_module_arguments_fail_the_load_with_a_line_that_says_why() {
     for (arguments, named) in [
-        ("max-tll 5000", "max-tll"),
-        ("lock.nonsense 1", "nonsense"),
+        ("max-tll 5000", "argument 1"),
+        ("max-hold 5 lock.nonsense 1", "argument 3"),
         ("max-ttl 0", "max-ttl"),
         ("max-ttl 604800001", "max-ttl"),
         ("max-ttl -1", "max-ttl"),

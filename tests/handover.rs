@@ -135,10 +135,10 @@ fn grants_to_waiters_reach_replica_and_aof() {
 fn nothing_is_granted_while_clients_are_paused() {
     let server = Server::start();
     let mut c = server.connect();
-    granted(&c.call("LOCK.ACQUIRE job me 300"));
+    granted(&c.call("LOCK.ACQUIRE job me 1500"));
     let mut waiter = waiter(&server, "you", "BLOCK 0");
     c.ok("CLIENT PAUSE 60000 WRITE");
-    assert!(waiter.is_silent_for(Duration::from_millis(600)));
+    assert!(waiter.is_silent_for(Duration::from_millis(1800)));
     c.ok("CLIENT UNPAUSE");
     granted(&waiter.receive());
     assert_holds(&mut c, "you");
@@ -148,10 +148,10 @@ fn nothing_is_granted_while_clients_are_paused() {
 fn a_grant_by_a_timer_obeys_min_replicas_to_write() {
     let server = Server::start();
     let mut c = server.connect();
-    granted(&c.call("LOCK.ACQUIRE job me 300"));
+    granted(&c.call("LOCK.ACQUIRE job me 1500"));
     let mut waiter = waiter(&server, "you", "BLOCK 0");
     c.ok("CONFIG SET min-replicas-to-write 1");
-    assert!(waiter.is_silent_for(Duration::from_millis(600)));
+    assert!(waiter.is_silent_for(Duration::from_millis(1800)));
     assert_eq!(c.call("LOCK.INFO job you"), Value::Null);
     c.ok("CONFIG SET min-replicas-to-write 0");
     granted(&waiter.receive());

@@ -159,7 +159,7 @@ fn a_second_restart_does_not_shorten_it() {
 fn a_node_without_it_has_none() {
     let mut server = Server::start();
     assert_eq!(left(&mut server.connect()), 0);
-    granted(&server.connect().call("LOCK.ACQUIRE job me 1000"));
+    granted(&server.connect().call("LOCK.ACQUIRE job me 600000"));
     let mut c = server.connect();
     let mut next = waiter(&server, "you", "BLOCK 0");
     c.ok("FLUSHALL");
