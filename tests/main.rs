@@ -9,6 +9,7 @@ mod server;
 mod acl;
 mod acquire;
 mod arguments;
+mod cluster;
 mod configuration;
 mod ephemeral;
 mod expiry;
