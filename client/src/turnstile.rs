@@ -207,7 +207,7 @@ impl Attempt {
     }
 
     /// Keeps the nodes that were waited for while waiting for another; whether it worked shows in the next round.
-    async fn extend_all(&self, held: NodeSet) {
+    async fn extend_all(&mut self, held: NodeSet) {
         let extend = Arc::new(command::extend(&self.spec, self.token, self.spec.ttl, None));
         let nodes = &self.client.fleet.nodes;
         let asked = held

@@ -1,0 +1,348 @@
+//! Five masters of this machine, one run, alternating rounds: a bare redis-rs loop without any lock logic, this client, and
+//! rslock. What counts are the ratios: `cargo bench -p redislock-client`.
+
+#[allow(dead_code)]
+#[path = "../tests/servers/server.rs"]
+mod server;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures_util::future::join_all;
+use redis::aio::MultiplexedConnection;
+use redislock_client::Redlock;
+use rslock::LockManager;
+
+use crate::server::Server;
+
+const ROUND: Duration = Duration::from_millis(1_000);
+const ROUNDS: usize = 5;
+const WORKERS: usize = 16;
+const TTL: Duration = Duration::from_secs(10);
+
+/// What a round of one contender came to.
+#[derive(Clone, Copy, Default)]
+struct Round {
+    pairs: u64,
+    seconds: f64,
+    commands: u64,
+    cpu: f64,
+}
+
+struct Bench {
+    servers: [Server; 5],
+    bare: Vec<MultiplexedConnection>,
+    ours: Redlock,
+    rslock: LockManager,
+}
+
+impl Bench {
+    async fn start() -> Self {
+        let servers = Server::start_many::<5>(&[]);
+        let mut bare = Vec::new();
+        for server in &servers {
+            let client = redis::Client::open(server.url()).unwrap();
+            bare.push(client.get_multiplexed_async_connection().await.unwrap());
+        }
+        let ours = Redlock::builder()
+            .nodes(servers.iter().map(Server::url))
+            .connect()
+            .await
+            .unwrap();
+        let rslock = LockManager::new(servers.iter().map(Server::url).collect());
+        Self {
+            servers,
+            bare,
+            ours,
+            rslock,
+        }
+    }
+
+    /// SET NX PX and DEL on all five in parallel, waiting for all: the cost of the wire, and no lock at all.
+    async fn bare_pair(&self) {
+        let mut set = redis::cmd("SET");
+        set.arg("bare")
+            .arg("0123456789abcdef0123456789abcdef")
+            .arg("NX")
+            .arg("PX")
+            .arg(10_000);
+        let mut del = redis::cmd("DEL");
+        del.arg("bare");
+        for cmd in [&set, &del] {
+            let asked = self.bare.iter().map(|connection| {
+                let mut connection = connection.clone();
+                async move { connection.send_packed_command(cmd).await.unwrap() }
+            });
+            join_all(asked).await;
+        }
+    }
+
+    async fn our_pair(&self) {
+        let guard = self.ours.lock("ours").ttl(TTL).acquire().await.unwrap();
+        guard.release().await;
+    }
+
+    async fn rslock_pair(&self) {
+        let lock = self.rslock.lock("rslock", TTL).await.unwrap();
+        self.rslock.unlock(&lock).await;
+    }
+
+    /// Commands and CPU seconds of all servers, CPU of this process.
+    fn meters(&self) -> (u64, f64) {
+        let mut commands = 0;
+        let mut cpu = own_cpu();
+        for server in &self.servers {
+            let info: String = server.run(&["INFO", "everything"]);
+            let number = |name: &str| -> f64 {
+                let line = info
+                    .lines()
+                    .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+                line.map_or(0.0, |line| line.parse().unwrap())
+            };
+            commands += number("total_commands_processed") as u64;
+            cpu += number("used_cpu_user") + number("used_cpu_sys");
+        }
+        (commands, cpu)
+    }
+
+    async fn measure(&self, pair: impl AsyncFn()) -> Round {
+        let (commands, cpu) = self.meters();
+        let start = Instant::now();
+        let mut pairs = 0;
+        while start.elapsed() < ROUND {
+            pair().await;
+            pairs += 1;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        let (commands_after, cpu_after) = self.meters();
+        Round {
+            pairs,
+            seconds,
+            commands: commands_after - commands,
+            cpu: cpu_after - cpu,
+        }
+    }
+}
+
+fn own_cpu() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    let ticks: f64 = fields[11].parse::<f64>().unwrap() + fields[12].parse::<f64>().unwrap();
+    ticks / 100.0
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values[values.len() / 2]
+}
+
+fn show(name: &str, rounds: &[Round]) -> f64 {
+    let rate = median(
+        rounds
+            .iter()
+            .map(|round| round.pairs as f64 / round.seconds)
+            .collect(),
+    );
+    let pairs: u64 = rounds.iter().map(|round| round.pairs).sum();
+    let commands: u64 = rounds.iter().map(|round| round.commands).sum();
+    let cpu: f64 = rounds.iter().map(|round| round.cpu).sum();
+    println!(
+        "  {name:<8} {rate:>8.0} pairs/s   {:>5.1} commands and {:>4.0} µs of CPU a pair",
+        commands as f64 / pairs as f64,
+        cpu * 1e6 / pairs as f64
+    );
+    rate
+}
+
+async fn uncontended(bench: &Bench) -> f64 {
+    println!("uncontended acquire + release, one worker");
+    let (mut bare, mut ours, mut theirs) = (Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare.push(bench.measure(async || bench.bare_pair().await).await);
+        ours.push(bench.measure(async || bench.our_pair().await).await);
+        theirs.push(bench.measure(async || bench.rslock_pair().await).await);
+    }
+    let (bare, ours, theirs) = (
+        show("bare", &bare),
+        show("ours", &ours),
+        show("rslock", &theirs),
+    );
+    println!(
+        "  ours/bare {:.2} (wanted: 0.85)   ours/rslock {:.2} (wanted: 1)",
+        ours / bare,
+        ours / theirs
+    );
+    ours
+}
+
+async fn latency(bench: &Bench) {
+    println!("one acquire, median");
+    let (mut one, mut sends, mut acquire) = (Vec::new(), Vec::new(), Vec::new());
+    let mut ping = redis::cmd("SET");
+    ping.arg("bare").arg("x").arg("PX").arg(10_000);
+    for _ in 0..5_000 {
+        let mut connection = bench.bare[0].clone();
+        let start = Instant::now();
+        connection.send_packed_command(&ping).await.unwrap();
+        one.push(start.elapsed().as_secs_f64() * 1e6);
+
+        let start = Instant::now();
+        let asked = bench.bare.iter().map(|connection| {
+            let (mut connection, ping) = (connection.clone(), &ping);
+            async move { connection.send_packed_command(ping).await.unwrap() }
+        });
+        join_all(asked).await;
+        sends.push(start.elapsed().as_secs_f64() * 1e6);
+
+        let start = Instant::now();
+        let guard = bench.ours.lock("ours").ttl(TTL).acquire().await.unwrap();
+        acquire.push(start.elapsed().as_secs_f64() * 1e6);
+        guard.release().await;
+    }
+    let (one, sends, acquire) = (median(one), median(sends), median(acquire));
+    println!(
+        "  one master's round trip {one:.0} µs, five at once {sends:.0} µs, acquire {acquire:.0} µs"
+    );
+    let allowed = 1.5 * one + (sends - one);
+    println!(
+        "  acquire/(1.5 round trips + the cost of five sends) {:.2} (wanted: at most 1)",
+        acquire / allowed
+    );
+}
+
+/// Grants a second, longest wait, least and most served of a contended run.
+struct Contended {
+    rate: f64,
+    longest: Duration,
+    least: u64,
+    most: u64,
+}
+
+async fn run_workers<F, T>(turn: F) -> Contended
+where
+    F: Fn() -> T + Send + Sync + 'static,
+    T: Future<Output = Duration> + Send,
+{
+    let turn = Arc::new(turn);
+    let start = Instant::now();
+    let mut tasks = Vec::new();
+    for _ in 0..WORKERS {
+        let turn = Arc::clone(&turn);
+        tasks.push(tokio::spawn(async move {
+            let (mut grants, mut longest) = (0_u64, Duration::ZERO);
+            while start.elapsed() < ROUND * 3 {
+                longest = longest.max(turn().await);
+                grants += 1;
+            }
+            (grants, longest)
+        }));
+    }
+    let mut grants = Vec::new();
+    let mut longest = Duration::ZERO;
+    for task in tasks {
+        let (count, wait) = task.await.unwrap();
+        grants.push(count);
+        longest = longest.max(wait);
+    }
+    Contended {
+        rate: grants.iter().sum::<u64>() as f64 / start.elapsed().as_secs_f64(),
+        longest,
+        least: *grants.iter().min().unwrap(),
+        most: *grants.iter().max().unwrap(),
+    }
+}
+
+async fn contended(bench: &Bench) {
+    println!("contended, {WORKERS} workers, one lock");
+    let (mut ours, mut theirs) = (Vec::new(), Vec::new());
+    for _ in 0..3 {
+        let client = bench.ours.clone();
+        ours.push(our_workers(client).await);
+        let manager = bench.rslock.clone();
+        theirs.push(rslock_workers(manager).await);
+    }
+    let line = |name: &str, runs: &[Contended]| {
+        for run in runs {
+            println!(
+                "  {name:<8} {:>6.0} grants/s   longest wait {:>6.1} ms   least/most served {}/{} = {:.2}",
+                run.rate,
+                run.longest.as_secs_f64() * 1e3,
+                run.least,
+                run.most,
+                run.least as f64 / run.most as f64
+            );
+        }
+    };
+    line("ours", &ours);
+    line("rslock", &theirs);
+    let rate = |runs: &[Contended]| median(runs.iter().map(|run| run.rate).collect());
+    let longest =
+        |runs: &[Contended]| median(runs.iter().map(|run| run.longest.as_secs_f64()).collect());
+    println!(
+        "  grants ours/rslock {:.2} (wanted: 0.5)   longest wait rslock/ours {:.1} (wanted: 10)",
+        rate(&ours) / rate(&theirs),
+        longest(&theirs) / longest(&ours)
+    );
+}
+
+async fn our_workers(client: Redlock) -> Contended {
+    run_workers(move || {
+        let client = client.clone();
+        async move {
+            let start = Instant::now();
+            let guard = client.lock("contended").ttl(TTL).acquire().await.unwrap();
+            let waited = start.elapsed();
+            guard.release().await;
+            waited
+        }
+    })
+    .await
+}
+
+async fn rslock_workers(manager: LockManager) -> Contended {
+    run_workers(move || {
+        let manager = manager.clone();
+        async move {
+            let start = Instant::now();
+            let lock = manager
+                .acquire_no_guard("contended-rslock", TTL)
+                .await
+                .unwrap();
+            let waited = start.elapsed();
+            manager.unlock(&lock).await;
+            waited
+        }
+    })
+    .await
+}
+
+async fn dead_masters(bench: &Bench, alive: f64) {
+    println!("masters that do not answer");
+    bench.servers[1].stop();
+    bench.our_pair().await;
+    let stopped = show(
+        "one",
+        &[bench.measure(async || bench.our_pair().await).await],
+    );
+    println!(
+        "  one stopped/all alive {:.2} (wanted: 0.8)",
+        stopped / alive
+    );
+    bench.servers[3].stop();
+    bench.our_pair().await;
+    show(
+        "two",
+        &[bench.measure(async || bench.our_pair().await).await],
+    );
+    bench.servers[1].resume();
+    bench.servers[3].resume();
+}
+
+#[tokio::main]
+async fn main() {
+    let bench = Bench::start().await;
+    let alive = uncontended(&bench).await;
+    latency(&bench).await;
+    contended(&bench).await;
+    dead_masters(&bench, alive).await;
+}

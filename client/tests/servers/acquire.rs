@@ -1,0 +1,308 @@
+//! Getting a lock: one node, several, several keys, shared, permits, replicas.
+
+use std::time::Duration;
+
+use redislock_client::{Error, Released, Verdict};
+
+use crate::server::Server;
+use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, until};
+
+#[tokio::test]
+async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
+    let servers = [Server::start(&[])];
+    let (one, other) = (connect(&servers).await, connect(&servers).await);
+    let guard = one.lock("x").acquire().await.unwrap();
+    assert!(is_busy(other.lock("x").try_acquire().await));
+    assert_eq!(guard.release().await, Released::WasHeld);
+    assert_eq!(
+        other.lock("x").try_acquire().await.unwrap().release().await,
+        Released::WasHeld
+    );
+}
+
+#[tokio::test]
+async fn fences_grow_from_holder_to_holder_over_a_quorum() {
+    let servers = Server::start_many::<5>(&[]);
+    let (one, other) = (connect(&servers).await, connect(&servers).await);
+    let mut last = 0;
+    for round in 0..40 {
+        let client = if round % 2 == 0 { &one } else { &other };
+        let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+        assert!(guard.fence() > last, "{} after {last}", guard.fence());
+        last = guard.fence();
+        assert_eq!(guard.release().await, Released::WasHeld);
+    }
+}
+
+#[tokio::test]
+async fn one_round_trip_is_enough_when_the_nodes_clocks_agree() {
+    let servers = Server::start_many::<5>(&[]);
+    let client = connect(&servers).await;
+    for _ in 0..20 {
+        let guard = client.lock("x").acquire().await.unwrap();
+        guard.release().await;
+    }
+    until("every acquire has arrived", || {
+        servers
+            .iter()
+            .all(|server| server.calls("lock.acquire") <= 20)
+    })
+    .await;
+    for server in &servers {
+        assert_eq!(server.calls("lock.extend"), 0, "no write-back was needed");
+        assert_eq!(server.calls("lock.release"), 20);
+    }
+}
+
+#[tokio::test]
+async fn a_quorum_whose_counters_differ_agrees_on_one_fence_by_write_back() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    // A counter that is ahead of anything the client has seen.
+    let ahead = |server: &Server, micros: u64| {
+        let time: Vec<u64> = server.run(&["TIME"]);
+        let fence = (time[0] * 1_000_000 + time[1] + micros).to_string();
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1000", "FENCE", &fence]);
+        fence.parse::<u64>().unwrap()
+    };
+    let low = ahead(&servers[0], 3_000_000);
+    let high = ahead(&servers[1], 4_000_000);
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(
+        guard.fence() > low && guard.fence() <= high + 10,
+        "{} of {low} and {high}",
+        guard.fence()
+    );
+    let accepted = |server: &&Server| {
+        let info: redis::Value = server.run(&["LOCK.INFO", "x"]);
+        format!("{info:?}").contains(&format!("int({})", guard.fence()))
+    };
+    assert!(
+        servers.iter().filter(accepted).count() >= 2,
+        "a majority has accepted the fence"
+    );
+    let next = {
+        guard.release().await;
+        client.lock("x").ttl(TTL).acquire().await.unwrap()
+    };
+    assert!(next.fence() > low);
+}
+
+#[tokio::test]
+async fn several_locks_are_taken_together_or_not_at_all() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let one = client.lock("{k}b").acquire().await.unwrap();
+    assert!(is_busy(
+        client.lock_all(["{k}a", "{k}b"]).try_acquire().await
+    ));
+    freed_before_the_lease_ends(&servers, "{k}a", TTL).await;
+    one.release().await;
+    let both = client.lock_all(["{k}a", "{k}b"]).acquire().await.unwrap();
+    assert!(is_busy(client.lock("{k}a").try_acquire().await));
+    assert!(is_busy(client.lock("{k}b").try_acquire().await));
+    both.extend().await.unwrap();
+    assert_eq!(both.release().await, Released::WasHeld);
+    freed_before_the_lease_ends(&servers, "{k}b", TTL).await;
+}
+
+#[tokio::test]
+async fn opposite_orders_of_several_locks_do_not_deadlock() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let mut tasks = Vec::new();
+    for task in 0..6 {
+        let client = client.clone();
+        tasks.push(tokio::spawn(async move {
+            for _ in 0..5 {
+                let names = if task % 2 == 0 {
+                    ["a", "b"]
+                } else {
+                    ["b", "a"]
+                };
+                let guard = client.lock_all(names).ttl(TTL).acquire().await.unwrap();
+                assert_eq!(guard.release().await, Released::WasHeld);
+            }
+        }));
+    }
+    for task in tasks {
+        tokio::time::timeout(Duration::from_secs(60), task)
+            .await
+            .expect("no deadlock")
+            .unwrap();
+    }
+}
+
+#[tokio::test]
+async fn shared_holders_exclude_an_exclusive_one_only() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let first = client.lock("x").shared().acquire().await.unwrap();
+    let second = client.lock("x").shared().acquire().await.unwrap();
+    assert!(is_busy(client.lock("x").try_acquire().await));
+    first.release().await;
+    second.release().await;
+    assert!(client.lock("x").try_acquire().await.is_ok());
+}
+
+#[tokio::test]
+async fn permits_of_dropped_guards_come_back() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let permit = client
+        .lock("x")
+        .shared()
+        .limit(2)
+        .ttl(Duration::from_secs(60));
+    for _ in 0..5 {
+        let (one, two) = (
+            permit.acquire().await.unwrap(),
+            permit.acquire().await.unwrap(),
+        );
+        assert!(is_busy(permit.try_acquire().await));
+        drop((one, two));
+        let again = permit.acquire().await.unwrap();
+        drop(again);
+    }
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let owner = redislock_client::Owner::named("nightly-report");
+    let _guard = client
+        .lock("x")
+        .owner(&owner)
+        .ttl(TTL)
+        .acquire()
+        .await
+        .unwrap();
+    let waiter = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client
+                .lock("x")
+                .wait(Duration::from_secs(20))
+                .acquire()
+                .await
+        }
+    });
+    until("somebody waits", || {
+        format!("{:?}", servers[0].run::<redis::Value>(&["LOCK.INFO", "x"])).contains("int(1)")
+    })
+    .await;
+    let mut seen = 0;
+    for _ in 0..100 {
+        let error = client.lock("x").try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        assert_eq!(error.nodes().len(), 3);
+        for report in error.nodes() {
+            if let Verdict::Held {
+                owner: Some(owner),
+                remaining: Some(remaining),
+                waiters,
+            } = &report.verdict
+            {
+                assert_eq!(owner, "nightly-report");
+                assert!(*remaining <= TTL && !remaining.is_zero());
+                seen = seen.max(*waiters);
+            }
+        }
+        if seen > 0 {
+            break;
+        }
+    }
+    assert_eq!(seen, 1, "the waiter is seen at the turnstile");
+    waiter.abort();
+}
+
+#[tokio::test]
+async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let error = client
+        .lock("x")
+        .ttl(TTL)
+        .replicas(1)
+        .acquire()
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    assert_eq!(
+        error.nodes()[0].verdict,
+        Verdict::NotReplicated { replicas: 0 }
+    );
+    freed_before_the_lease_ends(&servers, "x", TTL / 2).await;
+
+    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    until("the replica is in step", || {
+        replica
+            .run::<String>(&["INFO", "replication"])
+            .contains("master_link_status:up")
+    })
+    .await;
+    let guard = client
+        .lock("x")
+        .ttl(TTL)
+        .replicas(1)
+        .acquire()
+        .await
+        .unwrap();
+    assert!(!replica.is_free("x"), "the replica has what was confirmed");
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_name_of_any_bytes_is_a_lock() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    for name in [
+        &b""[..],
+        b"\0",
+        b"\xff\xfe",
+        b"a b\r\n*3",
+        "schloß".as_bytes(),
+    ] {
+        let guard = client.lock(name).acquire().await.unwrap();
+        let error = client.lock(name).try_acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Busy { .. }), "{error}");
+        guard.release().await;
+    }
+}
+
+#[tokio::test]
+async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let fence = client
+        .lock("x")
+        .run(|held| async move { held.fence() })
+        .await
+        .unwrap();
+    assert!(fence > 0);
+    freed_before_the_lease_ends(&servers, "x", TTL).await;
+}
+
+#[tokio::test]
+async fn a_ttl_below_what_the_node_timeouts_allow_is_refused_before_anything_is_sent() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    for ttl in [Duration::ZERO, NODE_TIMEOUT * 3] {
+        let error = client.lock("x").ttl(ttl).acquire().await.unwrap_err();
+        assert!(matches!(error, Error::Invalid(_)), "{error}");
+    }
+    for request in [
+        client.lock("x").shared().limit(2),
+        client.lock("x").ephemeral(),
+    ] {
+        let error = request.acquire().await.unwrap_err();
+        assert!(error.to_string().contains("single node"), "{error}");
+    }
+    assert!(
+        servers
+            .iter()
+            .all(|server| server.calls("lock.acquire") == 0)
+    );
+}

@@ -1,0 +1,187 @@
+//! Cancelling `acquire` at every point where it can be cancelled: nothing stays held, nobody waits on.
+
+use std::future::poll_fn;
+use std::pin::pin;
+use std::task::Poll;
+use std::time::Duration;
+
+use redislock_client::{Guard, Lock, Owner};
+
+use crate::server::Server;
+use crate::{TTL, connect, freed_before_the_lease_ends};
+
+/// Leases that would outlast the test, if anything were left behind.
+const LONG: Duration = Duration::from_secs(600);
+
+/// Polls the future until it has been pending so many times, then drops it. `Some`: it was done before that.
+async fn cancel_after<F: Future>(pendings: usize, future: F) -> Option<F::Output> {
+    let mut future = pin!(future);
+    let mut seen = 0;
+    poll_fn(|context| {
+        if seen == pendings {
+            return Poll::Ready(None);
+        }
+        match future.as_mut().poll(context) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => {
+                seen += 1;
+                if seen == pendings {
+                    Poll::Ready(None)
+                } else {
+                    Poll::Pending
+                }
+            }
+        }
+    })
+    .await
+}
+
+/// Cancels after one, two, three… polls, until the request gets through before it is cancelled.
+async fn at_every_point(
+    servers: &[Server],
+    lock: &Lock,
+    keys: &[&str],
+    before: impl AsyncFn() -> Option<Guard>,
+) {
+    let mut points = 0;
+    loop {
+        let holder = before().await;
+        let release = async {
+            if let Some(holder) = holder {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                holder.release().await;
+            }
+        };
+        let (acquired, ()) = tokio::join!(cancel_after(points, lock.acquire()), release);
+        let through = acquired.is_some();
+        drop(acquired.transpose().unwrap());
+        for key in keys {
+            freed_before_the_lease_ends(servers, key, LONG / 20).await;
+        }
+        if through {
+            break;
+        }
+        points += 1;
+    }
+    assert!(
+        points >= 2,
+        "only {points} points of cancellation were found"
+    );
+}
+
+async fn nobody() -> Option<Guard> {
+    None
+}
+
+#[tokio::test]
+async fn on_one_node() {
+    let servers = Server::start_many::<1>(&[]);
+    let client = connect(&servers).await;
+    at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], nobody).await;
+}
+
+#[tokio::test]
+async fn over_a_quorum() {
+    let servers = Server::start_many::<5>(&[]);
+    let client = connect(&servers).await;
+    at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], nobody).await;
+}
+
+#[tokio::test]
+async fn with_several_keys() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    at_every_point(
+        &servers,
+        &client.lock_all(["a", "b"]).ttl(LONG),
+        &["a", "b"],
+        nobody,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn while_waiting_for_a_holder_on_one_node() {
+    let servers = Server::start_many::<1>(&[]);
+    let (client, other) = (connect(&servers).await, connect(&servers).await);
+    let holder = other.lock("x").ttl(LONG);
+    at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
+        Some(holder.acquire().await.unwrap())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_waiting_for_a_holder_of_a_quorum() {
+    let servers = Server::start_many::<3>(&[]);
+    let (client, other) = (connect(&servers).await, connect(&servers).await);
+    let holder = other.lock("x").ttl(LONG);
+    at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
+        Some(holder.acquire().await.unwrap())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_waiting_for_several_keys() {
+    let servers = Server::start_many::<3>(&[]);
+    let (client, other) = (connect(&servers).await, connect(&servers).await);
+    let holder = other.lock("b").ttl(LONG);
+    let lock = client.lock_all(["a", "b"]).ttl(LONG);
+    at_every_point(&servers, &lock, &["a", "b"], async || {
+        Some(holder.acquire().await.unwrap())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn while_waiting_for_replicas() {
+    let servers = Server::start_many::<1>(&[]);
+    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    crate::until("the replica is in step", || {
+        replica
+            .run::<String>(&["INFO", "replication"])
+            .contains("master_link_status:up")
+    })
+    .await;
+    let client = connect(&servers).await;
+    at_every_point(
+        &servers,
+        &client.lock("x").ttl(LONG).replicas(1),
+        &["x"],
+        nobody,
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn as_an_owner() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let lock = client.lock("x").ttl(LONG).owner(&Owner::new());
+    at_every_point(&servers, &lock, &["x"], nobody).await;
+}
+
+#[tokio::test]
+async fn a_cancelled_release_is_finished_in_the_background() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    for points in 0..8 {
+        let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+        cancel_after(points, guard.release()).await;
+        freed_before_the_lease_ends(&servers, "x", LONG / 20).await;
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_extension_leaves_the_guard_as_it_was() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    for points in 0..8 {
+        let before = guard.valid_until();
+        cancel_after(points, guard.extend()).await;
+        assert!(guard.is_valid() && guard.valid_until() >= before);
+    }
+    assert!(guard.extend().await.is_ok());
+}

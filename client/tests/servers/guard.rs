@@ -1,0 +1,196 @@
+//! Keeping a lock: renewal, loss, MAXHOLD, drop.
+
+use std::time::Duration;
+
+use redislock_client::{Error, Moment, Released};
+
+use crate::server::Server;
+use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
+
+#[tokio::test]
+async fn renewal_keeps_the_lock_for_longer_than_its_ttl_and_ends_with_the_guard() {
+    let servers = Server::start_many::<3>(&[]);
+    let (one, other) = (connect(&servers).await, connect(&servers).await);
+    let guard = one.lock("x").ttl(NODE_TIMEOUT * 4).acquire().await.unwrap();
+    let first = guard.valid_until();
+    until("the first validity is over", || {
+        Moment::now() > first + NODE_TIMEOUT
+    })
+    .await;
+    assert!(guard.is_valid());
+    assert!(is_busy(other.lock("x").try_acquire().await));
+    assert_eq!(guard.release().await, Released::WasHeld);
+    let extends = |servers: &[Server]| -> u64 {
+        servers
+            .iter()
+            .map(|server| server.calls("lock.extend"))
+            .sum()
+    };
+    let before = extends(&servers);
+    tokio::time::sleep(NODE_TIMEOUT * 4).await;
+    assert_eq!(
+        extends(&servers),
+        before,
+        "nothing is renewed after the release"
+    );
+}
+
+#[tokio::test]
+async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_before() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client
+        .lock("x")
+        .ttl(NODE_TIMEOUT * 4)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    let token = guard.lost_token();
+    guard.lost().await;
+    assert!(
+        Moment::now() < guard.valid_until(),
+        "told while it still holds"
+    );
+    assert!(token.is_cancelled());
+    assert!(!guard.is_valid());
+    let end = guard.valid_until();
+    until("validity is over", || {
+        Moment::now() > end + Duration::from_millis(100)
+    })
+    .await;
+    assert_eq!(guard.release().await, Released::WasLost);
+}
+
+#[tokio::test]
+async fn the_holder_is_told_before_validity_ends_when_a_majority_stops_answering() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    servers[0].stop();
+    servers[1].stop();
+    guard.lost().await;
+    let (now, end) = (Moment::now(), guard.valid_until());
+    servers[0].resume();
+    servers[1].resume();
+    assert!(now < end, "told at {now:?}, valid until {end:?}");
+}
+
+#[tokio::test]
+async fn a_lock_that_was_forced_away_is_reported_lost_by_the_next_renewal() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    for server in &servers {
+        assert_eq!(server.run::<u64>(&["LOCK.FORCE", "x"]), 1);
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "thief", "60000"]);
+    }
+    guard.lost().await;
+    assert!(!guard.is_valid());
+    assert!(matches!(guard.extend().await, Err(Error::Lost { .. })));
+    assert_eq!(guard.release().await, Released::WasLost);
+    assert!(
+        servers.iter().all(|server| !server.is_free("x")),
+        "the new holder is not disturbed"
+    );
+}
+
+#[tokio::test]
+async fn extending_moves_the_end_of_validity_and_a_longer_ttl_moves_it_further() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client
+        .lock("x")
+        .ttl(TTL)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    let first = guard.valid_until();
+    tokio::time::sleep(Duration::from_millis(20)).await;
+    let second = guard.extend().await.unwrap();
+    assert!(second > first);
+    let third = guard.extend_to(TTL * 5).await.unwrap();
+    assert!(third > second + TTL);
+    assert_eq!(guard.valid_until(), third);
+    assert!(matches!(
+        guard.extend_to(Duration::ZERO).await,
+        Err(Error::Invalid(_))
+    ));
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn renewal_stops_at_max_hold() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let cap = TTL * 2;
+    let started = Moment::now();
+    let guard = client
+        .lock("x")
+        .ttl(TTL)
+        .max_hold(cap)
+        .acquire()
+        .await
+        .unwrap();
+    guard.lost().await;
+    let told = Moment::now();
+    assert!(told.since(started) > TTL, "it was renewed before");
+    assert!(
+        guard.valid_until() <= started + cap + Duration::from_millis(50),
+        "but not beyond the cap"
+    );
+    freed_before_the_lease_ends(&servers, "x", TTL).await;
+}
+
+#[tokio::test]
+async fn dropping_a_guard_releases_at_once() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap();
+    drop(client);
+    drop(guard);
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn the_closure_is_stopped_when_the_lock_is_lost() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let lock = client.lock("x").ttl(TTL);
+    let running = tokio::spawn(async move { lock.run(|_| std::future::pending::<()>()).await });
+    until("it is held", || !servers[0].is_free("x")).await;
+    let _: u64 = servers[0].run(&["LOCK.FORCE", "x"]);
+    assert!(matches!(running.await.unwrap(), Err(Error::Lost { .. })));
+}
+
+#[tokio::test]
+async fn an_ephemeral_lock_is_free_as_soon_as_its_process_dies() {
+    let servers = [Server::start(&[])];
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let dying = builder(&servers);
+    let guard = runtime.spawn(async move {
+        let client = dying.connect().await.unwrap();
+        client
+            .lock("x")
+            .ttl(Duration::from_secs(3600))
+            .ephemeral()
+            .acquire()
+            .await
+            .unwrap()
+    });
+    let guard = guard.await.unwrap();
+    assert!(!servers[0].is_free("x"));
+    // No destructor that could release runs in a process that dies; its connections close.
+    std::mem::forget(guard);
+    runtime.shutdown_background();
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}

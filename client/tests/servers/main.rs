@@ -1,0 +1,57 @@
+//! The client against real servers and real faults. Each pain that users of other lock clients report is a test here;
+//! docs/CLIENT.md lists which.
+
+mod acquire;
+mod cancel;
+mod connect;
+mod contention;
+mod examples;
+mod guard;
+mod nodes;
+mod owner;
+mod proxy;
+mod server;
+
+use std::time::Duration;
+
+use redislock_client::{Builder, Error, Redlock};
+
+use crate::server::Server;
+
+/// Long enough for a busy machine, short enough to wait for.
+const TTL: Duration = Duration::from_secs(3);
+const NODE_TIMEOUT: Duration = Duration::from_millis(500);
+
+fn builder(servers: &[Server]) -> Builder {
+    Redlock::builder()
+        .nodes(servers.iter().map(Server::url))
+        .node_timeout(NODE_TIMEOUT)
+}
+
+async fn connect(servers: &[Server]) -> Redlock {
+    builder(servers).connect().await.unwrap()
+}
+
+/// Waits until it is so, and fails the test if that takes half a minute.
+async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    for _ in 0..3_000 {
+        if so() {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    panic!("never came to be: {what}");
+}
+
+/// Waits until no server holds the lock. A lease that is left to run out does not count as released.
+async fn freed_before_the_lease_ends(servers: &[Server], key: &str, ttl: Duration) {
+    let end = tokio::time::Instant::now() + ttl;
+    while !servers.iter().all(|server| server.is_free(key)) {
+        assert!(tokio::time::Instant::now() < end, "{key} is still held");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+fn is_busy<T>(result: Result<T, Error>) -> bool {
+    matches!(result, Err(Error::Busy { .. }))
+}

@@ -1,0 +1,338 @@
+//! Nodes that are slow, stopped, killed, restarted, quarantined or lose replies.
+
+use std::time::Duration;
+
+use redislock_client::{Error, Moment, Redlock, Released, Verdict};
+
+use crate::proxy::{Flow, Proxy};
+use crate::server::Server;
+use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, until};
+
+async fn behind(servers: &[Server], proxy: &Proxy) -> Redlock {
+    let urls = servers[1..].iter().map(Server::url);
+    let urls = std::iter::once(proxy.url()).chain(urls);
+    Redlock::builder()
+        .nodes(urls)
+        .node_timeout(NODE_TIMEOUT)
+        .connect()
+        .await
+        .unwrap()
+}
+
+#[tokio::test]
+async fn one_slow_node_stalls_nobody() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    // Its replies come only when the test is over, so whatever succeeds did not wait for them.
+    proxy.replies(Flow::Hold);
+    for _ in 0..10 {
+        let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+    }
+}
+
+#[tokio::test]
+async fn a_minority_that_is_stopped_costs_no_acquire_and_is_used_again_afterwards() {
+    let servers = Server::start_many::<5>(&[]);
+    let client = connect(&servers).await;
+    servers[0].stop();
+    servers[2].stop();
+    for _ in 0..20 {
+        let guard = client.lock("x").ttl(TTL).wait(TTL).acquire().await.unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+    }
+    servers[0].resume();
+    servers[2].resume();
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(20)).await;
+    let before = servers[0].calls("lock.acquire");
+    for _ in 0..1_000 {
+        client
+            .lock("y")
+            .ttl(TTL)
+            .acquire()
+            .await
+            .unwrap()
+            .release()
+            .await;
+        if servers[0].calls("lock.acquire") > before {
+            return;
+        }
+    }
+    panic!("the node was never asked again");
+}
+
+#[tokio::test]
+async fn no_quorum_names_every_node_with_its_reason() {
+    let mut servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    servers[0].kill();
+    servers[1].stop();
+    let error = client.lock("x").ttl(TTL).try_acquire().await.unwrap_err();
+    servers[1].resume();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    let verdicts: Vec<&Verdict> = error.nodes().iter().map(|report| &report.verdict).collect();
+    assert!(matches!(verdicts[0], Verdict::Unreachable(_)), "{error}");
+    assert!(matches!(verdicts[1], Verdict::TimedOut(_)), "{error}");
+    assert!(matches!(verdicts[2], Verdict::Granted { .. }), "{error}");
+    freed_before_the_lease_ends(&servers[2..], "x", TTL / 2).await;
+}
+
+#[tokio::test]
+async fn busy_no_quorum_lost_and_refused_are_told_apart() {
+    let servers = Server::start_many::<3>(&[]);
+    let (one, other) = (connect(&servers).await, connect(&servers).await);
+    let guard = one.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(matches!(
+        other.lock("x").try_acquire().await,
+        Err(Error::Busy { .. })
+    ));
+
+    for server in &servers {
+        let _: () = server.run(&["SET", "string", "value"]);
+    }
+    let error = one.lock("string").ttl(TTL).acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(
+        error
+            .nodes()
+            .iter()
+            .filter(|report| report.verdict == Verdict::WrongType)
+            .count()
+            >= 2,
+        "{error}"
+    );
+
+    for server in &servers {
+        let _: u64 = server.run(&["LOCK.FORCE", "x"]);
+    }
+    assert!(matches!(guard.extend().await, Err(Error::Lost { .. })));
+
+    servers[0].stop();
+    servers[1].stop();
+    let error = other.lock("x").ttl(TTL).try_acquire().await.unwrap_err();
+    servers[0].resume();
+    servers[1].resume();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_ttl_beyond_the_nodes_limit_is_refused_with_their_words() {
+    let servers = [Server::start(&["lock.max-ttl 5000"])];
+    let client = connect(&servers).await;
+    let error = client
+        .lock("x")
+        .ttl(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Refused { .. }), "{error}");
+    assert!(
+        matches!(&error.nodes()[0].verdict, Verdict::Refused(text) if text.starts_with("LOCKLIMIT")),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn a_lost_reply_leaves_no_orphan() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    proxy.replies(Flow::Lose);
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(600))
+        .acquire()
+        .await
+        .unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+    proxy.cut();
+    proxy.replies(Flow::Pass);
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn a_grant_that_comes_after_the_failure_is_given_back() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    for server in &servers[1..] {
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
+    }
+    proxy.requests(Flow::Hold);
+    let error = client
+        .lock("x")
+        .ttl(Duration::from_secs(600))
+        .try_acquire()
+        .await
+        .unwrap_err();
+    assert!(matches!(error, Error::Busy { .. }), "{error}");
+    proxy.requests(Flow::Pass);
+    until("the late request has arrived", || {
+        servers[0].calls("lock.release") > 0
+    })
+    .await;
+    freed_before_the_lease_ends(&servers[..1], "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn a_release_that_cannot_be_delivered_is_delivered_when_the_node_is_back() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(600))
+        .acquire()
+        .await
+        .unwrap();
+    until("all three hold it", || {
+        servers.iter().all(|server| !server.is_free("x"))
+    })
+    .await;
+    proxy.requests(Flow::Lose);
+    assert_eq!(guard.release().await, Released::WasHeld);
+    assert!(!servers[0].is_free("x"));
+    proxy.cut();
+    proxy.requests(Flow::Pass);
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn a_retry_is_not_blocked_by_its_own_partial_lock() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    for server in &servers[..2] {
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
+    }
+    assert!(
+        client
+            .lock("x")
+            .ttl(Duration::from_secs(600))
+            .try_acquire()
+            .await
+            .is_err()
+    );
+    freed_before_the_lease_ends(&servers[2..], "x", Duration::from_secs(30)).await;
+    for server in &servers[..2] {
+        let _: u64 = server.run(&["LOCK.RELEASE", "x", "somebody"]);
+    }
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(600))
+        .try_acquire()
+        .await
+        .unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_restarted_node_that_forgot_is_asked_again_and_counts() {
+    let mut servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL * 2).acquire().await.unwrap();
+    let fence = guard.fence();
+    // One after the other, each of them forgets; a majority always remembers.
+    for server in &mut servers {
+        server.kill();
+        server.restart();
+        until("the node holds it again", || !server.is_free("x")).await;
+        assert!(guard.is_valid());
+    }
+    assert_eq!(guard.fence(), fence);
+    let now = Moment::now();
+    assert!(guard.extend().await.unwrap() > now);
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_node_that_did_not_grant_at_first_is_asked_again_by_renewal() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let _: u64 = servers[1].run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    let _: u64 = servers[1].run(&["LOCK.RELEASE", "x", "somebody"]);
+    until("renewal has asked it", || !servers[1].is_free("x")).await;
+    assert_eq!(guard.release().await, Released::WasHeld);
+    freed_before_the_lease_ends(&servers, "x", TTL / 2).await;
+}
+
+#[tokio::test]
+async fn a_quarantined_node_says_so_and_is_waited_for() {
+    let mut servers = [Server::start(&["lock.quarantine 2000"])];
+    until("its first quarantine is over", || {
+        let reply: Result<Option<u64>, _> = {
+            let client = redis::Client::open(servers[0].url()).unwrap();
+            redis::cmd("LOCK.ACQUIRE")
+                .arg("y")
+                .arg("t")
+                .arg(10)
+                .query(&mut client.get_connection().unwrap())
+        };
+        reply.is_ok()
+    })
+    .await;
+    let client = builder(&servers).connect().await.unwrap();
+    let ttl = NODE_TIMEOUT * 3 + Duration::from_millis(100);
+    let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
+    servers[0].kill();
+    servers[0].restart();
+    let other = builder(&servers).connect().await.unwrap();
+    let error = other.lock("x").ttl(ttl).try_acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    assert!(
+        matches!(
+            error.nodes()[0].verdict,
+            Verdict::Quarantined { retry_in: Some(_) }
+        ),
+        "{error}"
+    );
+    let end = guard.valid_until();
+    let next = other
+        .lock("x")
+        .ttl(ttl)
+        .wait(Duration::from_secs(20))
+        .acquire()
+        .await
+        .unwrap();
+    assert!(
+        Moment::now() >= end,
+        "the node that forgot granted while the first window was open"
+    );
+    assert!(next.fence() > guard.fence());
+}
+
+#[tokio::test]
+async fn a_client_reconnects_by_itself() {
+    let servers = [Server::start(&[])];
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    for _ in 0..5 {
+        proxy.cut();
+        let guard = client
+            .lock("x")
+            .ttl(TTL)
+            .wait(Duration::from_secs(20))
+            .acquire()
+            .await
+            .unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+    }
+}
+
+#[tokio::test]
+async fn a_guard_survives_a_connection_that_breaks() {
+    let servers = [Server::start(&[])];
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    let first = guard.valid_until();
+    proxy.cut();
+    until("it was renewed over a new connection", || {
+        guard.valid_until() > first
+    })
+    .await;
+    assert!(guard.is_valid());
+    proxy.delay_replies(Duration::from_millis(5));
+    assert_eq!(guard.release().await, Released::WasHeld);
+}

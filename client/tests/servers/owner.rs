@@ -1,0 +1,133 @@
+//! Re-entry through an owner's handle.
+
+use std::time::Duration;
+
+use redislock_client::{Error, Owner, Released};
+
+use crate::server::Server;
+use crate::{TTL, connect, freed_before_the_lease_ends, is_busy};
+
+#[tokio::test]
+async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let owner = Owner::named("worker-7");
+    let lock = client.lock("x").owner(&owner).ttl(TTL);
+    let outer = lock.acquire().await.unwrap();
+    let inner = lock.acquire().await.unwrap();
+    let innermost = lock.try_acquire().await.unwrap();
+    assert_eq!(outer.fence(), inner.fence());
+    assert_eq!(outer.release().await, Released::StillHeld);
+    assert!(
+        is_busy(client.lock("x").try_acquire().await),
+        "the others still hold it"
+    );
+    drop(inner);
+    assert!(
+        is_busy(client.lock("x").try_acquire().await),
+        "one still holds it"
+    );
+    assert_eq!(innermost.release().await, Released::WasHeld);
+    freed_before_the_lease_ends(&servers, "x", TTL / 2).await;
+    let next = lock.acquire().await.unwrap();
+    assert_eq!(next.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn entering_again_with_a_shorter_ttl_does_not_shorten_the_lease() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let outer = client
+        .lock("x")
+        .owner(&owner)
+        .ttl(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap();
+    let before = outer.valid_until();
+    let inner = client
+        .lock("x")
+        .owner(&owner)
+        .ttl(TTL)
+        .acquire()
+        .await
+        .unwrap();
+    assert!(outer.valid_until() >= before);
+    inner.release().await;
+    assert!(outer.valid_until() >= before);
+    outer.release().await;
+}
+
+#[tokio::test]
+async fn two_tasks_of_one_owner_share_the_hold_instead_of_waiting_for_each_other() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL);
+    let (one, two) = tokio::join!(lock.acquire(), lock.acquire());
+    let (one, two) = (one.unwrap(), two.unwrap());
+    assert_eq!(one.fence(), two.fence());
+    drop(one);
+    assert_eq!(two.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn another_owner_is_another_owner() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let _guard = client
+        .lock("x")
+        .owner(&Owner::named("a"))
+        .acquire()
+        .await
+        .unwrap();
+    assert!(is_busy(
+        client
+            .lock("x")
+            .owner(&Owner::named("a"))
+            .try_acquire()
+            .await
+    ));
+}
+
+#[tokio::test]
+async fn an_owner_whose_hold_was_lost_gets_a_new_one() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let first = client
+        .lock("x")
+        .owner(&owner)
+        .ttl(TTL)
+        .acquire()
+        .await
+        .unwrap();
+    let _: u64 = servers[0].run(&["LOCK.FORCE", "x"]);
+    let second = client
+        .lock("x")
+        .owner(&owner)
+        .ttl(TTL)
+        .acquire()
+        .await
+        .unwrap();
+    assert!(second.fence() > first.fence());
+    assert_eq!(first.release().await, Released::WasLost);
+    assert_eq!(second.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_shared_hold_is_not_silently_taken_for_an_exclusive_one() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let _shared = client
+        .lock("x")
+        .owner(&owner)
+        .shared()
+        .acquire()
+        .await
+        .unwrap();
+    let error = client.lock("x").owner(&owner).acquire().await.unwrap_err();
+    assert!(matches!(error, Error::Invalid(_)), "{error}");
+}

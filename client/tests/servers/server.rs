@@ -1,0 +1,189 @@
+//! Real servers, owned by a guard: a free port, a temporary folder, a log that is shown when a test fails, and always
+//! an end.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use redis::FromRedisValue;
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// A server with the module, stopped when dropped.
+pub struct Server {
+    child: Child,
+    folder: TempDir,
+    pub port: u16,
+    options: Vec<String>,
+}
+
+impl Server {
+    /// Starts a server with these options of redis.conf, each `name value…`.
+    pub fn start(options: &[&str]) -> Self {
+        let folder = TempDir::new().unwrap();
+        let port = free_port();
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
+        let child = spawn(&folder, port, &options);
+        let mut server = Self {
+            child,
+            folder,
+            port,
+            options,
+        };
+        server.wait_until_it_answers();
+        server
+    }
+
+    pub fn start_many<const N: usize>(options: &[&str]) -> [Self; N] {
+        std::array::from_fn(|_| Self::start(options))
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    /// Any command, on a connection of its own.
+    pub fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
+        let client = redis::Client::open(self.url()).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let mut cmd = redis::Cmd::new();
+        cmd.arg(words);
+        cmd.query(&mut connection)
+            .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// Whether nobody holds the lock here.
+    pub fn is_free(&self, key: &str) -> bool {
+        self.run::<redis::Value>(&["LOCK.INFO", key]) == redis::Value::Nil
+    }
+
+    /// How often the command was called since the start.
+    pub fn calls(&self, command: &str) -> u64 {
+        let stats: String = self.run(&["INFO", "commandstats"]);
+        let name = format!("cmdstat_{}:calls=", command.to_lowercase());
+        let line = stats
+            .lines()
+            .find_map(|line| line.strip_prefix(name.as_str()));
+        line.map_or(0, |line| line.split(',').next().unwrap().parse().unwrap())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.child)
+    }
+
+    /// SIGSTOP: it neither answers nor closes anything.
+    pub fn stop(&self) {
+        kill_process(self.pid(), Signal::STOP).unwrap();
+    }
+
+    /// SIGCONT.
+    pub fn resume(&self) {
+        kill_process(self.pid(), Signal::CONT).unwrap();
+    }
+
+    /// SIGKILL.
+    pub fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again on the same port, with the same folder.
+    pub fn restart(&mut self) {
+        self.child = spawn(&self.folder, self.port, &self.options);
+        self.wait_until_it_answers();
+    }
+
+    fn wait_until_it_answers(&mut self) {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
+                let mut reply = [0; 5];
+                stream.write_all(b"PING\r\n").unwrap();
+                if stream.read_exact(&mut reply).is_ok() && &reply == b"+PONG" {
+                    return;
+                }
+            }
+            if let Some(status) = self.child.try_wait().unwrap() {
+                panic!("the server ended at its start ({status}):\n{}", self.log());
+            }
+            assert!(
+                Instant::now() < end,
+                "the server does not answer:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!(
+                "--- log of the server on port {} ---\n{}",
+                self.port,
+                self.log()
+            );
+        }
+    }
+}
+
+pub fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0")
+        .unwrap()
+        .local_addr()
+        .unwrap()
+        .port()
+}
+
+/// The module under test: REDISLOCK_SO, or redislock.so at the root of the workspace.
+fn module() -> PathBuf {
+    match std::env::var_os("REDISLOCK_SO") {
+        Some(path) => path.into(),
+        None => PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../redislock.so")),
+    }
+}
+
+/// The server under test: REDIS_SERVER, which may be a command with arguments, or redis-server from the path.
+fn server_command() -> Command {
+    let words = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
+    let mut words = words.split_whitespace();
+    let mut command = Command::new(words.next().unwrap_or("redis-server"));
+    command.args(words);
+    command
+}
+
+fn spawn(folder: &TempDir, port: u16, options: &[String]) -> Child {
+    let mut command = server_command();
+    command
+        .arg("--port")
+        .arg(port.to_string())
+        .args(["--bind", "127.0.0.1", "--save", "", "--dir"])
+        .arg(folder.path())
+        .arg("--logfile")
+        .arg(folder.path().join("log"));
+    if !options.iter().any(|option| option == "no-module") {
+        command.arg("--loadmodule").arg(module());
+    }
+    for option in options.iter().filter(|option| *option != "no-module") {
+        let mut words = option.split(' ');
+        command
+            .arg(format!("--{}", words.next().unwrap()))
+            .args(words);
+    }
+    command
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .stdin(Stdio::null());
+    command
+        .spawn()
+        .expect("the server can be started: is redis-server in the path?")
+}
