@@ -262,10 +262,12 @@ impl Builder {
 
     fn open(&self, info: redis::ConnectionInfo) -> redis::RedisResult<redis::Client> {
         #[cfg(feature = "tls")]
-        if let Some(certificates) = &self.certificates
-            && matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. })
-        {
-            return redis::Client::build_with_tls(info, certificates.clone());
+        if matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
+            // rustls panics where no provider is chosen; a choice that the program has made stays.
+            let _ = rustls::crypto::ring::default_provider().install_default();
+            if let Some(certificates) = &self.certificates {
+                return redis::Client::build_with_tls(info, certificates.clone());
+            }
         }
         redis::Client::open(info)
     }

@@ -36,6 +36,38 @@ impl Server {
         server
     }
 
+    /// A Sentinel that watches this master, alone, and impatiently.
+    #[cfg(all(
+        feature = "blocking",
+        feature = "cluster",
+        feature = "sentinel",
+        feature = "tls"
+    ))]
+    pub fn start_sentinel(name: &str, master: &Server) -> Self {
+        let folder = TempDir::new().unwrap();
+        let port = free_port();
+        let file = folder.path().join("sentinel.conf");
+        let text = format!(
+            "port {port}\nbind 127.0.0.1\nlogfile {}\ndir {}\nsentinel monitor {name} 127.0.0.1 {} 1\n\
+             sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n",
+            folder.path().join("log").display(),
+            folder.path().display(),
+            master.port
+        );
+        std::fs::write(&file, text).unwrap();
+        let mut command = server_command();
+        command.arg(&file).arg("--sentinel").stdout(Stdio::null());
+        let child = command.spawn().unwrap();
+        let mut server = Self {
+            child,
+            folder,
+            port,
+            options: Vec::new(),
+        };
+        server.wait_until_it_answers();
+        server
+    }
+
     pub fn start_many<const N: usize>(options: &[&str]) -> [Self; N] {
         std::array::from_fn(|_| Self::start(options))
     }
