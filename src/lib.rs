@@ -1,1 +1,138 @@
-//! The module.
+//! Redis and Valkey learn to lock: the module around [`redislock_core`].
+//!
+//! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the state, the request and
+//! the time; [`keyspace`] applies what follows, once, replicates it and tells of it; the caller and those who waited are
+//! answered. A timer, a disconnect, a DEL by somebody else take the same way in ([`lifecycle`]).
+//!
+//! | file | subject |
+//! |---|---|
+//! | `command/` | one file a command: grammar, parsing, replies; `mod.rs` has the table of all |
+//! | `keyspace.rs` | the only place that opens keys, applies decisions, replicates, notifies |
+//! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
+//! | `waiters.rs` | blocked clients and their hand-over |
+//! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
+//! | `node.rs` | the node's state, and how callbacks reach it |
+//! | `config.rs` | the options, their defaults and ranges |
+//! | `info.rs` | what INFO shows |
+//! | `ffi.rs` | the server's API behind safe calls |
+//!
+//! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
+//! `lock.rs` (`Terms`: what it means).
+
+mod command;
+mod config;
+mod data_type;
+mod ffi;
+mod info;
+mod keyspace;
+mod lifecycle;
+mod node;
+mod waiters;
+
+use std::ffi::c_int;
+
+use ffi::{Args, Ctx, Level, api, there};
+use redis_module::raw;
+
+/// The module's name, which is also the prefix of its options and INFO sections.
+const NAME: &std::ffi::CStr = c"lock";
+
+#[cfg(not(test))]
+#[global_allocator]
+static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
+
+/// What the server calls when it loads the module.
+///
+/// # Safety
+/// Called by the server with a valid context and arguments.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn RedisModule_OnLoad(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
+    let (ok, error) = (raw::REDISMODULE_OK as c_int, raw::REDISMODULE_ERR as c_int);
+    let api_version = raw::REDISMODULE_APIVER_1 as c_int;
+    // SAFETY: as the server promises; nothing is allocated before this.
+    if unsafe { raw::Export_RedisModule_Init(ctx, NAME.as_ptr(), version_number(), api_version) }
+        != ok
+    {
+        return error;
+    }
+    // SAFETY: the arguments of this callback.
+    let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+    match load(ctx, args) {
+        Ok(()) => ok,
+        Err(reason) => {
+            ctx.log(
+                Level::Warning,
+                &format!("redislock was not loaded: {reason}"),
+            );
+            error
+        }
+    }
+}
+
+fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
+    check_server()?;
+    data_type::register(ctx)?;
+    command::register(ctx)?;
+    config::register(ctx, args)?;
+    lifecycle::register(ctx)?;
+    info::register(ctx);
+    // Values that cannot be read are refused one by one; keys are signalled when they have changed and not before; and a
+    // slot's locks may be moved by rewriting them (Valkey 9 asks for bit 5).
+    let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
+        | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
+    // SAFETY: a valid context, during load.
+    unsafe {
+        api!(RedisModule_SetModuleOptions(
+            ctx.raw(),
+            (options | HANDLE_ATOMIC_SLOT_MIGRATION) as c_int
+        ))
+    };
+    lifecycle::started(ctx);
+    let version = env!("CARGO_PKG_VERSION");
+    ctx.log(
+        Level::Notice,
+        &format!("redislock {version}: {}", config::summary()),
+    );
+    if let Some(policy) = ctx
+        .config("maxmemory-policy")
+        .filter(|policy| policy.starts_with("allkeys"))
+    {
+        ctx.log(
+            Level::Warning,
+            &format!(
+                "maxmemory-policy {policy} may evict locks that are held: set it to noeviction"
+            ),
+        );
+    }
+    Ok(())
+}
+
+/// Valkey 9 migrates slots only of modules that say they can.
+const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
+
+/// Redis 7.0 and Valkey 7.2 have all that is needed. What an older server lacks shows in its API.
+fn check_server() -> Result<(), String> {
+    let there = there!(RedisModule_RegisterNumericConfig)
+        && there!(RedisModule_MonotonicMicroseconds)
+        && there!(RedisModule_SetCommandInfo)
+        && there!(RedisModule_GetDbIdFromIO)
+        && there!(RedisModule_KeyAtPosWithFlags)
+        && there!(RedisModule_ReplyWithMap);
+    if there {
+        Ok(())
+    } else {
+        Err("this server is too old, Redis 7.0 or Valkey 7.2 is the oldest that works".into())
+    }
+}
+
+/// 0.1.0 as 100: what MODULE LIST shows.
+fn version_number() -> c_int {
+    let number = |part: &str| part.parse::<c_int>().unwrap_or(0);
+    number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
+        + number(env!("CARGO_PKG_VERSION_MINOR")) * 100
+        + number(env!("CARGO_PKG_VERSION_PATCH"))
+}

@@ -20,7 +20,11 @@ pub enum Needs {
 /// Whether a wait of `newcomer` with these `needs` closes a circle. `needs_of` tells what an owner that waits depends
 /// on through holds and through lines; `held_by_newcomer` marks the dependencies that lead back to a *hold* of the
 /// newcomer by naming the newcomer itself.
-pub fn closes_a_circle(newcomer: &Token, needs: Vec<Needs>, needs_of: impl Fn(&Token) -> Vec<Needs>) -> bool {
+pub fn closes_a_circle(
+    newcomer: &Token,
+    needs: Vec<Needs>,
+    needs_of: impl Fn(&Token) -> Vec<Needs>,
+) -> bool {
     let mut graph: BTreeMap<Token, Vec<Needs>> = BTreeMap::new();
     let mut to_visit: Vec<Token> = others(&needs, newcomer);
     while let Some(owner) = to_visit.pop() {
@@ -36,7 +40,9 @@ pub fn closes_a_circle(newcomer: &Token, needs: Vec<Needs>, needs_of: impl Fn(&T
     loop {
         let more: Vec<_> = graph
             .iter()
-            .filter(|(owner, needs)| !stuck.contains(*owner) && needs.iter().any(|needs| is_stuck(needs, &stuck)))
+            .filter(|(owner, needs)| {
+                !stuck.contains(*owner) && needs.iter().any(|needs| is_stuck(needs, &stuck))
+            })
             .map(|(owner, _)| owner.clone())
             .collect();
         if more.is_empty() {
@@ -57,7 +63,9 @@ fn others(needs: &[Needs], newcomer: &Token) -> Vec<Token> {
 fn is_stuck(needs: &Needs, stuck: &BTreeSet<Token>) -> bool {
     match needs {
         Needs::All(tokens) => tokens.iter().any(|token| stuck.contains(token)),
-        Needs::AnyOf(tokens) => !tokens.is_empty() && tokens.iter().all(|token| stuck.contains(token)),
+        Needs::AnyOf(tokens) => {
+            !tokens.is_empty() && tokens.iter().all(|token| stuck.contains(token))
+        }
     }
 }
 
@@ -66,13 +74,20 @@ mod tests {
     use super::*;
 
     fn tokens(names: &str) -> Vec<Token> {
-        names.bytes().filter_map(|name| Token::new(&[name])).collect()
+        names
+            .bytes()
+            .filter_map(|name| Token::new(&[name]))
+            .collect()
     }
 
     fn circle(newcomer: &str, needs: &[Needs], graph: &[(&str, Needs)]) -> bool {
         let newcomer = &tokens(newcomer)[0];
         closes_a_circle(newcomer, needs.to_vec(), |owner| {
-            graph.iter().filter(|(name, _)| tokens(name)[0] == *owner).map(|(_, needs)| needs.clone()).collect()
+            graph
+                .iter()
+                .filter(|(name, _)| tokens(name)[0] == *owner)
+                .map(|(_, needs)| needs.clone())
+                .collect()
         })
     }
 
@@ -80,17 +95,37 @@ mod tests {
     fn a_circle_is_seen_over_any_number_of_owners() {
         let all = |names| Needs::All(tokens(names));
         assert!(circle("a", &[all("b")], &[("b", all("a"))]));
-        assert!(circle("a", &[all("b")], &[("b", all("xc")), ("c", all("d")), ("d", all("a"))]));
+        assert!(circle(
+            "a",
+            &[all("b")],
+            &[("b", all("xc")), ("c", all("d")), ("d", all("a"))]
+        ));
         assert!(!circle("a", &[all("b")], &[("b", all("c"))]));
-        assert!(!circle("a", &[all("b")], &[("b", all("c")), ("c", all("b"))]));
+        assert!(!circle(
+            "a",
+            &[all("b")],
+            &[("b", all("c")), ("c", all("b"))]
+        ));
         assert!(!circle("a", &[], &[("b", all("a"))]));
     }
 
     #[test]
     fn one_free_permit_holder_is_enough_to_go_on() {
         let any = |names| Needs::AnyOf(tokens(names));
-        assert!(!circle("a", &[any("bc")], &[("b", Needs::All(tokens("a")))]));
-        assert!(circle("a", &[any("bc")], &[("b", Needs::All(tokens("a"))), ("c", any("b"))]));
-        assert!(!circle("a", &[Needs::All(tokens("b"))], &[("b", any("ac"))]));
+        assert!(!circle(
+            "a",
+            &[any("bc")],
+            &[("b", Needs::All(tokens("a")))]
+        ));
+        assert!(circle(
+            "a",
+            &[any("bc")],
+            &[("b", Needs::All(tokens("a"))), ("c", any("b"))]
+        ));
+        assert!(!circle(
+            "a",
+            &[Needs::All(tokens("b"))],
+            &[("b", any("ac"))]
+        ));
     }
 }

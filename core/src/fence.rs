@@ -80,7 +80,10 @@ mod tests {
     fn nobody_can_burn_the_counter() {
         let mut counter = FenceCounter::default();
         assert_eq!(counter.next(50, 50 + MAX_LEAD), Ok(50 + MAX_LEAD));
-        assert_eq!(counter.next(50, 51 + MAX_LEAD), Err(FenceError::TooFarAhead));
+        assert_eq!(
+            counter.next(50, 51 + MAX_LEAD),
+            Err(FenceError::TooFarAhead)
+        );
         assert_eq!(counter.last(), 50 + MAX_LEAD);
     }
 

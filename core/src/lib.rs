@@ -5,8 +5,8 @@
 
 #![forbid(unsafe_code)]
 
-pub mod fence;
 pub mod deadlock;
+pub mod fence;
 pub mod lock;
 pub mod quarantine;
 pub mod queue;

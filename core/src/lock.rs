@@ -105,7 +105,14 @@ impl Hold {
     /// A hold as it was saved.
     #[must_use]
     pub fn restored(token: Token, fence: u64, end: Instant, granted: Instant, count: u32) -> Self {
-        Self { token, fence, end, granted, count, extra: None }
+        Self {
+            token,
+            fence,
+            end,
+            granted,
+            count,
+            extra: None,
+        }
     }
 
     /// Remembers what the request says about the hold beyond its lease. A label replaces the one before, a
@@ -141,7 +148,11 @@ impl Hold {
     /// Sets label and cap of a restored hold.
     pub fn set_saved_extra(&mut self, owner: &[u8], max_hold: u32) {
         if !owner.is_empty() || max_hold != 0 {
-            *self.extra() = Extra { owner: owner.into(), max_hold, connection: None };
+            *self.extra() = Extra {
+                owner: owner.into(),
+                max_hold,
+                connection: None,
+            };
         }
     }
 
@@ -162,7 +173,9 @@ impl Hold {
         if cap != 0 {
             let last = self.granted.plus(from_millis(cap.into()));
             if end > last {
-                return Err(OverCap { left: last.since(now) });
+                return Err(OverCap {
+                    left: last.since(now),
+                });
             }
         }
         self.end = self.end.max(end);
@@ -180,7 +193,10 @@ impl Hold {
     }
 
     fn heap_bytes(&self) -> usize {
-        let extra = self.extra.as_ref().map_or(0, |extra| size_of::<Extra>() + extra.owner.len());
+        let extra = self
+            .extra
+            .as_ref()
+            .map_or(0, |extra| size_of::<Extra>() + extra.owner.len());
         self.token.heap_bytes() + extra
     }
 }
@@ -244,7 +260,9 @@ impl Lock {
             (Self::Shared(crowd), Mode::Shared { limit }) if crowd.limit != limit => {
                 Standing::Refused(Refusal::UnlikeLimit)
             }
-            (Self::Shared(crowd), Mode::Shared { .. }) if crowd.holds.contains_key(token) => Standing::Held,
+            (Self::Shared(crowd), Mode::Shared { .. }) if crowd.holds.contains_key(token) => {
+                Standing::Held
+            }
             (Self::Shared(crowd), Mode::Shared { limit }) => {
                 let holders = crowd.holds.len();
                 if limit != 0 && holders >= limit as usize {
@@ -264,7 +282,10 @@ impl Lock {
             (_, Mode::Exclusive) => *self = Self::Exclusive(hold),
             (Self::Shared(crowd), Mode::Shared { .. }) => crowd.put(hold),
             (_, Mode::Shared { limit }) => {
-                let mut crowd = Box::new(Crowd { limit, ..Crowd::default() });
+                let mut crowd = Box::new(Crowd {
+                    limit,
+                    ..Crowd::default()
+                });
                 crowd.put(hold);
                 *self = Self::Shared(crowd);
             }
@@ -405,7 +426,10 @@ impl Lock {
         match self {
             Self::Shared(crowd) => {
                 let ends = crowd.ends.len() * size_of::<(Instant, Token)>();
-                size_of::<Crowd>() + crowd.holds.capacity() * size_of::<(Token, Hold)>() + ends + holds
+                size_of::<Crowd>()
+                    + crowd.holds.capacity() * size_of::<(Token, Hold)>()
+                    + ends
+                    + holds
             }
             _ => holds,
         }

@@ -16,44 +16,59 @@ pub enum Reason {
 /// Whether grants may have been forgotten, and until when.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// The longest lease that may be out there, ms; 0 when quarantine is off.
-    span: u64,
+    /// The longest lease that may be asked for, ms; 0 when quarantine is off.
+    configured: u64,
+    /// The longest lease that an earlier configuration allowed, as the dataset remembers it, ms.
+    remembered: u64,
     now: Option<(Instant, Reason)>,
 }
 
 /// What clock rates may differ by: 1 %, and 10 ms for good measure.
 fn with_drift(micros: u64) -> u64 {
-    micros.saturating_add(micros / 100).saturating_add(from_millis(10))
+    micros
+        .saturating_add(micros / 100)
+        .saturating_add(from_millis(10))
 }
 
 impl Quarantine {
     /// The longest lease that may be asked for, ms; 0 when quarantine is off.
     #[must_use]
-    pub fn span(&self) -> u64 {
-        self.span
+    pub fn configured(&self) -> u64 {
+        self.configured
     }
 
-    /// Raises the span: of the configured and the saved value the higher counts.
-    pub fn raise_span(&mut self, millis: u64) {
-        self.span = self.span.max(millis);
+    /// Sets what the configuration says.
+    pub fn configure(&mut self, millis: u64) {
+        self.configured = millis;
     }
 
-    /// Sets the span that was configured at the start.
-    pub fn set_span(&mut self, millis: u64) {
-        self.span = millis;
+    /// The dataset says that leases of this length may be out there: of that and the configured value the higher counts.
+    pub fn remember(&mut self, millis: u64) {
+        self.remembered = self.remembered.max(millis);
     }
 
-    /// Enters, for the span and `more` ms.
+    /// What the dataset has to remember: the longest lease that may be out there, ms.
+    #[must_use]
+    pub fn to_save(&self) -> u64 {
+        self.configured.max(if self.now.is_some() {
+            self.remembered
+        } else {
+            0
+        })
+    }
+
+    /// Enters, for as long as the longest lease and `more` ms.
     pub fn enter(&mut self, reason: Reason, more: u64, mono: Instant) {
-        if self.span != 0 {
-            let micros = from_millis(self.span.saturating_add(more));
+        let span = self.configured.max(self.remembered);
+        if span != 0 {
+            let micros = from_millis(span.saturating_add(more));
             self.until(reason, mono.plus(with_drift(micros)));
         }
     }
 
     /// Enters because leases were flushed of which the last has `left` µs to go.
     pub fn enter_for(&mut self, reason: Reason, left: u64, mono: Instant) {
-        if self.span != 0 && left > 0 {
+        if self.configured != 0 && left > 0 {
             self.until(reason, mono.plus(with_drift(left)));
         }
     }
@@ -82,6 +97,7 @@ impl Quarantine {
         let over = self.now.is_some_and(|(until, _)| until <= mono);
         if over {
             self.now = None;
+            self.remembered = 0;
         }
         over
     }
@@ -96,15 +112,42 @@ mod tests {
         let mut quarantine = Quarantine::default();
         quarantine.enter(Reason::Start, 0, Instant(0));
         assert_eq!(quarantine.left(Instant(0)), None);
-        quarantine.set_span(1000);
+        quarantine.configure(1000);
         quarantine.enter(Reason::Start, 0, Instant(0));
-        assert_eq!(quarantine.left(Instant(0)), Some((1_020_000, Reason::Start)));
+        assert_eq!(
+            quarantine.left(Instant(0)),
+            Some((1_020_000, Reason::Start))
+        );
         quarantine.enter_for(Reason::Flush, 500_000, Instant(0));
-        assert_eq!(quarantine.left(Instant(1_019_999)), Some((1, Reason::Start)));
+        assert_eq!(
+            quarantine.left(Instant(1_019_999)),
+            Some((1, Reason::Start))
+        );
         assert!(!quarantine.has_just_ended(Instant(1_019_999)));
         quarantine.enter(Reason::Promotion, 500, Instant(1_000_000));
-        assert_eq!(quarantine.left(Instant(1_000_000)), Some((1_525_000, Reason::Promotion)));
+        assert_eq!(
+            quarantine.left(Instant(1_000_000)),
+            Some((1_525_000, Reason::Promotion))
+        );
         assert!(quarantine.has_just_ended(Instant(9_000_000)));
         assert!(!quarantine.has_just_ended(Instant(9_000_000)));
+    }
+
+    #[test]
+    fn a_lowered_value_counts_only_after_the_quarantine_of_the_higher_one() {
+        let mut quarantine = Quarantine::default();
+        quarantine.configure(1000);
+        quarantine.remember(3000);
+        quarantine.enter(Reason::Start, 0, Instant(0));
+        assert_eq!(
+            quarantine.left(Instant(0)),
+            Some((3_040_000, Reason::Start))
+        );
+        assert_eq!(
+            (quarantine.configured(), quarantine.to_save()),
+            (1000, 3000)
+        );
+        assert!(quarantine.has_just_ended(Instant(3_040_000)));
+        assert_eq!(quarantine.to_save(), 1000);
     }
 }

@@ -84,7 +84,10 @@ impl Queue {
                     line.waiting.insert(id);
                 }
                 None => {
-                    let line = Line { waiting: BTreeSet::from([id]), lock: None };
+                    let line = Line {
+                        waiting: BTreeSet::from([id]),
+                        lock: None,
+                    };
                     self.lines.insert(key.clone(), line);
                 }
             }
@@ -93,7 +96,10 @@ impl Queue {
             self.deadlines.insert((until, id));
         }
         self.with_several_keys += usize::from(waiter.keys.len() > 1);
-        self.by_token.entry(waiter.terms.token.clone()).or_default().insert(id);
+        self.by_token
+            .entry(waiter.terms.token.clone())
+            .or_default()
+            .insert(id);
         self.waiters.insert(id, Arc::new(waiter));
         id
     }
@@ -133,7 +139,11 @@ impl Queue {
     /// The line of a key.
     #[must_use]
     pub fn line(&self, key: &Key) -> Option<&Line> {
-        if self.lines.is_empty() { None } else { self.lines.get(key) }
+        if self.lines.is_empty() {
+            None
+        } else {
+            self.lines.get(key)
+        }
     }
 
     /// Notes which lock stands at a key that is waited for; says whether it is.
@@ -165,7 +175,10 @@ impl Queue {
     /// The request that gives up first, if its time is up.
     #[must_use]
     pub fn overdue(&self, now: Instant) -> Option<WaiterId> {
-        self.deadlines.first().filter(|(until, _)| *until <= now).map(|(_, id)| *id)
+        self.deadlines
+            .first()
+            .filter(|(until, _)| *until <= now)
+            .map(|(_, id)| *id)
     }
 
     /// When the next request gives up.

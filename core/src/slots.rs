@@ -20,7 +20,10 @@ impl LockId {
     /// The handle of these bits, which may name no lock.
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
-        Self { generation: (bits >> 32) as u32, index: bits as u32 }
+        Self {
+            generation: (bits >> 32) as u32,
+            index: bits as u32,
+        }
     }
 
     /// A small number that no other living lock has.
@@ -55,7 +58,12 @@ struct Slot<T> {
 
 impl<T> Default for Slots<T> {
     fn default() -> Self {
-        Self { chunks: Vec::new(), roomy: Vec::new(), generation: 0, len: 0 }
+        Self {
+            chunks: Vec::new(),
+            roomy: Vec::new(),
+            generation: 0,
+            len: 0,
+        }
     }
 }
 
@@ -81,14 +89,21 @@ impl<T> Slots<T> {
         loop {
             let Some(&at) = self.roomy.last() else {
                 self.roomy.push(self.chunks.len() as u32);
-                self.chunks.push(Chunk { slots: Vec::new(), free: Vec::new(), used: 0 });
+                self.chunks.push(Chunk {
+                    slots: Vec::new(),
+                    free: Vec::new(),
+                    used: 0,
+                });
                 continue;
             };
             let Some(chunk) = self.chunks.get_mut(at as usize) else {
                 self.roomy.pop();
                 continue;
             };
-            let slot = Slot { generation, value: Some(value) };
+            let slot = Slot {
+                generation,
+                value: Some(value),
+            };
             let place = match chunk.free.pop() {
                 Some(place) => {
                     if let Some(old) = chunk.slots.get_mut(usize::from(place)) {
@@ -108,28 +123,54 @@ impl<T> Slots<T> {
             if chunk.used == CHUNK {
                 self.roomy.pop();
             }
-            return LockId { generation, index: at * CHUNK as u32 + u32::from(place) };
+            return LockId {
+                generation,
+                index: at * CHUNK as u32 + u32::from(place),
+            };
         }
     }
 
     /// What `id` names, if it is still there.
     #[must_use]
     pub fn get(&self, id: LockId) -> Option<&T> {
-        let slot = self.chunks.get(id.index as usize / CHUNK)?.slots.get(id.index as usize % CHUNK)?;
-        if slot.generation == id.generation { slot.value.as_ref() } else { None }
+        let slot = self
+            .chunks
+            .get(id.index as usize / CHUNK)?
+            .slots
+            .get(id.index as usize % CHUNK)?;
+        if slot.generation == id.generation {
+            slot.value.as_ref()
+        } else {
+            None
+        }
     }
 
     /// What `id` names, if it is still there.
     pub fn get_mut(&mut self, id: LockId) -> Option<&mut T> {
-        let slot = self.chunks.get_mut(id.index as usize / CHUNK)?.slots.get_mut(id.index as usize % CHUNK)?;
-        if slot.generation == id.generation { slot.value.as_mut() } else { None }
+        let slot = self
+            .chunks
+            .get_mut(id.index as usize / CHUNK)?
+            .slots
+            .get_mut(id.index as usize % CHUNK)?;
+        if slot.generation == id.generation {
+            slot.value.as_mut()
+        } else {
+            None
+        }
     }
 
     /// The handle of whatever lives at `index` now.
     #[must_use]
     pub fn at(&self, index: u32) -> Option<LockId> {
-        let slot = self.chunks.get(index as usize / CHUNK)?.slots.get(index as usize % CHUNK)?;
-        slot.value.as_ref().map(|_| LockId { generation: slot.generation, index })
+        let slot = self
+            .chunks
+            .get(index as usize / CHUNK)?
+            .slots
+            .get(index as usize % CHUNK)?;
+        slot.value.as_ref().map(|_| LockId {
+            generation: slot.generation,
+            index,
+        })
     }
 
     /// Takes `id` out. A chunk that nobody uses any more gives its memory back.
@@ -147,7 +188,11 @@ impl<T> Slots<T> {
         }
         chunk.used -= 1;
         if chunk.used == 0 && self.roomy.len() > 1 {
-            *chunk = Chunk { slots: Vec::new(), free: Vec::new(), used: 0 };
+            *chunk = Chunk {
+                slots: Vec::new(),
+                free: Vec::new(),
+                used: 0,
+            };
         } else {
             chunk.free.push((id.index as usize % CHUNK) as u16);
         }
@@ -157,10 +202,22 @@ impl<T> Slots<T> {
     /// Every handle with what it names.
     pub fn iter(&self) -> impl Iterator<Item = (LockId, &T)> {
         self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
-            chunk.slots.iter().enumerate().filter_map(move |(place, slot)| {
-                let index = (at * CHUNK + place) as u32;
-                slot.value.as_ref().map(|value| (LockId { generation: slot.generation, index }, value))
-            })
+            chunk
+                .slots
+                .iter()
+                .enumerate()
+                .filter_map(move |(place, slot)| {
+                    let index = (at * CHUNK + place) as u32;
+                    slot.value.as_ref().map(|value| {
+                        (
+                            LockId {
+                                generation: slot.generation,
+                                index,
+                            },
+                            value,
+                        )
+                    })
+                })
         })
     }
 }
@@ -178,7 +235,10 @@ mod tests {
         assert_eq!(slots.remove(a), None);
         let c = slots.insert('c');
         assert_eq!(c.index(), a.index());
-        assert_eq!((slots.get(a), slots.get(b), slots.get(c)), (None, Some(&'b'), Some(&'c')));
+        assert_eq!(
+            (slots.get(a), slots.get(b), slots.get(c)),
+            (None, Some(&'b'), Some(&'c'))
+        );
         assert_eq!(LockId::from_bits(c.to_bits()), c);
         assert_eq!(slots.at(c.index()), Some(c));
         assert_eq!(slots.len(), 2);
@@ -204,7 +264,11 @@ mod tests {
                 assert_eq!(slots.remove(*id), Some(i), "round {round}");
             }
             assert!(slots.is_empty());
-            let kept = slots.chunks.iter().filter(|chunk| chunk.slots.capacity() > 0).count();
+            let kept = slots
+                .chunks
+                .iter()
+                .filter(|chunk| chunk.slots.capacity() > 0)
+                .count();
             assert!(kept <= 1, "{kept} chunks kept");
             assert_eq!(slots.chunks.len(), 10);
         }

@@ -38,7 +38,10 @@ pub struct Histogram {
 
 impl Default for Histogram {
     fn default() -> Self {
-        Self { counts: Box::new([0; BUCKETS]), total: 0 }
+        Self {
+            counts: Box::new([0; BUCKETS]),
+            total: 0,
+        }
     }
 }
 
@@ -102,7 +105,10 @@ mod tests {
         }
         for (per_mille, exact) in [(1, 10), (500, 5_000), (990, 9_900), (1000, 10_000)] {
             let told = times.percentile(per_mille);
-            assert!(told >= exact && told <= exact + exact / 8 + 1, "{per_mille}: {told}");
+            assert!(
+                told >= exact && told <= exact + exact / 8 + 1,
+                "{per_mille}: {told}"
+            );
         }
         times.record(u64::MAX);
         assert_eq!(times.total(), 10_001);

@@ -51,7 +51,12 @@ impl LeaseClock {
     /// What this clock shows when the monotonic clock shows `mono`.
     #[must_use]
     pub fn at(&self, mono: Instant) -> Instant {
-        Instant(self.stopped_at.unwrap_or(mono).0.saturating_sub(self.behind))
+        Instant(
+            self.stopped_at
+                .unwrap_or(mono)
+                .0
+                .saturating_sub(self.behind),
+        )
     }
 
     /// The monotonic moment at which this clock will show `lease`, if it goes on without a stop.
@@ -94,6 +99,9 @@ mod tests {
 
     #[test]
     fn a_rest_of_a_millisecond_is_shown_as_one() {
-        assert_eq!((to_millis(0), to_millis(1), to_millis(1000), to_millis(1001)), (0, 1, 1, 2));
+        assert_eq!(
+            (to_millis(0), to_millis(1), to_millis(1000), to_millis(1001)),
+            (0, 1, 1, 2)
+        );
     }
 }

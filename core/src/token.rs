@@ -33,7 +33,10 @@ impl Token {
         Some(Self(match inline.get_mut(..bytes.len()) {
             Some(room) => {
                 room.copy_from_slice(bytes);
-                Bytes::Inline { len: bytes.len() as u8, bytes: inline }
+                Bytes::Inline {
+                    len: bytes.len() as u8,
+                    bytes: inline,
+                }
             }
             None => Bytes::Heap(bytes.into()),
         }))
@@ -154,7 +157,10 @@ mod tests {
 
     #[test]
     fn debug_output_keeps_the_secret() {
-        assert_eq!(format!("{:?}", Token::new(b"hunter2")), "Some(Token(7 bytes))");
+        assert_eq!(
+            format!("{:?}", Token::new(b"hunter2")),
+            "Some(Token(7 bytes))"
+        );
     }
 
     #[test]

@@ -15,7 +15,10 @@ const TICK_BITS: u32 = 10;
 const KEPT: usize = 4096;
 
 /// Links of an entry that is in no bucket.
-const UNSET: Link = Link { previous: u32::MAX, next: u32::MAX };
+const UNSET: Link = Link {
+    previous: u32::MAX,
+    next: u32::MAX,
+};
 const END: u32 = u32::MAX;
 /// Marks a `previous` that names a bucket instead of an entry.
 const BUCKET: u32 = 1 << 31;
@@ -39,7 +42,13 @@ pub struct Wheel {
 
 impl Default for Wheel {
     fn default() -> Self {
-        Self { links: Vec::new(), heads: [[END; BUCKETS]; LEVELS], occupied: [0; LEVELS], tick: 0, len: 0 }
+        Self {
+            links: Vec::new(),
+            heads: [[END; BUCKETS]; LEVELS],
+            occupied: [0; LEVELS],
+            tick: 0,
+            len: 0,
+        }
     }
 }
 
@@ -68,12 +77,17 @@ impl Wheel {
 
     /// Forgets the deadline of `entry`, if it has one.
     pub fn unset(&mut self, entry: u32) {
-        let Some(&link) = self.links.get(entry as usize) else { return };
+        let Some(&link) = self.links.get(entry as usize) else {
+            return;
+        };
         if link == UNSET {
             return;
         }
         if link.previous & BUCKET != 0 {
-            let (level, bucket) = ((link.previous & !BUCKET) as usize / BUCKETS, (link.previous as usize) % BUCKETS);
+            let (level, bucket) = (
+                (link.previous & !BUCKET) as usize / BUCKETS,
+                (link.previous as usize) % BUCKETS,
+            );
             self.set_head(level, bucket, link.next);
         } else if let Some(previous) = self.links.get_mut(link.previous as usize) {
             previous.next = link.next;
@@ -94,7 +108,8 @@ impl Wheel {
     /// early a few times: the caller looks at the lease and sets it again, which moves it to a finer level.
     pub fn pop(&mut self, now: Instant) -> Option<u32> {
         let until = (now.0 >> TICK_BITS).max(self.tick);
-        let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until) else {
+        let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until)
+        else {
             self.tick = until;
             return None;
         };
@@ -113,13 +128,26 @@ impl Wheel {
     /// The first occupied bucket, and the first tick that it stands for. Of two that start alike the coarser comes first:
     /// what is in it may be due before what is in the finer one.
     fn first(&self) -> Option<(usize, usize, u64)> {
-        let occupied = self.occupied.iter().enumerate().rev().filter(|(_, occupied)| **occupied != 0);
+        let occupied = self
+            .occupied
+            .iter()
+            .enumerate()
+            .rev()
+            .filter(|(_, occupied)| **occupied != 0);
         let starts = occupied.map(|(level, occupied)| {
             let shift = BITS * level as u32;
             let turn = self.tick >> shift;
-            let ahead = u64::from(occupied.rotate_right((turn % BUCKETS as u64) as u32).trailing_zeros());
+            let ahead = u64::from(
+                occupied
+                    .rotate_right((turn % BUCKETS as u64) as u32)
+                    .trailing_zeros(),
+            );
             let start = (turn + ahead) << shift;
-            (level, (turn + ahead) as usize % BUCKETS, start.max(self.tick))
+            (
+                level,
+                (turn + ahead) as usize % BUCKETS,
+                start.max(self.tick),
+            )
         });
         starts.min_by_key(|(_, _, start)| *start)
     }
@@ -128,23 +156,37 @@ impl Wheel {
         if self.links.len() <= entry as usize {
             self.links.resize(entry as usize + 1, UNSET);
         }
-        let head = self.heads.get(level).and_then(|heads| heads.get(bucket)).copied().unwrap_or(END);
+        let head = self
+            .heads
+            .get(level)
+            .and_then(|heads| heads.get(bucket))
+            .copied()
+            .unwrap_or(END);
         if let Some(old) = self.links.get_mut(head as usize) {
             old.previous = entry;
         }
         if let Some(link) = self.links.get_mut(entry as usize) {
-            *link = Link { previous: BUCKET | (level * BUCKETS + bucket) as u32, next: head };
+            *link = Link {
+                previous: BUCKET | (level * BUCKETS + bucket) as u32,
+                next: head,
+            };
         }
         self.set_head(level, bucket, entry);
     }
 
     fn set_head(&mut self, level: usize, bucket: usize, entry: u32) {
-        if let (Some(heads), Some(occupied)) = (self.heads.get_mut(level), self.occupied.get_mut(level)) {
+        if let (Some(heads), Some(occupied)) =
+            (self.heads.get_mut(level), self.occupied.get_mut(level))
+        {
             if let Some(head) = heads.get_mut(bucket) {
                 *head = entry;
             }
             let bit = 1 << bucket;
-            if entry == END { *occupied &= !bit } else { *occupied |= bit }
+            if entry == END {
+                *occupied &= !bit
+            } else {
+                *occupied |= bit
+            }
         }
     }
 }

@@ -114,6 +114,19 @@ pub fn put_part(lock: &Lock, changed: &[Token], now: Instant, out: &mut Vec<u8>)
     }
 }
 
+/// Writes what two nodes agree in: everything but the times.
+pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
+    let holds = lock.holds_in_order();
+    put_head(lock, WHOLE, holds.len(), out);
+    for hold in holds {
+        put_bytes(hold.token.secret(), out);
+        put_number(hold.count.into(), out);
+        put_number(hold.fence, out);
+        put_number(hold.max_hold().into(), out);
+        put_bytes(hold.owner(), out);
+    }
+}
+
 fn put_head(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
     let (shared, limit) = match lock.mode() {
         Mode::Exclusive => (0, 0),
@@ -177,7 +190,11 @@ impl<'a> Reader<'a> {
             }
             number |= bits << shift;
             if byte & 0x80 == 0 {
-                return if number <= max { Ok(number) } else { Err(Malformed) };
+                return if number <= max {
+                    Ok(number)
+                } else {
+                    Err(Malformed)
+                };
             }
         }
         Err(Malformed)
@@ -202,7 +219,11 @@ impl<'a> Reader<'a> {
         let whole = flags & WHOLE != 0;
         let limit = self.number(MAX_HOLDERS.into())? as u32;
         let holds = self.number(MAX_HOLDERS.into())? as usize;
-        let mode = if flags & SHARED != 0 { Mode::Shared { limit } } else { Mode::Exclusive };
+        let mode = if flags & SHARED != 0 {
+            Mode::Shared { limit }
+        } else {
+            Mode::Exclusive
+        };
         let too_many = match mode {
             Mode::Exclusive => !whole || limit != 0 || holds > 1,
             Mode::Shared { limit } => whole && limit != 0 && holds > limit as usize,
@@ -210,7 +231,12 @@ impl<'a> Reader<'a> {
         if too_many {
             return Err(Malformed);
         }
-        let mut change = Change { whole, mode, put: Vec::new(), gone: Vec::new() };
+        let mut change = Change {
+            whole,
+            mode,
+            put: Vec::new(),
+            gone: Vec::new(),
+        };
         for _ in 0..holds {
             let token = Token::new(self.bytes(crate::token::MAX_TOKEN)?).ok_or(Malformed)?;
             match self.number(u32::MAX.into())? as u32 {
@@ -219,7 +245,12 @@ impl<'a> Reader<'a> {
                 count => change.put.push(self.hold(token, count, now)?),
             }
         }
-        let mut tokens: Vec<_> = change.put.iter().map(|hold| &hold.token).chain(&change.gone).collect();
+        let mut tokens: Vec<_> = change
+            .put
+            .iter()
+            .map(|hold| &hold.token)
+            .chain(&change.gone)
+            .collect();
         tokens.sort_unstable();
         if tokens.windows(2).any(|pair| pair.first() == pair.last()) {
             return Err(Malformed);

@@ -25,9 +25,15 @@ impl Table {
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
         for _ in 0..most {
-            let Some(index) = self.wheel.pop(lease_now) else { return false };
-            let Some(id) = self.slots.at(index) else { continue };
-            let Some(end) = self.lock(id).and_then(Lock::first_end) else { continue };
+            let Some(index) = self.wheel.pop(lease_now) else {
+                return false;
+            };
+            let Some(id) = self.slots.at(index) else {
+                continue;
+            };
+            let Some(end) = self.lock(id).and_then(Lock::first_end) else {
+                continue;
+            };
             if end > lease_now {
                 self.wheel.set(index, end);
                 continue;
@@ -61,7 +67,10 @@ impl Table {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let lease = self.wheel.next().map(|end| self.clock.when(end));
-        [lease, self.queue.next_deadline(), self.quarantine.end()].into_iter().flatten().min()
+        [lease, self.queue.next_deadline(), self.quarantine.end()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// A dataset is being loaded: leases stand still.
@@ -117,8 +126,16 @@ impl Table {
     /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
     pub fn attach(&mut self, id: LockId, key: Key) {
         let queued = self.queue.note_lock(&key, Some(id));
-        let Some(entry) = self.slots.get_mut(id) else { return };
-        *entry = Entry { key, attached: true, queued, lock: std::mem::take(&mut entry.lock), touch: entry.touch };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        *entry = Entry {
+            key,
+            attached: true,
+            queued,
+            lock: std::mem::take(&mut entry.lock),
+            touch: entry.touch,
+        };
         if let Some(end) = entry.lock.first_end() {
             self.wheel.set(id.index(), end);
         }
@@ -127,7 +144,9 @@ impl Table {
     /// The key of `id` was removed by something else than a lock command. The value may come back under another key.
     /// Those who waited are to be served.
     pub fn unlinked(&mut self, id: LockId) {
-        let Some(entry) = self.slots.get_mut(id) else { return };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
         entry.attached = false;
         if entry.queued {
             entry.queued = false;
@@ -140,7 +159,9 @@ impl Table {
     /// The value of `id` was freed.
     pub fn forget(&mut self, id: LockId) {
         self.wheel.unset(id.index());
-        let Some(entry) = self.slots.remove(id) else { return };
+        let Some(entry) = self.slots.remove(id) else {
+            return;
+        };
         for hold in entry.lock.holds() {
             self.unbind(id, hold);
         }
@@ -153,26 +174,49 @@ impl Table {
     /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease had to go, µs.
     pub fn flushed(&mut self, db: Option<u32>, now: Now) -> u64 {
         let flushed = |key: &Key| db.is_none_or(|db| key.db() == db);
-        let ids: Vec<_> = self.slots.iter().filter(|(_, entry)| flushed(&entry.key)).map(|(id, _)| id).collect();
+        let ids: Vec<_> = self
+            .slots
+            .iter()
+            .filter(|(_, entry)| flushed(&entry.key))
+            .map(|(id, _)| id)
+            .collect();
         let lease_now = self.clock.at(now.mono);
         let mut last = 0;
         for id in ids {
-            last = last.max(self.lock(id).and_then(Lock::last_end).map_or(0, |end| end.since(lease_now)));
+            last = last.max(
+                self.lock(id)
+                    .and_then(Lock::last_end)
+                    .map_or(0, |end| end.since(lease_now)),
+            );
             self.forget(id);
         }
-        self.unserved.extend(self.queue.keys().filter(|key| flushed(key)).cloned());
+        self.unserved
+            .extend(self.queue.keys().filter(|key| flushed(key)).cloned());
         last
     }
 
     /// Two databases have changed places.
     pub fn swapped(&mut self, a: u32, b: u32) {
-        let other = |db| if db == a { Some(b) } else if db == b { Some(a) } else { None };
+        let other = |db| {
+            if db == a {
+                Some(b)
+            } else if db == b {
+                Some(a)
+            } else {
+                None
+            }
+        };
         let moved: Vec<_> = self
             .slots
             .iter()
             .filter_map(|(id, entry)| other(entry.key.db()).map(|db| (id, entry.key.in_db(db))))
             .collect();
-        let lines: Vec<_> = self.queue.keys().filter(|key| other(key.db()).is_some()).cloned().collect();
+        let lines: Vec<_> = self
+            .queue
+            .keys()
+            .filter(|key| other(key.db()).is_some())
+            .cloned()
+            .collect();
         for key in &lines {
             self.queue.note_lock(key, None);
         }
@@ -183,17 +227,30 @@ impl Table {
     }
 
     /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not before.
-    pub fn hang_up(&mut self, connection: u64, end: Instant, now: Now, keyspace: &mut dyn Keyspace) {
-        let Some(bound) = self.connections.remove(&connection) else { return };
+    pub fn hang_up(
+        &mut self,
+        connection: u64,
+        end: Instant,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) {
+        let Some(bound) = self.connections.remove(&connection) else {
+            return;
+        };
         let end = self.clock.at(end.max(now.mono));
         for (id, token) in bound {
-            let bound = self.lock(id).and_then(|lock| lock.hold(&token)).and_then(|hold| hold.connection());
+            let bound = self
+                .lock(id)
+                .and_then(|lock| lock.hold(&token))
+                .and_then(|hold| hold.connection());
             if bound != Some(connection) {
                 continue;
             }
             self.touch_hold(id, &token, |_| ());
             if let Some(entry) = self.slots.get_mut(id) {
-                entry.lock.change(&token, |hold| hold.end = hold.end.min(end));
+                entry
+                    .lock
+                    .change(&token, |hold| hold.end = hold.end.min(end));
             }
             self.settle(id, now, keyspace);
         }
@@ -213,7 +270,10 @@ impl Table {
 
     /// Those who wait for `key` are told to come again.
     pub fn unblock_line(&mut self, key: &Key) {
-        let ids: Vec<_> = self.queue.line(key).map_or_else(Vec::new, |line| line.waiting.iter().copied().collect());
+        let ids: Vec<_> = self
+            .queue
+            .line(key)
+            .map_or_else(Vec::new, |line| line.waiting.iter().copied().collect());
         self.unblock(&ids);
     }
 
@@ -230,12 +290,23 @@ impl Table {
     }
 
     /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
-    pub(super) fn closes_a_circle(&self, keys: &[Key], locks: &[Option<LockId>], terms: &Terms, now: Instant) -> bool {
+    pub(super) fn closes_a_circle(
+        &self,
+        keys: &[Key],
+        locks: &[Option<LockId>],
+        terms: &Terms,
+        now: Instant,
+    ) -> bool {
         if self.queue.is_empty() {
             return false;
         }
-        let longest = keys.iter().filter_map(|key| self.queue.line(key)).map(|line| line.waiting.len()).max();
-        if longest.unwrap_or(0) > self.queue.lines() && !self.holds_what_is_waited_for(&terms.token) {
+        let longest = keys
+            .iter()
+            .filter_map(|key| self.queue.line(key))
+            .map(|line| line.waiting.len())
+            .max();
+        if longest.unwrap_or(0) > self.queue.lines() && !self.holds_what_is_waited_for(&terms.token)
+        {
             return false;
         }
         let mut needs = Vec::new();
@@ -246,10 +317,20 @@ impl Table {
         deadlock::closes_a_circle(&terms.token, needs, |owner| {
             let mut needs = Vec::new();
             for id in self.queue.of(owner) {
-                let Some(waiter) = self.queue.get(id) else { continue };
+                let Some(waiter) = self.queue.get(id) else {
+                    continue;
+                };
                 for key in &waiter.keys {
                     let lock = self.queue.line(key).and_then(|line| line.lock);
-                    self.needs(key, lock, Some((id, &terms.token)), owner, waiter.terms.mode, now, &mut needs);
+                    self.needs(
+                        key,
+                        lock,
+                        Some((id, &terms.token)),
+                        owner,
+                        waiter.terms.mode,
+                        now,
+                        &mut needs,
+                    );
                 }
             }
             needs
@@ -257,7 +338,11 @@ impl Table {
     }
 
     fn holds_what_is_waited_for(&self, token: &Token) -> bool {
-        let mut locks = self.queue.keys().filter_map(|key| self.queue.line(key)?.lock).filter_map(|id| self.lock(id));
+        let mut locks = self
+            .queue
+            .keys()
+            .filter_map(|key| self.queue.line(key)?.lock)
+            .filter_map(|id| self.lock(id));
         locks.any(|lock| lock.hold(token).is_some())
     }
 
@@ -275,7 +360,11 @@ impl Table {
         needs: &mut Vec<Needs>,
     ) {
         let lock = lock.and_then(|id| self.lock(id));
-        let holders = || lock.into_iter().flat_map(|lock| lock.holds()).filter(|hold| hold.end > now);
+        let holders = || {
+            lock.into_iter()
+                .flat_map(|lock| lock.holds())
+                .filter(|hold| hold.end > now)
+        };
         if holders().any(|hold| hold.token == *owner) {
             return;
         }
@@ -290,11 +379,21 @@ impl Table {
             }
             _ => needs.push(Needs::All(tokens())),
         }
-        let Some(line) = self.queue.line(key) else { return };
-        let ahead = line.waiting.iter().take_while(|ahead| place.is_none_or(|(place, _)| **ahead < place));
+        let Some(line) = self.queue.line(key) else {
+            return;
+        };
+        let ahead = line
+            .waiting
+            .iter()
+            .take_while(|ahead| place.is_none_or(|(place, _)| **ahead < place));
         let ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
-        let ahead = ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner));
+        let ahead =
+            ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner));
         let ahead = ahead.map(|ahead| ahead.terms.token.clone());
-        needs.push(Needs::All(ahead.filter(|ahead| place.is_none_or(|(_, not)| ahead != not)).collect()));
+        needs.push(Needs::All(
+            ahead
+                .filter(|ahead| place.is_none_or(|(_, not)| ahead != not))
+                .collect(),
+        ));
     }
 }

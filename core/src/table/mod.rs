@@ -135,6 +135,8 @@ pub struct Table {
     pub limits: Limits,
     /// Whether grants may have been forgotten.
     pub quarantine: Quarantine,
+    /// Whether nobody is granted anything for now, because the server would refuse a command that did.
+    pub holds_back: bool,
     fences: FenceCounter,
     clock: LeaseClock,
     slots: Slots<Entry>,
@@ -160,6 +162,7 @@ impl Table {
             hold_times: Histogram::default(),
             limits,
             quarantine: Quarantine::default(),
+            holds_back: false,
             fences: FenceCounter::default(),
             clock: LeaseClock::default(),
             slots: Slots::default(),
@@ -253,7 +256,11 @@ impl Table {
             self.output.touched.push(Touched {
                 id,
                 gone_from: None,
-                presence: if entry.lock.is_free() { Presence::New } else { Presence::Kept },
+                presence: if entry.lock.is_free() {
+                    Presence::New
+                } else {
+                    Presence::Kept
+                },
                 change: 0..0,
                 events: Events::default(),
                 changed: Vec::new(),
@@ -278,7 +285,13 @@ impl Table {
     /// A lock for a key at which there is none yet.
     fn new_lock(&mut self, key: Key) -> LockId {
         let queued = self.queue.line(&key).is_some();
-        let entry = Entry { key, lock: Lock::Free, touch: 0, attached: true, queued };
+        let entry = Entry {
+            key,
+            lock: Lock::Free,
+            touch: 0,
+            attached: true,
+            queued,
+        };
         let id = self.slots.insert(entry);
         if queued && let Some(entry) = self.slots.get(id) {
             self.queue.note_lock(&entry.key, Some(id));
@@ -291,7 +304,9 @@ impl Table {
         let lease_now = self.clock.at(now.mono);
         let Output { touched, bytes, .. } = &mut self.output;
         for touched in touched.iter_mut() {
-            let Some(entry) = self.slots.get_mut(touched.id) else { continue };
+            let Some(entry) = self.slots.get_mut(touched.id) else {
+                continue;
+            };
             entry.touch = 0;
             let start = bytes.len();
             if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
@@ -327,7 +342,10 @@ impl Table {
     }
 
     fn bind(&mut self, id: LockId, token: &Token, connection: u64) {
-        self.connections.entry(connection).or_default().insert((id, token.clone()));
+        self.connections
+            .entry(connection)
+            .or_default()
+            .insert((id, token.clone()));
     }
 
     fn unbind(&mut self, id: LockId, hold: &Hold) {

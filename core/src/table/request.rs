@@ -95,7 +95,10 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Verdict {
-        if let Err(denial) = self.check_quarantine(now).and_then(|()| self.check_cap(terms)) {
+        if let Err(denial) = self
+            .check_quarantine(now)
+            .and_then(|()| self.check_cap(terms))
+        {
             return Verdict::Denied(denial);
         }
         let mut locks = Places::new();
@@ -117,7 +120,11 @@ impl Table {
             }
         }
         if free {
-            let key = |at: usize| wanted.get(at).map_or_else(Key::default, |want| Key::new(want.db, want.name));
+            let key = |at: usize| {
+                wanted
+                    .get(at)
+                    .map_or_else(Key::default, |want| Key::new(want.db, want.name))
+            };
             let granted = self.grant(locks.as_slice(), key, terms, now);
             self.serve_unserved_if_any(now, keyspace);
             return match granted {
@@ -173,7 +180,9 @@ impl Table {
         if let Err(denial) = self.check_quarantine(now) {
             return Extended::Denied(denial);
         }
-        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return Extended::NotHeld };
+        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+            return Extended::NotHeld;
+        };
         if self.lock(id).is_none_or(|lock| lock.hold(token).is_none()) {
             return Extended::NotHeld;
         }
@@ -182,7 +191,9 @@ impl Table {
         }
         let (lease_now, cap) = (self.clock.at(now.mono), self.limits.max_hold);
         self.touch_hold(id, token, |_| ());
-        let Some(entry) = self.slots.get_mut(id) else { return Extended::NotHeld };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return Extended::NotHeld;
+        };
         let renewed = entry.lock.change(token, |hold| {
             hold.renew(lease_now, ttl, cap)?;
             hold.fence = hold.fence.max(fence);
@@ -209,13 +220,17 @@ impl Table {
 
     /// Ends every hold of a lock; how many holders there were.
     pub fn force(&mut self, want: &Wanted<'_>, now: Now, keyspace: &mut dyn Keyspace) -> u64 {
-        let Some(id) = want.lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return 0 };
+        let Some(id) = want.lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+            return 0;
+        };
         let lease_now = self.clock.at(now.mono);
         if let Some(touched) = self.touch(id) {
             touched.events.forced += 1;
             touched.whole = true;
         }
-        let Some(entry) = self.slots.get_mut(id) else { return 0 };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return 0;
+        };
         let queued = entry.queued.then(|| entry.key.clone());
         let lock = std::mem::take(&mut entry.lock);
         for hold in lock.holds() {
@@ -240,7 +255,9 @@ impl Table {
         keyspace: &mut dyn Keyspace,
     ) -> Result<bool, Denial> {
         self.check_quarantine(now)?;
-        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else { return Ok(false) };
+        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+            return Ok(false);
+        };
         let holds = self.lock(id).is_some_and(|lock| lock.hold(token).is_some());
         if holds {
             self.confirm(id, token);
@@ -293,16 +310,29 @@ impl Table {
         let lease_now = self.clock.at(now.mono);
         let mut all_held = true;
         for lock in locks {
-            match lock.and_then(|id| self.lock(id)).and_then(|lock| lock.hold(&terms.token)) {
+            match lock
+                .and_then(|id| self.lock(id))
+                .and_then(|lock| lock.hold(&terms.token))
+            {
                 // Asked of a copy first: a key that cannot be re-entered leaves all others as they were.
                 Some(hold) => hold
                     .clone()
-                    .renew(lease_now, terms.ttl, tighter(self.limits.max_hold, terms.max_hold))
+                    .renew(
+                        lease_now,
+                        terms.ttl,
+                        tighter(self.limits.max_hold, terms.max_hold),
+                    )
                     .map_err(Denial::OverCap)?,
                 None => all_held = false,
             }
         }
-        let fence = if all_held { 0 } else { self.fences.next(now.wall, terms.fence).map_err(Denial::Fence)? };
+        let fence = if all_held {
+            0
+        } else {
+            self.fences
+                .next(now.wall, terms.fence)
+                .map_err(Denial::Fence)?
+        };
         if !self.queue.is_empty() {
             // What else this owner waits for may be a re-entry now, or may go past those who wait for it.
             self.next_up.extend(self.queue.of(&terms.token));
@@ -320,7 +350,9 @@ impl Table {
 
     fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: Instant) -> u64 {
         self.touch_hold(id, &terms.token, |events| events.acquired += 1);
-        let Some(entry) = self.slots.get_mut(id) else { return fence };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return fence;
+        };
         let cap = self.limits.max_hold;
         let reentered = entry.lock.change(&terms.token, |hold| {
             let bound = hold.connection().is_some();
@@ -352,7 +384,9 @@ impl Table {
 
     /// Ties an ephemeral hold to the connection that used it last.
     fn rebind(&mut self, id: LockId, token: &Token, connection: u64) {
-        let Some(entry) = self.slots.get_mut(id) else { return };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
         let before = entry.lock.hold(token).cloned();
         entry.lock.change(token, |hold| hold.bind(Some(connection)));
         if let Some(before) = before {
@@ -364,9 +398,17 @@ impl Table {
     /// Takes holds of `token` off; how many. What follows for waiters is noted, not done.
     pub(super) fn take_off(&mut self, id: LockId, token: &Token, all: bool, now: Now) -> u32 {
         let lease_now = self.clock.at(now.mono);
-        let Some(count) = self.lock(id).and_then(|lock| lock.hold(token)).map(|hold| hold.count) else { return 0 };
+        let Some(count) = self
+            .lock(id)
+            .and_then(|lock| lock.hold(token))
+            .map(|hold| hold.count)
+        else {
+            return 0;
+        };
         self.touch_hold(id, token, |events| events.released += 1);
-        let Some(entry) = self.slots.get_mut(id) else { return 0 };
+        let Some(entry) = self.slots.get_mut(id) else {
+            return 0;
+        };
         if count > 1 && !all {
             entry.lock.change(token, |hold| hold.count -= 1);
             return 1;
@@ -392,12 +434,20 @@ impl Table {
         if self.queue.len() >= self.limits.max_waiters {
             return Err(Denial::TooManyWaiters);
         }
-        let keys: Vec<_> = wanted.iter().map(|want| Key::new(want.db, want.name)).collect();
+        let keys: Vec<_> = wanted
+            .iter()
+            .map(|want| Key::new(want.db, want.name))
+            .collect();
         if self.closes_a_circle(&keys, locks, terms, self.clock.at(now.mono)) {
             self.counters.deadlocks += 1;
             return Err(Denial::Deadlock);
         }
-        let waiter = Waiter { keys: keys.clone(), terms: terms.clone(), until, since: now.mono };
+        let waiter = Waiter {
+            keys: keys.clone(),
+            terms: terms.clone(),
+            until,
+            since: now.mono,
+        };
         let id = self.queue.join(waiter);
         for (key, lock) in keys.iter().zip(locks) {
             self.queue.note_lock(key, *lock);

@@ -29,7 +29,9 @@ impl Table {
     /// Takes ended leases off a lock, and serves its line if that made room. Says whether the lock still is one.
     pub(super) fn settle(&mut self, id: LockId, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
-        let Some(entry) = self.slots.get(id) else { return false };
+        let Some(entry) = self.slots.get(id) else {
+            return false;
+        };
         if entry.lock.first_end().is_some_and(|end| end > lease_now) {
             return true;
         }
@@ -49,7 +51,13 @@ impl Table {
                 self.unserved.insert(entry.key.clone());
             }
             self.touch(id);
-            let Some(hold) = self.slots.get_mut(id).and_then(|entry| entry.lock.take_ended(lease_now)) else { break };
+            let Some(hold) = self
+                .slots
+                .get_mut(id)
+                .and_then(|entry| entry.lock.take_ended(lease_now))
+            else {
+                break;
+            };
             self.touch_hold(id, &hold.token, |events| events.expired += 1);
             self.counters.expiries += 1;
             self.ended(id, &hold, lease_now);
@@ -58,7 +66,7 @@ impl Table {
 
     /// Serves every line in which something has changed, unless the node may not grant.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
-        if self.quarantine.left(now.mono).is_some() {
+        if self.holds_back || self.quarantine.left(now.mono).is_some() {
             return;
         }
         loop {
@@ -86,7 +94,11 @@ impl Table {
     }
 
     fn serve_line(&mut self, key: &Key, now: Now, keyspace: &mut dyn Keyspace) {
-        while let Some(head) = self.queue.line(key).and_then(|line| line.waiting.first().copied()) {
+        while let Some(head) = self
+            .queue
+            .line(key)
+            .and_then(|line| line.waiting.first().copied())
+        {
             if !self.serve_waiter(head, now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
                 for waiter in self.exempt_from(head, key) {
@@ -115,7 +127,9 @@ impl Table {
     }
 
     fn turn(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) -> Turn {
-        let Some(waiter) = self.queue.get(id) else { return Turn::NotYet };
+        let Some(waiter) = self.queue.get(id) else {
+            return Turn::NotYet;
+        };
         let waiter = Arc::clone(waiter);
         let (keys, terms) = (&waiter.keys, &waiter.terms);
         let mut locks = Vec::with_capacity(keys.len());
@@ -133,13 +147,26 @@ impl Table {
             }
             locks.push(lock);
         }
-        if comes { Turn::Comes(locks) } else { Turn::NotYet }
+        if comes {
+            Turn::Comes(locks)
+        } else {
+            Turn::NotYet
+        }
     }
 
     /// The lock at a key that is waited for, its ended leases taken off.
-    fn lock_at(&mut self, key: &Key, now: Now, keyspace: &mut dyn Keyspace) -> Result<Option<LockId>, Denial> {
+    fn lock_at(
+        &mut self,
+        key: &Key,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Result<Option<LockId>, Denial> {
         let known = self.queue.line(key).and_then(|line| line.lock);
-        let known = known.filter(|id| self.slots.get(*id).is_some_and(|entry| entry.attached && entry.key == *key));
+        let known = known.filter(|id| {
+            self.slots
+                .get(*id)
+                .is_some_and(|entry| entry.attached && entry.key == *key)
+        });
         let lock = match known {
             Some(id) => Some(id),
             None => match keyspace.find(key) {
@@ -169,15 +196,29 @@ impl Table {
     fn admit(&mut self, id: WaiterId, waiter: &Waiter, locks: &[Option<LockId>], now: Now) {
         let token = &waiter.terms.token;
         let adds = |lock: &Option<LockId>| {
-            let held = lock.and_then(|id| self.lock(id)).is_some_and(|lock| lock.hold(token).is_some());
+            let held = lock
+                .and_then(|id| self.lock(id))
+                .is_some_and(|lock| lock.hold(token).is_some());
             !(held && waiter.terms.once)
         };
-        let counted = waiter.keys.iter().zip(locks).filter(|(_, lock)| adds(lock)).map(|(key, _)| key.clone()).collect();
+        let counted = waiter
+            .keys
+            .iter()
+            .zip(locks)
+            .filter(|(_, lock)| adds(lock))
+            .map(|(key, _)| key.clone())
+            .collect();
         let key = |at: usize| waiter.keys.get(at).cloned().unwrap_or_default();
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                self.undelivered.insert(id, Undelivered { token: token.clone(), counted });
+                self.undelivered.insert(
+                    id,
+                    Undelivered {
+                        token: token.clone(),
+                        counted,
+                    },
+                );
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
@@ -218,7 +259,11 @@ impl Table {
     pub(super) fn cancel(&mut self, key: &Key, token: &Token) {
         let same: Vec<_> = self.queue.of(token).collect();
         for id in same {
-            if self.queue.get(id).is_some_and(|waiter| waiter.keys.contains(key)) {
+            if self
+                .queue
+                .get(id)
+                .is_some_and(|waiter| waiter.keys.contains(key))
+            {
                 self.dismiss(id, Answer::Nothing);
             }
         }
@@ -226,8 +271,13 @@ impl Table {
 
     /// Whether somebody stands in the line of `key`, before `place`, whom `token` may not go past.
     pub(super) fn is_behind(&self, key: &Key, place: Option<WaiterId>, token: &Token) -> bool {
-        let Some(line) = self.queue.line(key) else { return false };
-        let ahead = line.waiting.iter().take_while(|ahead| place.is_none_or(|place| **ahead < place));
+        let Some(line) = self.queue.line(key) else {
+            return false;
+        };
+        let ahead = line
+            .waiting
+            .iter()
+            .take_while(|ahead| place.is_none_or(|place| **ahead < place));
         let mut ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
         ahead.any(|ahead| ahead.terms.token != *token && !self.waits_for(ahead, token))
     }
@@ -235,19 +285,33 @@ impl Table {
     /// Whether a waiter waits for something that `token` holds: then it is not ahead of that owner.
     pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token) -> bool {
         waiter.keys.iter().any(|key| {
-            let lock = self.queue.line(key).and_then(|line| line.lock).and_then(|id| self.lock(id));
-            lock.is_some_and(|lock| conflicts(lock, waiter.terms.mode) && lock.hold(token).is_some())
+            let lock = self
+                .queue
+                .line(key)
+                .and_then(|line| line.lock)
+                .and_then(|id| self.lock(id));
+            lock.is_some_and(|lock| {
+                conflicts(lock, waiter.terms.mode) && lock.hold(token).is_some()
+            })
         })
     }
 
     /// Those in the line of `key` who hold another key that its first waiter waits for.
     fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
-        let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else { return Vec::new() };
-        let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else { return Vec::new() };
+        let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
+            return Vec::new();
+        };
+        let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else {
+            return Vec::new();
+        };
         let others = head.keys.iter().filter(|other| *other != key);
-        let locks = others.filter_map(|other| self.queue.line(other)?.lock).filter_map(|id| self.lock(id));
+        let locks = others
+            .filter_map(|other| self.queue.line(other)?.lock)
+            .filter_map(|id| self.lock(id));
         let owners = locks.flat_map(|lock| lock.holds()).map(|hold| &hold.token);
-        let waiting = owners.flat_map(|owner| self.queue.of(owner)).filter(|id| line.waiting.contains(id));
+        let waiting = owners
+            .flat_map(|owner| self.queue.of(owner))
+            .filter(|id| line.waiting.contains(id));
         let mut waiting: Vec<_> = waiting.collect();
         waiting.sort_unstable();
         waiting.dedup();
@@ -261,7 +325,9 @@ impl Table {
 
     /// The client of a granted request is gone: the grant is taken back and passed on.
     pub fn undeliverable(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) {
-        let Some(Undelivered { token, counted }) = self.undelivered.remove(&id) else { return };
+        let Some(Undelivered { token, counted }) = self.undelivered.remove(&id) else {
+            return;
+        };
         for key in counted {
             if let Found::Lock(lock) = keyspace.find(&key) {
                 self.take_off(lock, &token, false, now);
@@ -275,8 +341,14 @@ impl Table {
         if self.undelivered.is_empty() {
             return;
         }
-        let Some(entry) = self.slots.get(id) else { return };
-        for grant in self.undelivered.values_mut().filter(|grant| grant.token == *token) {
+        let Some(entry) = self.slots.get(id) else {
+            return;
+        };
+        for grant in self
+            .undelivered
+            .values_mut()
+            .filter(|grant| grant.token == *token)
+        {
             grant.counted.retain(|key| *key != entry.key);
         }
     }

@@ -1,0 +1,284 @@
+//! A node without a server: the table and a keyspace that is a plain map, kept as the module keeps the server's.
+
+use std::collections::BTreeMap;
+
+use redislock_core::Table;
+use redislock_core::lock::{Lock, Mode, Terms};
+use redislock_core::queue::WaiterId;
+use redislock_core::slots::LockId;
+use redislock_core::table::{
+    Answer, Denial, Events, Extended, Found, Granted, Keyspace, Limits, Loaded, Presence, Verdict, Wanted,
+};
+use redislock_core::time::{Instant, Now};
+use redislock_core::token::{Key, Token};
+use redislock_core::wire::{Reader, save};
+
+/// What stands at a key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Value {
+    Lock(LockId),
+    Other,
+}
+
+/// The keyspace.
+#[derive(Clone, Debug, Default)]
+pub struct Keys(pub BTreeMap<Key, Value>);
+
+impl Keyspace for Keys {
+    fn find(&mut self, key: &Key) -> Found {
+        match self.0.get(key) {
+            None => Found::Nothing,
+            Some(Value::Lock(id)) => Found::Lock(*id),
+            Some(Value::Other) => Found::Other,
+        }
+    }
+}
+
+/// A change of one lock, as the module would replicate it.
+#[derive(Clone, Debug)]
+pub struct Change {
+    pub key: Key,
+    pub presence: Presence,
+    pub bytes: Vec<u8>,
+    pub events: Events,
+}
+
+/// The table, its keyspace, the time, and what the calls since [`Node::take`] have led to.
+#[derive(Debug)]
+pub struct Node {
+    pub table: Table,
+    pub keys: Keys,
+    pub now: Now,
+    changes: Vec<Change>,
+    answers: Vec<(WaiterId, Answer)>,
+}
+
+/// The clocks of a new node. Far from 0, so that there is a past to have been granted in.
+pub const START: Now = Now { mono: Instant(1 << 40), wall: 1 << 50 };
+
+/// Limits that are in nobody's way.
+pub const ROOMY: Limits = Limits { max_hold: 0, max_waiters: 10_000, max_holders: 10_000 };
+
+impl Node {
+    pub fn new(limits: Limits) -> Self {
+        let (changes, answers) = (Vec::new(), Vec::new());
+        Self { table: Table::new(limits), keys: Keys::default(), now: START, changes, answers }
+    }
+
+    /// Takes the changes and the answers since the last time.
+    pub fn take(&mut self) -> (Vec<Change>, Vec<(WaiterId, Answer)>) {
+        (std::mem::take(&mut self.changes), std::mem::take(&mut self.answers))
+    }
+
+    /// The lock at a key.
+    pub fn at(&self, key: &Key) -> Option<LockId> {
+        match self.keys.0.get(key) {
+            Some(Value::Lock(id)) => Some(*id),
+            _ => None,
+        }
+    }
+
+    pub fn lock(&self, key: &Key) -> Option<&Lock> {
+        self.table.lock(self.at(key)?)
+    }
+
+    /// Applies what the calls so far have led to, as the module does.
+    pub fn apply(&mut self) {
+        let output = self.table.take_output(self.now);
+        for touched in &output.touched {
+            let key = touched.gone_from.clone().or_else(|| self.table.key(touched.id).cloned()).expect("its key");
+            let present = self.at(&key);
+            match touched.presence {
+                Presence::New => assert_eq!(present, None, "made where a lock is"),
+                Presence::Kept | Presence::Gone => assert_eq!(present, Some(touched.id), "changed where it is not"),
+            }
+            if touched.presence == Presence::Gone {
+                self.keys.0.remove(&key);
+            } else {
+                self.keys.0.insert(key.clone(), Value::Lock(touched.id));
+            }
+            let bytes = output.bytes[touched.change.clone()].to_vec();
+            self.changes.push(Change { key, presence: touched.presence, bytes, events: touched.events });
+        }
+        self.answers.extend(output.answers.iter().cloned());
+        self.table.return_output(output);
+    }
+
+    pub fn acquire(&mut self, keys: &[Key], terms: &Terms, until: Option<Option<Instant>>) -> Verdict {
+        let wanted: Vec<_> = keys.iter().map(|key| wanted(key, self.at(key))).collect();
+        let verdict = self.table.acquire(&wanted, terms, until, self.now, &mut self.keys);
+        self.apply();
+        verdict
+    }
+
+    /// Without [`Node::apply`], so that several make one decision.
+    pub fn release_in_part(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
+        let wanted = wanted(key, self.at(key));
+        self.table.release(&wanted, token, all, self.now, &mut self.keys)
+    }
+
+    pub fn release(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
+        let taken = self.release_in_part(key, token, all);
+        self.apply();
+        taken
+    }
+
+    pub fn extend(&mut self, key: &Key, token: &Token, ttl: u64, fence: u64, connection: u64) -> Extended {
+        let lock = self.at(key);
+        let extended = self.table.extend(lock, token, ttl, fence, connection, self.now, &mut self.keys);
+        self.apply();
+        extended
+    }
+
+    pub fn guards(&mut self, key: &Key, token: &Token) -> Result<bool, Denial> {
+        let guards = self.table.guards(self.at(key), token, self.now, &mut self.keys);
+        self.apply();
+        guards
+    }
+
+    pub fn force(&mut self, key: &Key) -> u64 {
+        let wanted = wanted(key, self.at(key));
+        let holders = self.table.force(&wanted, self.now, &mut self.keys);
+        self.apply();
+        holders
+    }
+
+    /// What the module's timer does.
+    pub fn tick(&mut self) {
+        while self.table.expire(2, self.now, &mut self.keys) {}
+        self.table.time_out(self.now);
+        self.table.quarantine_has_ended(self.now);
+        self.serve();
+    }
+
+    pub fn serve(&mut self) {
+        self.table.serve(self.now, &mut self.keys);
+        self.apply();
+    }
+
+    pub fn advance(&mut self, micros: u64) {
+        self.now.mono = self.now.mono.plus(micros);
+    }
+
+    pub fn hang_up(&mut self, connection: u64, grace: u64) {
+        self.table.hang_up(connection, self.now.mono.plus(grace), self.now, &mut self.keys);
+        self.serve();
+    }
+
+    pub fn abandon(&mut self, id: WaiterId) {
+        self.table.abandon(id);
+        self.serve();
+    }
+
+    pub fn undeliverable(&mut self, id: WaiterId) {
+        self.table.undeliverable(id, self.now, &mut self.keys);
+        self.serve();
+    }
+
+    /// Somebody else than a lock command removes the key.
+    pub fn remove(&mut self, key: &Key) {
+        if let Some(Value::Lock(id)) = self.keys.0.remove(key) {
+            self.table.unlinked(id);
+            self.table.forget(id);
+        }
+    }
+
+    /// RENAME or MOVE.
+    pub fn rename(&mut self, from: &Key, to: &Key) {
+        let Some(value) = self.keys.0.remove(from) else { return };
+        self.remove(to);
+        self.keys.0.insert(to.clone(), value);
+        if let Value::Lock(id) = value {
+            self.table.unlinked(id);
+            self.table.attach(id, to.clone());
+        }
+    }
+
+    pub fn swap(&mut self, a: u32, b: u32) {
+        let swapped = |key: &Key| match key.db() {
+            db if db == a => key.in_db(b),
+            db if db == b => key.in_db(a),
+            _ => key.clone(),
+        };
+        self.keys.0 = self.keys.0.iter().map(|(key, value)| (swapped(key), *value)).collect();
+        self.table.swapped(a, b);
+    }
+
+    /// How long the last flushed lease had to go, µs.
+    pub fn flush(&mut self, db: Option<u32>) -> u64 {
+        self.keys.0.retain(|key, _| db.is_some_and(|db| db != key.db()));
+        self.table.flushed(db, self.now)
+    }
+
+    /// The saved form of the lock at a key.
+    pub fn dump(&self, key: &Key) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        save(self.lock(key)?, self.table.lease_now(self.now.mono), &mut bytes);
+        Some(bytes)
+    }
+
+    /// A lock comes back from its saved form, in place of what stands there.
+    pub fn restore(&mut self, key: &Key, bytes: &[u8]) {
+        self.remove(key);
+        let id = self.table.restore(key.clone(), bytes, self.now).expect("what was saved");
+        self.keys.0.insert(key.clone(), Value::Lock(id));
+    }
+
+    /// The server starts again with what it had saved; loading takes a while.
+    pub fn reload(&mut self, loading: u64) {
+        let dumps: Vec<_> = self.keys.0.keys().filter_map(|key| Some((key.clone(), self.dump(key)?))).collect();
+        let mut table = Table::new(self.table.limits);
+        table.raise_fence(self.table.fence());
+        table.loading_began(self.now.mono);
+        self.table = table;
+        self.keys.0.retain(|_, value| *value == Value::Other);
+        for (key, bytes) in dumps {
+            self.restore(&key, &bytes);
+        }
+        self.advance(loading);
+        self.table.loading_ended(self.now.mono);
+    }
+
+    /// A replica receives what its master has changed.
+    pub fn replay(&mut self, change: &Change) {
+        let mut reader = Reader(&change.bytes);
+        let read = reader.change(self.table.lease_now(self.now.mono)).expect("what the master wrote");
+        assert!(reader.0.is_empty(), "nothing after it");
+        match self.table.apply(change.key.clone(), self.at(&change.key), read) {
+            Loaded::New(id) => {
+                self.keys.0.insert(change.key.clone(), Value::Lock(id));
+            }
+            Loaded::Kept => {}
+            Loaded::Gone => {
+                self.keys.0.remove(&change.key);
+            }
+        }
+    }
+}
+
+fn wanted(key: &Key, lock: Option<LockId>) -> Wanted<'_> {
+    Wanted { db: key.db(), name: key.name(), lock }
+}
+
+/// What is asked for when nothing special is: the exclusive lock.
+pub fn terms(token: &Token, ttl: u64) -> Terms {
+    Terms {
+        token: token.clone(),
+        ttl,
+        mode: Mode::Exclusive,
+        once: false,
+        fence: 0,
+        max_hold: 0,
+        owner: None,
+        ephemeral: false,
+        connection: 0,
+    }
+}
+
+/// The fences of a grant, a key each.
+pub fn fences(granted: &Granted) -> Vec<u64> {
+    match granted {
+        Granted::One(fence) => vec![*fence],
+        Granted::Each(fences) => fences.clone(),
+    }
+}

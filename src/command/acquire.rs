@@ -1,0 +1,113 @@
+//! `LOCK.ACQUIRE key token ttl-ms [SHARED [LIMIT n]] [BLOCK ms] [ONCE] [FENCE at-least] [MAXHOLD ms] [EPHEMERAL]
+//! [OWNER label]`: the fence, or null. With the token `*` an array: the token that the server made, and the fence.
+
+use redis_module::raw;
+use redislock_core::lock::Terms;
+use redislock_core::table::{Verdict, Wanted};
+use redislock_core::time::{Instant, from_millis};
+use redislock_core::token::Token;
+
+use super::options::{self, Options};
+use super::reply::{self, Failure, Shape};
+use crate::ffi::{self, Arg, Args, Ctx};
+use crate::keyspace::{Opened, decide};
+use crate::waiters;
+
+pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {
+        return Err(Failure::Arity);
+    };
+    let request = Request::parse(ctx, token, ttl, args, 4, false)?;
+    let own = [Opened::new(ctx, key)?];
+    request.ask(ctx, &own, &[own[0].wanted()], std::iter::once(key))
+}
+
+/// A request for one lock or several, read whole before anything is touched.
+pub struct Request {
+    terms: Terms,
+    block: Option<u64>,
+    shape: Shape,
+}
+
+impl Request {
+    /// Reads the token, the lease and the options from `options_at` on.
+    pub fn parse(
+        ctx: Ctx,
+        token: Arg<'_>,
+        ttl: Arg<'_>,
+        args: Args<'_>,
+        options_at: usize,
+        several: bool,
+    ) -> Result<Self, Failure> {
+        let options = Options::parse(args, options_at)?;
+        let made_token = (token.bytes() == b"*").then(|| uuid::Uuid::new_v4().to_string());
+        if made_token.is_some() && options.once {
+            return Err(
+                "ERR ONCE needs a token of your own: a repeated * would be another owner".into(),
+            );
+        }
+        let token = match &made_token {
+            Some(made) => {
+                Token::new(made.as_bytes()).ok_or(Failure::Text("ERR no token could be made"))?
+            }
+            None => options::token(token)?,
+        };
+        let ttl = options::ttl(ttl)?;
+        if options.ephemeral && ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) {
+            return Err("ERR EPHEMERAL needs a connection of its own, a script has none".into());
+        }
+        let terms = Terms {
+            token,
+            ttl,
+            mode: options.mode(),
+            once: options.once,
+            fence: options.fence,
+            max_hold: options.max_hold,
+            owner: options.owner.map(Box::from),
+            ephemeral: options.ephemeral,
+            connection: ctx.client(),
+        };
+        Ok(Self {
+            terms,
+            block: options.block,
+            shape: Shape {
+                several,
+                made_token,
+            },
+        })
+    }
+
+    /// Asks core, and replies or waits.
+    pub fn ask<'a>(
+        self,
+        ctx: Ctx,
+        own: &[Opened<'_>],
+        wanted: &[Wanted<'_>],
+        keys: impl Iterator<Item = Arg<'a>>,
+    ) -> Result<(), Failure> {
+        let until = self.until(ctx);
+        let verdict = decide(ctx, own, |node, now, keyspace| {
+            node.table
+                .acquire(wanted, &self.terms, until, now, keyspace)
+        });
+        match verdict {
+            Verdict::Granted(fences) => reply::granted(ctx, &fences, &self.shape),
+            Verdict::Busy => ctx.reply_null(),
+            Verdict::Waits(id) => waiters::park(ctx, id, self.shape, keys),
+            Verdict::Denied(denial) => return Err(denial.into()),
+        }
+        Ok(())
+    }
+
+    /// Whether and until when to wait. Where the server denies blocking, not at all.
+    fn until(&self, ctx: Ctx) -> Option<Option<Instant>> {
+        let millis = self.block?;
+        let denied = raw::REDISMODULE_CTX_FLAGS_MULTI
+            | raw::REDISMODULE_CTX_FLAGS_LUA
+            | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
+        if ctx.has(denied) {
+            return None;
+        }
+        Some((millis != 0).then(|| ffi::mono().plus(from_millis(millis))))
+    }
+}

@@ -1,0 +1,77 @@
+//! `LOCK.EXTEND key token ttl-ms [FENCE at-least]`: the hold's fence, or null.
+
+use redislock_core::slots::LockId;
+use redislock_core::table::{Denial, Extended};
+use redislock_core::token::Token;
+
+use super::options;
+use super::reply::{self, Failure};
+use crate::ffi::{Args, Ctx};
+use crate::keyspace::{Opened, decide};
+
+pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {
+        return Err(Failure::Arity);
+    };
+    let fence = fence(args, 4)?;
+    let token = options::token(token)?;
+    let ttl = options::ttl(ttl)?;
+    let own = [Opened::new(ctx, key)?];
+    for extended in prolong(ctx, &own, &token, ttl, fence) {
+        reply(ctx, extended)?;
+    }
+    Ok(())
+}
+
+/// Extends the hold of each of these keys.
+pub fn prolong(ctx: Ctx, own: &[Opened<'_>], token: &Token, ttl: u64, fence: u64) -> Vec<Extended> {
+    let connection = ctx.client();
+    decide(ctx, own, |node, now, keyspace| {
+        let mut extend = |lock: Option<LockId>| {
+            node.table
+                .extend(lock, token, ttl, fence, connection, now, keyspace)
+        };
+        own.iter().map(|opened| extend(opened.lock())).collect()
+    })
+}
+
+/// Replies to an extension; an error is for the caller to tell.
+pub fn reply(ctx: Ctx, extended: Extended) -> Result<(), Denial> {
+    match extended {
+        Extended::To(fence) => ctx.reply_integer(fence),
+        Extended::NotHeld => ctx.reply_null(),
+        Extended::Denied(denial) => return Err(denial),
+    }
+    Ok(())
+}
+
+/// The option `FENCE at-least`, and nothing else, at `at`; 0 where it is not.
+pub fn fence(args: Args<'_>, at: usize) -> Result<u64, Failure> {
+    let Some(option) = args.get(at) else {
+        return Ok(0);
+    };
+    if !option.bytes().eq_ignore_ascii_case(b"FENCE") {
+        return Err(options::unknown(at));
+    }
+    let value = args
+        .get(at + 1)
+        .ok_or(Failure::Text("ERR option FENCE needs a value"))?;
+    let fence = options::fence(value)?;
+    match args.get(at + 2) {
+        None => Ok(fence),
+        Some(again) if again.bytes().eq_ignore_ascii_case(b"FENCE") => {
+            Err("ERR option FENCE is given twice".into())
+        }
+        Some(_) => Err(options::unknown(at + 2)),
+    }
+}
+
+/// Replies to extensions, a key each.
+pub fn reply_each(ctx: Ctx, extensions: Vec<Extended>) {
+    ctx.reply_array(extensions.len());
+    for extended in extensions {
+        if let Err(denial) = reply(ctx, extended) {
+            reply::failure(ctx, &denial.into());
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock at that moment.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{CString, c_int};
+
+use redis_module::raw;
+
+use super::options;
+use super::reply::Failure;
+use crate::ffi::{Args, Ctx, api};
+use crate::keyspace::{Opened, decide};
+
+/// Where the inner command begins.
+const INNER: usize = 3;
+
+thread_local! {
+    /// Which commands may wait, as the server says; asked once for each.
+    static BLOCKING: RefCell<HashMap<Vec<u8>, bool>> = RefCell::default();
+}
+
+pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    // SAFETY: a valid context of a command.
+    if unsafe { api!(RedisModule_IsKeysPositionRequest(ctx.raw())) } != 0 {
+        tell_keys(ctx, args);
+        return Ok(());
+    }
+    let (Some(key), Some(token), Some(command)) = (args.get(1), args.get(2), args.get(INNER))
+    else {
+        return Err(Failure::Arity);
+    };
+    let token = options::token(token)?;
+    let command = command.bytes().to_ascii_lowercase();
+    if command.starts_with(b"lock.") {
+        return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
+    }
+    let name = CString::new(command.clone())
+        .map_err(|_| Failure::Text("ERR the guarded command is unknown"))?;
+    if may_block(ctx, &command) {
+        return Err("ERR LOCK.GUARD cannot run commands that block".into());
+    }
+    let own = [Opened::new(ctx, key)?];
+    let lock = own[0].lock();
+    let holds = decide(ctx, &own, |node, now, keyspace| {
+        node.table.guards(lock, &token, now, keyspace)
+    })?;
+    if !holds {
+        return Err("NOTHELD the token does not hold the lock, the command was not run".into());
+    }
+    drop(own);
+    run(ctx, &name, args.from(INNER + 1));
+    Ok(())
+}
+
+/// Runs it with the caller's rights (C), as a script could (S), within memory (M), errors as replies (E), replicated (!),
+/// in the caller's protocol (0).
+fn run(ctx: Ctx, name: &CString, args: Args<'_>) {
+    let argv = args.raw();
+    // SAFETY: a valid context; the format says flags and a vector of strings with its length; the reply is passed on and
+    // freed here.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx.raw(),
+            name.as_ptr(),
+            c"CESM!0v".as_ptr(),
+            argv.as_ptr(),
+            argv.len()
+        ));
+        if reply.is_null() {
+            ctx.reply_error("ERR the guarded command could not be run");
+            return;
+        }
+        api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply));
+        api!(RedisModule_FreeCallReply(reply));
+    }
+}
+
+/// Tells the server which arguments are keys: the lock, and those of the inner command.
+fn tell_keys(ctx: Ctx, args: Args<'_>) {
+    let locked = (raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS) as c_int;
+    let inner = args.from(INNER);
+    let mut len = 0;
+    let mut flags = std::ptr::null_mut();
+    // SAFETY: a valid context that asks for keys; what the server allocates is freed here.
+    unsafe {
+        api!(RedisModule_KeyAtPosWithFlags(ctx.raw(), 1, locked));
+        if inner.len() == 0 {
+            return;
+        }
+        let argv = inner.raw().as_ptr().cast_mut();
+        let argc = inner.len() as c_int;
+        let keys = api!(RedisModule_GetCommandKeysWithFlags(
+            ctx.raw(),
+            argv,
+            argc,
+            &raw mut len,
+            &raw mut flags
+        ));
+        for at in 0..len.max(0) as usize {
+            if keys.is_null() {
+                break;
+            }
+            let flags = if flags.is_null() {
+                raw::REDISMODULE_CMD_KEY_RW as c_int
+            } else {
+                *flags.add(at)
+            };
+            api!(RedisModule_KeyAtPosWithFlags(
+                ctx.raw(),
+                *keys.add(at) + INNER as c_int,
+                flags
+            ));
+        }
+        if !keys.is_null() {
+            api!(RedisModule_Free(keys.cast()));
+        }
+        if !flags.is_null() {
+            api!(RedisModule_Free(flags.cast()));
+        }
+    }
+}
+
+/// Whether the server says that a command may wait.
+fn may_block(ctx: Ctx, command: &[u8]) -> bool {
+    if let Some(known) = BLOCKING.with_borrow(|known| known.get(command).copied()) {
+        return known;
+    }
+    let Some(flags) = ctx.ask(c"COMMAND", &[b"INFO", command]) else {
+        return false;
+    };
+    let blocks = flags.iter().any(|flag| flag == b"blocking");
+    if !flags.is_empty() {
+        BLOCKING.with_borrow_mut(|known| known.insert(command.to_vec(), blocks));
+    }
+    blocks
+}

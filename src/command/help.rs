@@ -1,0 +1,25 @@
+//! `LOCK.HELP`: the commands, as every command family lists its own.
+
+use super::COMMANDS;
+use super::reply::Failure;
+use crate::ffi::{Args, Ctx};
+
+pub fn help(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    if args.len() != 1 {
+        return Err(Failure::Arity);
+    }
+    let shown = || {
+        COMMANDS
+            .iter()
+            .filter(|command| !command.grammar.is_empty())
+    };
+    ctx.reply_array(1 + 2 * shown().count());
+    ctx.reply_bytes(b"LOCK.<command> [<arg> [value] ...]. Commands are:");
+    for command in shown() {
+        let name = command.name.to_str().unwrap_or_default();
+        let grammar = format!("{} {}", name.to_ascii_uppercase(), command.grammar);
+        ctx.reply_bytes(grammar.trim_end().as_bytes());
+        ctx.reply_bytes(format!("    {}", command.summary.to_str().unwrap_or_default()).as_bytes());
+    }
+    Ok(())
+}

@@ -1,0 +1,94 @@
+//! `LOCK.INFO key [token]`: a map about the lock, or about one holder of it; null if there is nothing to say. Never a token.
+
+use redislock_core::lock::{Hold, Mode};
+use redislock_core::time::{Instant, to_millis};
+use redislock_core::token::Key;
+
+use super::options;
+use super::reply::Failure;
+use crate::ffi::{self, Args, Ctx, For, Standing};
+use crate::node;
+
+/// Digits of a fingerprint.
+const DIGITS: usize = 8;
+
+pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let Some(key) = args.get(1).filter(|_| args.len() <= 3) else {
+        return Err(Failure::Arity);
+    };
+    let token = args.get(2).map(options::token).transpose()?;
+    let lock = match ctx.open(key, For::Reading).standing() {
+        Standing::Nothing => None,
+        Standing::Lock(id) => Some(id),
+        Standing::Other => return Err(crate::keyspace::WrongType.into()),
+    };
+    let mono = ffi::mono();
+    node::with(|node| {
+        let now = node.table.lease_now(mono);
+        let lock = lock.and_then(|id| node.table.lock(id));
+        let holds = || {
+            lock.into_iter()
+                .flat_map(|lock| lock.holds_in_order())
+                .filter(|hold| hold.end > now)
+        };
+        if let Some(token) = &token {
+            match lock
+                .and_then(|lock| lock.hold(token))
+                .filter(|hold| hold.end > now)
+            {
+                Some(hold) => show_hold(ctx, hold, now),
+                None => ctx.reply_null(),
+            }
+            return;
+        }
+        let holders: Vec<_> = holds().collect();
+        let waiting = node.table.waiting_for(&Key::new(ctx.db(), key.bytes()));
+        if holders.is_empty() && waiting.is_none() {
+            return ctx.reply_null();
+        }
+        let (mode, limit) = match lock.filter(|_| !holders.is_empty()).map(|lock| lock.mode()) {
+            None => ("free", 0),
+            Some(Mode::Exclusive) => ("exclusive", 0),
+            Some(Mode::Shared { limit }) => ("shared", limit),
+        };
+        let (waiters, since) = waiting.unwrap_or((0, mono));
+        ctx.reply_map(5);
+        text(ctx, "mode", mode.as_bytes());
+        number(ctx, "limit", limit.into());
+        number(ctx, "waiters", waiters as u64);
+        number(ctx, "oldest-wait", mono.since(since) / 1000);
+        ctx.reply_bytes(b"holders");
+        ctx.reply_array(holders.len());
+        holders
+            .into_iter()
+            .for_each(|hold| show_hold(ctx, hold, now));
+    });
+    Ok(())
+}
+
+fn show_hold(ctx: Ctx, hold: &Hold, now: Instant) {
+    let fingerprint = format!("{:016x}", node::fingerprint(hold.token.secret()));
+    ctx.reply_map(6);
+    text(ctx, "owner", hold.owner());
+    text(
+        ctx,
+        "fingerprint",
+        fingerprint.as_bytes().get(..DIGITS).unwrap_or_default(),
+    );
+    number(ctx, "holds", hold.count.into());
+    number(ctx, "fence", hold.fence);
+    number(ctx, "ttl", to_millis(hold.left(now)));
+    number(ctx, "age", now.since(hold.granted) / 1000);
+}
+
+/// A field of a map: a text.
+pub fn text(ctx: Ctx, name: &str, value: &[u8]) {
+    ctx.reply_bytes(name.as_bytes());
+    ctx.reply_bytes(value);
+}
+
+/// A field of a map: a number.
+pub fn number(ctx: Ctx, name: &str, value: u64) {
+    ctx.reply_bytes(name.as_bytes());
+    ctx.reply_integer(value);
+}

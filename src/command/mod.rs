@@ -1,0 +1,280 @@
+//! The commands: one table, one edge. Each file has its grammar in the first lines, parses, asks core and replies.
+
+mod acquire;
+pub mod apply;
+mod describe;
+mod extend;
+mod force;
+mod guard;
+mod help;
+mod info;
+mod node;
+mod options;
+mod release;
+pub mod reply;
+mod several;
+
+use std::ffi::{CStr, c_int};
+
+use redis_module::raw;
+use reply::Failure;
+
+use crate::ffi::{Args, Ctx, Level, api};
+
+/// The internal command that carries effects.
+pub const APPLY: &CStr = c"lock._apply";
+
+type Handler = unsafe extern "C" fn(
+    *mut raw::RedisModuleCtx,
+    *mut *mut raw::RedisModuleString,
+    c_int,
+) -> c_int;
+
+/// Where a command's keys are.
+#[derive(Clone, Copy)]
+enum Keys {
+    None,
+    /// The first argument, used with these `REDISMODULE_CMD_KEY_*`.
+    First(u32),
+    /// As many as the first argument says, behind it.
+    Numbered(u32),
+    /// All from the second argument on.
+    FromSecond(u32),
+}
+
+/// All there is to say about a command.
+pub struct Command {
+    name: &'static CStr,
+    handler: Handler,
+    flags: &'static CStr,
+    categories: &'static CStr,
+    arity: c_int,
+    keys: Keys,
+    /// Behind the name; empty for a command that users do not see.
+    grammar: &'static str,
+    summary: &'static CStr,
+    complexity: &'static CStr,
+}
+
+/// Makes a handler of a function: what the server calls, and the only edge that a panic could reach.
+macro_rules! handler {
+    ($function:path) => {{
+        unsafe extern "C" fn handle(
+            ctx: *mut raw::RedisModuleCtx,
+            argv: *mut *mut raw::RedisModuleString,
+            argc: c_int,
+        ) -> c_int {
+            // SAFETY: the arguments of this callback, valid during it.
+            let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+            run(ctx, args, $function)
+        }
+        handle
+    }};
+}
+
+const READ: u32 = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS;
+const TAKE: u32 =
+    raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_INSERT;
+const CHANGE: u32 =
+    raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_UPDATE;
+const DROP: u32 =
+    raw::REDISMODULE_CMD_KEY_RW | raw::REDISMODULE_CMD_KEY_ACCESS | raw::REDISMODULE_CMD_KEY_DELETE;
+
+/// Every command, in the order of LOCK.HELP.
+pub static COMMANDS: &[Command] = &[
+    Command {
+        name: c"lock.acquire",
+        handler: handler!(acquire::acquire),
+        flags: c"write deny-oom fast blocking",
+        categories: c"write fast blocking",
+        arity: -4,
+        keys: Keys::First(TAKE),
+        grammar: describe::ACQUIRE,
+        summary: c"Acquires a lock, or re-enters it, and replies with its fence; null when it is not to be had",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders",
+    },
+    Command {
+        name: c"lock.release",
+        handler: handler!(release::release),
+        flags: c"write fast",
+        categories: c"write fast",
+        arity: -3,
+        keys: Keys::First(DROP),
+        grammar: "key token [ALL]",
+        summary: c"Takes one hold of the token off, or all, and hands the lock to the next waiter; null if not held",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders",
+    },
+    Command {
+        name: c"lock.extend",
+        handler: handler!(extend::extend),
+        flags: c"write fast",
+        categories: c"write fast",
+        arity: -4,
+        keys: Keys::First(CHANGE),
+        grammar: "key token ttl-ms [FENCE at-least]",
+        summary: c"Extends the lease of the token's hold and replies with its fence; null if not held",
+        complexity: c"O(1); O(log(N)) with N shared holders",
+    },
+    Command {
+        name: c"lock.macquire",
+        handler: handler!(several::macquire),
+        flags: c"write deny-oom blocking",
+        categories: c"write slow blocking",
+        arity: -5,
+        keys: Keys::Numbered(TAKE),
+        grammar: describe::MACQUIRE,
+        summary: c"Acquires all of the locks or none, and replies with their fences",
+        complexity: c"O(K) with K keys",
+    },
+    Command {
+        name: c"lock.mrelease",
+        handler: handler!(several::mrelease),
+        flags: c"write",
+        categories: c"write slow",
+        arity: -4,
+        keys: Keys::Numbered(DROP),
+        grammar: "numkeys key [key ...] token [ALL]",
+        summary: c"Releases each of the locks and replies as LOCK.RELEASE would for each",
+        complexity: c"O(K) with K keys",
+    },
+    Command {
+        name: c"lock.mextend",
+        handler: handler!(several::mextend),
+        flags: c"write",
+        categories: c"write slow",
+        arity: -5,
+        keys: Keys::Numbered(CHANGE),
+        grammar: "numkeys key [key ...] token ttl-ms [FENCE at-least]",
+        summary: c"Extends each of the leases and replies as LOCK.EXTEND would for each",
+        complexity: c"O(K) with K keys",
+    },
+    Command {
+        name: c"lock.guard",
+        handler: handler!(guard::guard),
+        flags: c"write getkeys-api",
+        categories: c"write slow",
+        arity: -4,
+        keys: Keys::First(READ),
+        grammar: "key token command [arg ...]",
+        summary: c"Runs a command if and only if the token holds the lock at that moment",
+        complexity: c"that of the command",
+    },
+    Command {
+        name: c"lock.info",
+        handler: handler!(info::info),
+        flags: c"readonly",
+        categories: c"read slow",
+        arity: -2,
+        keys: Keys::First(READ),
+        grammar: "key [token]",
+        summary: c"Tells who holds a lock and how many wait, or about one holder; never a token",
+        complexity: c"O(N log(N)) with N holders",
+    },
+    Command {
+        name: c"lock.node",
+        handler: handler!(node::node),
+        flags: c"readonly allow-loading allow-stale",
+        categories: c"read slow",
+        arity: 1,
+        keys: Keys::None,
+        grammar: " ",
+        summary: c"Tells about this node: role, quarantine, durability, fence counter, clock",
+        complexity: c"O(1)",
+    },
+    Command {
+        name: c"lock.force",
+        handler: handler!(force::force),
+        flags: c"write admin",
+        categories: c"write slow admin dangerous",
+        arity: 2,
+        keys: Keys::First(DROP),
+        grammar: "key",
+        summary: c"Ends every hold of a lock, for administrators; replies with how many holders there were",
+        complexity: c"O(N) with N holders",
+    },
+    Command {
+        name: c"lock.help",
+        handler: handler!(help::help),
+        flags: c"readonly allow-loading allow-stale fast",
+        categories: c"read fast",
+        arity: 1,
+        keys: Keys::None,
+        grammar: " ",
+        summary: c"Lists the commands",
+        complexity: c"O(1)",
+    },
+    Command {
+        name: APPLY,
+        handler: handler!(apply::apply),
+        flags: c"write allow-loading",
+        categories: c"write slow admin dangerous",
+        arity: -2,
+        keys: Keys::FromSecond(CHANGE),
+        grammar: "",
+        summary: c"Internal: carries what was decided to replicas and the AOF",
+        complexity: c"O(K) with K keys",
+    },
+];
+
+/// Registers all of them.
+pub fn register(ctx: Ctx) -> Result<(), String> {
+    COMMANDS.iter().try_for_each(|command| {
+        describe::register(ctx, command).map_err(|what| {
+            format!(
+                "the server did not accept {what} of {}",
+                command.name.to_string_lossy()
+            )
+        })
+    })
+}
+
+fn run(
+    ctx: Ctx,
+    args: Args<'_>,
+    command: impl FnOnce(Ctx, Args<'_>) -> Result<(), Failure>,
+) -> c_int {
+    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| command(ctx, args)));
+    match outcome {
+        Ok(Ok(())) => {}
+        Ok(Err(failure)) => reply::failure(ctx, &failure),
+        Err(_) => {
+            ctx.log(
+                Level::Warning,
+                "a command of redislock has failed from within, please report it",
+            );
+            ctx.reply_error("ERR internal error, the server's log has more");
+        }
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// Creates one command with the server.
+fn create(ctx: Ctx, command: &Command) -> Result<*mut raw::RedisModuleCommand, &'static str> {
+    let (first, last, step) = match command.keys {
+        Keys::None | Keys::Numbered(_) => (0, 0, 0),
+        Keys::First(_) => (1, 1, 1),
+        Keys::FromSecond(_) => (2, -1, 1),
+    };
+    // SAFETY: a valid context, during load; constants.
+    unsafe {
+        let (name, flags) = (command.name.as_ptr(), command.flags.as_ptr());
+        let status = api!(RedisModule_CreateCommand(
+            ctx.raw(),
+            name,
+            Some(command.handler),
+            flags,
+            first,
+            last,
+            step
+        ));
+        if status != raw::REDISMODULE_OK as c_int {
+            return Err("the name or the flags");
+        }
+        let created = api!(RedisModule_GetCommand(ctx.raw(), name));
+        if created.is_null() {
+            Err("the name")
+        } else {
+            Ok(created)
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! The options behind the fixed arguments: in any order, in any case, each at most once.
+
+use redislock_core::fence::MAX_FENCE;
+use redislock_core::lock::Mode;
+use redislock_core::token::{MAX_OWNER, Token};
+use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
+
+use super::reply::Failure;
+use crate::config;
+use crate::ffi::{Arg, Args};
+
+/// What may follow the fixed arguments of a request for locks.
+#[derive(Default)]
+pub struct Options<'a> {
+    pub shared: bool,
+    pub limit: Option<u32>,
+    pub block: Option<u64>,
+    pub once: bool,
+    pub fence: u64,
+    pub max_hold: u32,
+    pub ephemeral: bool,
+    pub owner: Option<&'a [u8]>,
+}
+
+/// The longest wait, ms: a century, so that no clock overflows.
+const MAX_BLOCK: i64 = 100 * 366 * 86_400_000;
+
+impl<'a> Options<'a> {
+    /// Reads the arguments from `at` on. `args` still has the command's name at 0, so positions count as users do.
+    pub fn parse(args: Args<'a>, mut at: usize) -> Result<Self, Failure> {
+        let mut options = Self::default();
+        let mut seen: u16 = 0;
+        while let Some(name) = args.get(at) {
+            let known = KNOWN
+                .iter()
+                .position(|known| name.bytes().eq_ignore_ascii_case(known.as_bytes()));
+            let Some(known) = known else {
+                return Err(unknown(at));
+            };
+            if seen & (1 << known) != 0 {
+                let name = KNOWN.get(known).unwrap_or(&"");
+                return Err(Failure::Made(format!("ERR option {name} is given twice")));
+            }
+            seen |= 1 << known;
+            at += 1;
+            let mut value = |name| {
+                let value = args
+                    .get(at)
+                    .ok_or_else(|| Failure::Made(format!("ERR option {name} needs a value")));
+                at += 1;
+                value
+            };
+            match known {
+                0 => options.shared = true,
+                1 => {
+                    options.limit =
+                        Some(number(value("LIMIT")?, "LIMIT", 1, MAX_HOLDERS.into())? as u32)
+                }
+                2 => options.block = Some(number(value("BLOCK")?, "BLOCK", 0, MAX_BLOCK)?),
+                3 => options.once = true,
+                4 => options.fence = fence(value("FENCE")?)?,
+                5 => {
+                    options.max_hold =
+                        number(value("MAXHOLD")?, "MAXHOLD", 1, MAX_TTL as i64)? as u32
+                }
+                6 => options.ephemeral = true,
+                _ => {
+                    let owner = value("OWNER")?.bytes();
+                    if owner.len() > MAX_OWNER {
+                        return Err("ERR OWNER may have at most 256 bytes".into());
+                    }
+                    options.owner = Some(owner);
+                }
+            }
+        }
+        if options.limit.is_some() && !options.shared {
+            return Err("ERR LIMIT goes with SHARED".into());
+        }
+        Ok(options)
+    }
+
+    pub fn mode(&self) -> Mode {
+        if self.shared {
+            Mode::Shared {
+                limit: self.limit.unwrap_or(0),
+            }
+        } else {
+            Mode::Exclusive
+        }
+    }
+}
+
+/// In the order of [`Options::parse`].
+const KNOWN: [&str; 8] = [
+    "SHARED",
+    "LIMIT",
+    "BLOCK",
+    "ONCE",
+    "FENCE",
+    "MAXHOLD",
+    "EPHEMERAL",
+    "OWNER",
+];
+
+/// An argument that is no option. Its position is told, its bytes are not.
+pub fn unknown(at: usize) -> Failure {
+    Failure::Made(format!(
+        "ERR unknown option at argument {at}, see LOCK.HELP"
+    ))
+}
+
+/// The value of FENCE.
+pub fn fence(arg: Arg<'_>) -> Result<u64, Failure> {
+    number(arg, "FENCE", 0, MAX_FENCE as i64)
+}
+
+/// A number in a range.
+pub fn number(arg: Arg<'_>, name: &str, min: i64, max: i64) -> Result<u64, Failure> {
+    match arg.number() {
+        Some(number) if (min..=max).contains(&number) => Ok(number as u64),
+        _ => Err(Failure::Made(format!(
+            "ERR {name} must be an integer from {min} to {max}"
+        ))),
+    }
+}
+
+/// The token of a request; `*` is none.
+pub fn token(arg: Arg<'_>) -> Result<Token, Failure> {
+    Token::new(arg.bytes()).ok_or(Failure::Text(
+        "ERR a token has 1 to 256 bytes and is not a single *",
+    ))
+}
+
+/// The lease that a request asks for, µs: whole, or not at all.
+pub fn ttl(arg: Arg<'_>) -> Result<u64, Failure> {
+    let millis = number(arg, "ttl-ms", 1, MAX_TTL as i64)?;
+    let (longest, option) = config::longest_lease();
+    if millis > longest {
+        return Err(Failure::Made(format!(
+            "LOCKLIMIT ttl-ms is above {option}, which is {longest} ms"
+        )));
+    }
+    Ok(millis * 1000)
+}

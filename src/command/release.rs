@@ -1,0 +1,61 @@
+//! `LOCK.RELEASE key token [ALL]`: how many holds were taken off, or null.
+
+use redislock_core::table::Wanted;
+use redislock_core::token::Token;
+
+use super::options;
+use super::reply::Failure;
+use crate::ffi::{Args, Ctx};
+use crate::keyspace::{Opened, decide};
+
+pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
+        return Err(Failure::Arity);
+    };
+    let all = all(args, 3)?;
+    let token = options::token(token)?;
+    let own = [Opened::new(ctx, key)?];
+    let taken = take_off(ctx, &own, &[own[0].wanted()], &token, all);
+    taken.into_iter().for_each(|taken| reply(ctx, taken));
+    Ok(())
+}
+
+/// Releases each of these; how many holds were taken off of each.
+pub fn take_off(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    wanted: &[Wanted<'_>],
+    token: &Token,
+    all: bool,
+) -> Vec<u32> {
+    decide(ctx, own, |node, now, keyspace| {
+        wanted
+            .iter()
+            .map(|want| node.table.release(want, token, all, now, keyspace))
+            .collect()
+    })
+}
+
+/// Replies to a release: null if nothing was held.
+pub fn reply(ctx: Ctx, taken: u32) {
+    if taken == 0 {
+        ctx.reply_null()
+    } else {
+        ctx.reply_integer(taken.into())
+    }
+}
+
+/// Whether `ALL`, and nothing else, stands at `at`.
+pub fn all(args: Args<'_>, at: usize) -> Result<bool, Failure> {
+    match args.get(at) {
+        None => Ok(false),
+        Some(option) if !option.bytes().eq_ignore_ascii_case(b"ALL") => Err(options::unknown(at)),
+        Some(_) if args.len() > at + 1 => Err(match args.get(at + 1) {
+            Some(again) if again.bytes().eq_ignore_ascii_case(b"ALL") => {
+                "ERR option ALL is given twice".into()
+            }
+            _ => options::unknown(at + 1),
+        }),
+        Some(_) => Ok(true),
+    }
+}

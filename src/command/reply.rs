@@ -1,0 +1,125 @@
+//! How outcomes are told: one wording for each condition, for those who wait and those who do not.
+
+use redislock_core::fence::FenceError;
+use redislock_core::lock::Refusal;
+use redislock_core::table::{Answer, Denial, Granted};
+use redislock_core::time::to_millis;
+
+use crate::ffi::Ctx;
+use crate::keyspace::WrongType;
+use crate::lifecycle::why;
+
+/// Why a command ends with an error. The texts never contain what the client sent.
+pub enum Failure {
+    /// The server words it.
+    Arity,
+    /// A constant text.
+    Text(&'static str),
+    /// A text with numbers in it.
+    Made(String),
+    /// Core's word.
+    Denied(Denial),
+}
+
+impl From<Denial> for Failure {
+    fn from(denial: Denial) -> Self {
+        Self::Denied(denial)
+    }
+}
+
+impl From<WrongType> for Failure {
+    fn from(_: WrongType) -> Self {
+        Self::Denied(Denial::WrongType)
+    }
+}
+
+impl From<&'static str> for Failure {
+    fn from(text: &'static str) -> Self {
+        Self::Text(text)
+    }
+}
+
+/// What the reply to a granted request looks like.
+#[derive(Clone, Default)]
+pub struct Shape {
+    /// An array of fences, a key each.
+    pub several: bool,
+    /// The token that the server made, to be told with the fence.
+    pub made_token: Option<String>,
+}
+
+/// Replies with an error.
+pub fn failure(ctx: Ctx, failure: &Failure) {
+    match failure {
+        Failure::Arity => ctx.wrong_arity(),
+        Failure::Text(text) => ctx.reply_error(text),
+        Failure::Made(text) => ctx.reply_error(text),
+        Failure::Denied(denial) => denied(ctx, *denial),
+    }
+}
+
+/// Replies with the fences.
+pub fn granted(ctx: Ctx, granted: &Granted, shape: &Shape) {
+    if let Some(token) = &shape.made_token {
+        ctx.reply_array(2);
+        ctx.reply_bytes(token.as_bytes());
+    }
+    let fences = match granted {
+        Granted::One(fence) => std::slice::from_ref(fence),
+        Granted::Each(fences) => fences,
+    };
+    if shape.several {
+        ctx.reply_array(fences.len());
+    }
+    for fence in fences {
+        ctx.reply_integer(*fence);
+    }
+}
+
+/// Replies to one who waited.
+pub fn answer(ctx: Ctx, answer: &Answer, shape: &Shape) {
+    match answer {
+        Answer::Granted(fences) => granted(ctx, fences, shape),
+        Answer::Nothing => ctx.reply_null(),
+        Answer::Denied(denial) => denied(ctx, *denial),
+        Answer::Unblocked => {
+            ctx.reply_error("UNBLOCKED this node cannot grant the lock any longer, ask again")
+        }
+    }
+}
+
+fn denied(ctx: Ctx, denial: Denial) {
+    match denial {
+        Denial::Refused(Refusal::Upgrade) => ctx.reply_error(
+            "LOCKMODE the token holds this lock SHARED, release it before asking for the exclusive lock",
+        ),
+        Denial::Refused(Refusal::UnlikeLimit) => {
+            ctx.reply_error("LOCKMODE the present holders named another LIMIT, use the same one");
+        }
+        Denial::Refused(Refusal::TooManyHolders) => {
+            ctx.reply_error("LOCKLIMIT the lock has as many holders as lock.max-holders allows");
+        }
+        Denial::Fence(FenceError::TooFarAhead) => {
+            ctx.reply_error("LOCKFENCE the FENCE is more than 10 seconds ahead of this node's clock");
+        }
+        Denial::Fence(FenceError::Exhausted) => {
+            ctx.reply_error("LOCKFENCE the fence counter of this node is used up");
+        }
+        Denial::OverCap(over) => ctx.reply_error(&format!(
+            "LOCKLIMIT the lease would end past MAXHOLD or lock.max-hold, {} ms left",
+            over.left / 1000
+        )),
+        Denial::TooManyWaiters => {
+            ctx.reply_error("LOCKLIMIT as many requests wait on this node as lock.max-waiters allows");
+        }
+        Denial::Deadlock => ctx.reply_error("DEADLOCK waiting would close a circle, release what others wait for first"),
+        Denial::Quarantined(left, reason) => ctx.reply_error(&format!(
+            "QUARANTINE no lock is granted {}, retry in {} ms",
+            why(reason),
+            to_millis(left)
+        )),
+        Denial::WrongType => {
+            ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value");
+        }
+    }
+}

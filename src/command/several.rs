@@ -1,0 +1,74 @@
+//! Several keys at once. `LOCK.MACQUIRE numkeys key [key …] token ttl-ms [options of LOCK.ACQUIRE]`: an array of fences, all
+//! keys or none, or null. `LOCK.MRELEASE numkeys key [key …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token ttl-ms
+//! [FENCE at-least]`: an array of the replies that each key would get by itself.
+
+use std::collections::HashSet;
+
+use super::acquire::Request;
+use super::reply::Failure;
+use super::{extend, options, release};
+use crate::ffi::{Args, Ctx};
+use crate::keyspace::Opened;
+
+/// The most keys that one request may name.
+const MAX_KEYS: i64 = 1000;
+
+pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (keys, next) = keys(args)?;
+    let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
+        return Err(Failure::Arity);
+    };
+    let request = Request::parse(ctx, token, ttl, args, next + 2, true)?;
+    let own = open(ctx, keys)?;
+    let wanted: Vec<_> = own.iter().map(Opened::wanted).collect();
+    request.ask(ctx, &own, &wanted, keys.iter())
+}
+
+pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (keys, next) = keys(args)?;
+    let token = args.get(next).ok_or(Failure::Arity)?;
+    let all = release::all(args, next + 1)?;
+    let token = options::token(token)?;
+    let own = open(ctx, keys)?;
+    let wanted: Vec<_> = own.iter().map(Opened::wanted).collect();
+    let taken = release::take_off(ctx, &own, &wanted, &token, all);
+    ctx.reply_array(taken.len());
+    taken
+        .into_iter()
+        .for_each(|taken| release::reply(ctx, taken));
+    Ok(())
+}
+
+pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let (keys, next) = keys(args)?;
+    let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
+        return Err(Failure::Arity);
+    };
+    let fence = extend::fence(args, next + 2)?;
+    let token = options::token(token)?;
+    let ttl = options::ttl(ttl)?;
+    let own = open(ctx, keys)?;
+    extend::reply_each(ctx, extend::prolong(ctx, &own, &token, ttl, fence));
+    Ok(())
+}
+
+/// The keys, and the position of what follows them.
+fn keys(args: Args<'_>) -> Result<(Args<'_>, usize), Failure> {
+    let numkeys = args.get(1).ok_or(Failure::Arity)?;
+    let numkeys = options::number(numkeys, "numkeys", 1, MAX_KEYS)? as usize;
+    let keys = args.from(2).first(numkeys);
+    if keys.len() != numkeys {
+        return Err("ERR numkeys is larger than the number of keys that follow".into());
+    }
+    let mut seen = HashSet::with_capacity(numkeys);
+    if numkeys > 1 && !keys.iter().all(|key| seen.insert(key.bytes())) {
+        return Err("ERR a key is named twice".into());
+    }
+    Ok((keys, 2 + numkeys))
+}
+
+fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
+    keys.iter()
+        .map(|key| Opened::new(ctx, key).map_err(Failure::from))
+        .collect()
+}

@@ -1,0 +1,199 @@
+//! The options: their defaults, ranges and present values, once.
+
+use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use redis_module::raw;
+use redislock_core::table::Limits;
+use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
+
+use crate::ffi::{Args, Ctx, api};
+use crate::node;
+
+/// One option.
+pub struct Setting {
+    name: &'static CStr,
+    default: i64,
+    min: i64,
+    max: i64,
+    /// Only what the start says counts.
+    fixed: bool,
+    value: AtomicI64,
+}
+
+impl Setting {
+    const fn new(name: &'static CStr, default: i64, min: i64, max: i64) -> Self {
+        Self {
+            name,
+            default,
+            min,
+            max,
+            fixed: false,
+            value: AtomicI64::new(default),
+        }
+    }
+
+    /// The present value.
+    pub fn get(&self) -> u64 {
+        self.value.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    fn name(&self) -> &'static str {
+        self.name.to_str().unwrap_or_default()
+    }
+}
+
+/// Longest lease that a command may ask for, ms.
+pub static MAX_LEASE: Setting = Setting::new(c"max-ttl", 86_400_000, 1, MAX_TTL as i64);
+/// Longest total hold, ms; 0 for none.
+pub static MAX_HOLD: Setting = Setting::new(c"max-hold", 0, 0, MAX_TTL as i64);
+/// Blocked requests on this node.
+pub static MAX_WAITERS: Setting = Setting::new(c"max-waiters", 10_000, 0, 1_000_000);
+/// Holders of one shared lock.
+pub static HOLDERS: Setting = Setting::new(c"max-holders", 10_000, 1, MAX_HOLDERS as i64);
+/// How long an ephemeral hold outlives its connection, ms.
+pub static EPHEMERAL_GRACE: Setting = Setting::new(c"ephemeral-grace", 0, 0, 60_000);
+/// How long a node that may have forgotten grants gives none, ms; 0 for off.
+pub static QUARANTINE: Setting = Setting {
+    fixed: true,
+    ..Setting::new(c"quarantine", 0, 0, 3_600_000)
+};
+
+static SETTINGS: [&Setting; 6] = [
+    &MAX_LEASE,
+    &MAX_HOLD,
+    &MAX_WAITERS,
+    &HOLDERS,
+    &EPHEMERAL_GRACE,
+    &QUARANTINE,
+];
+
+/// What core has to know.
+pub fn limits() -> Limits {
+    Limits {
+        max_hold: MAX_HOLD.get() as u32,
+        max_waiters: MAX_WAITERS.get() as usize,
+        max_holders: HOLDERS.get() as u32,
+    }
+}
+
+/// The longest lease that may be asked for, and the option that says so.
+pub fn longest_lease() -> (u64, &'static str) {
+    let (lease, quarantine) = (MAX_LEASE.get(), QUARANTINE.get());
+    if quarantine != 0 && quarantine < lease {
+        (quarantine, "lock.quarantine")
+    } else {
+        (lease, "lock.max-ttl")
+    }
+}
+
+/// All of them, as one line for the log.
+pub fn summary() -> String {
+    SETTINGS
+        .map(|setting| format!("lock.{} {}", setting.name(), setting.get()))
+        .join(", ")
+}
+
+/// Registers the options; the arguments of `loadmodule` are their defaults, and redis.conf wins over both.
+pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
+    let defaults = parse(args)?;
+    for (setting, default) in SETTINGS.iter().zip(defaults) {
+        let flags = if setting.fixed {
+            raw::REDISMODULE_CONFIG_IMMUTABLE
+        } else {
+            raw::REDISMODULE_CONFIG_DEFAULT
+        };
+        // SAFETY: the names are constants; the private data is a static setting, which outlives the module's use.
+        let status = unsafe {
+            api!(RedisModule_RegisterNumericConfig(
+                ctx.raw(),
+                setting.name.as_ptr(),
+                default,
+                flags,
+                setting.min,
+                setting.max,
+                Some(get),
+                Some(set),
+                None,
+                std::ptr::from_ref::<Setting>(setting).cast_mut().cast(),
+            ))
+        };
+        if status != raw::REDISMODULE_OK as c_int {
+            return Err(format!(
+                "the server did not accept the option lock.{}",
+                setting.name()
+            ));
+        }
+    }
+    // SAFETY: a valid context, during load.
+    if unsafe { api!(RedisModule_LoadConfigs(ctx.raw())) } != raw::REDISMODULE_OK as c_int {
+        return Err("a lock.* option has a value that is out of range".into());
+    }
+    Ok(())
+}
+
+/// The arguments of `loadmodule`: names, with or without `lock.`, each followed by its value.
+fn parse(args: Args<'_>) -> Result<[i64; SETTINGS.len()], String> {
+    let mut values = SETTINGS.map(|setting| setting.default);
+    let mut seen = [false; SETTINGS.len()];
+    for at in (0..args.len()).step_by(2) {
+        let name = args
+            .get(at)
+            .map(|name| name.bytes().to_ascii_lowercase())
+            .unwrap_or_default();
+        let name = name.strip_prefix(b"lock.").unwrap_or(&name);
+        let place = SETTINGS
+            .iter()
+            .position(|setting| setting.name.to_bytes() == name);
+        let known = SETTINGS.map(Setting::name).join(", ");
+        let Some((place, setting)) = place.and_then(|place| Some((place, SETTINGS.get(place)?)))
+        else {
+            return Err(format!(
+                "module argument {} is no option; there are: {known}",
+                at + 1
+            ));
+        };
+        if seen
+            .get_mut(place)
+            .is_none_or(|seen| std::mem::replace(seen, true))
+        {
+            return Err(format!(
+                "module argument lock.{} is given twice",
+                setting.name()
+            ));
+        }
+        let value = args.get(at + 1).and_then(|value| value.number());
+        let Some(value) = value.filter(|value| (setting.min..=setting.max).contains(value)) else {
+            let (name, min, max) = (setting.name(), setting.min, setting.max);
+            return Err(format!(
+                "module argument lock.{name} needs a number from {min} to {max}"
+            ));
+        };
+        if let Some(slot) = values.get_mut(place) {
+            *slot = value;
+        }
+    }
+    Ok(values)
+}
+
+extern "C" fn get(_: *const c_char, setting: *mut c_void) -> c_longlong {
+    // SAFETY: the private data given at registration: a static setting.
+    let setting = unsafe { &*setting.cast::<Setting>() };
+    setting.value.load(Ordering::Relaxed)
+}
+
+extern "C" fn set(
+    _: *const c_char,
+    value: c_longlong,
+    setting: *mut c_void,
+    _: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: as in `get`.
+    let setting = unsafe { &*setting.cast::<Setting>() };
+    setting.value.store(value, Ordering::Relaxed);
+    node::with(|node| {
+        node.table.limits = limits();
+        node.table.quarantine.configure(QUARANTINE.get());
+    });
+    raw::REDISMODULE_OK as c_int
+}

@@ -1,0 +1,487 @@
+//! The server's API behind safe calls: every `unsafe` line that more than one file needs.
+//!
+//! What makes these calls sound: the server calls the module on its main thread (or with its global lock held), a
+//! context, a key or a string is used only during the callback that received it, and `lib.rs` checks at load that the
+//! server is new enough to have every function.
+
+use std::ffi::{CStr, c_int, c_void};
+use std::marker::PhantomData;
+
+use redis_module::raw;
+use redislock_core::slots::LockId;
+use redislock_core::time::{Instant, Now};
+
+/// Calls a function of the server's API that was checked at load.
+macro_rules! api {
+    ($function:ident($($argument:expr),* $(,)?)) => {
+        match redis_module::raw::$function {
+            Some(function) => function($($argument),*),
+            None => $crate::ffi::missing(stringify!($function)),
+        }
+    };
+}
+pub(crate) use api;
+
+/// Whether the server has a function.
+macro_rules! there {
+    ($function:ident) => {
+        // SAFETY: a function pointer that the server has filled in at load, or not; it is copied.
+        matches!(unsafe { redis_module::raw::$function }, Some(_))
+    };
+}
+pub(crate) use there;
+
+/// A function that was there at load is gone: nothing can be done but to stop before harm is done.
+pub fn missing(name: &str) -> ! {
+    eprintln!("redislock: the server has lost {name}");
+    std::process::abort()
+}
+
+/// Added to the monotonic clock, so that holds older than the clock have a moment of their own: 50 days.
+const BEFORE_THE_CLOCK: u64 = 1 << 42;
+
+/// Both clocks.
+pub fn now() -> Now {
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    Now {
+        mono: mono(),
+        wall: wall.map_or(0, |wall| wall.as_micros() as u64),
+    }
+}
+
+/// The monotonic clock.
+pub fn mono() -> Instant {
+    // SAFETY: takes nothing, returns a number.
+    Instant(unsafe { api!(RedisModule_MonotonicMicroseconds()) } + BEFORE_THE_CLOCK)
+}
+
+/// A string of the server's, at least for as long as `'a`.
+#[derive(Clone, Copy)]
+pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);
+
+impl<'a> Arg<'a> {
+    /// # Safety
+    /// `string` is valid for `'a` and nobody changes it meanwhile.
+    pub unsafe fn new(string: *mut raw::RedisModuleString) -> Self {
+        Self(string, PhantomData)
+    }
+
+    /// Its bytes.
+    pub fn bytes(self) -> &'a [u8] {
+        let mut len = 0;
+        // SAFETY: `self.0` is a valid string; the pointer it gives is valid as long as the string is.
+        unsafe {
+            let start = api!(RedisModule_StringPtrLen(self.0, &raw mut len));
+            if start.is_null() {
+                &[]
+            } else {
+                std::slice::from_raw_parts(start.cast(), len)
+            }
+        }
+    }
+
+    /// It as a number, in the server's strict reading.
+    pub fn number(self) -> Option<i64> {
+        let mut number = 0;
+        // SAFETY: a valid string and a place for the number.
+        let status = unsafe { api!(RedisModule_StringToLongLong(self.0, &raw mut number)) };
+        (status == raw::REDISMODULE_OK as c_int).then_some(number)
+    }
+
+    /// The server's own.
+    pub fn raw(self) -> *mut raw::RedisModuleString {
+        self.0
+    }
+}
+
+/// A string that the module made.
+pub struct OwnedString(*mut raw::RedisModuleString);
+
+impl OwnedString {
+    /// A string of these bytes.
+    pub fn new(bytes: &[u8]) -> Self {
+        // SAFETY: copies `bytes`; without a context the string is ours until freed.
+        Self(unsafe {
+            api!(RedisModule_CreateString(
+                std::ptr::null_mut(),
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ))
+        })
+    }
+
+    pub fn arg(&self) -> Arg<'_> {
+        // SAFETY: the string lives as long as `self`.
+        unsafe { Arg::new(self.0) }
+    }
+}
+
+impl Drop for OwnedString {
+    fn drop(&mut self) {
+        // SAFETY: made in `new`, freed once.
+        unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.0)) }
+    }
+}
+
+/// The arguments of a command, its name first.
+#[derive(Clone, Copy)]
+pub struct Args<'a>(&'a [*mut raw::RedisModuleString]);
+
+impl<'a> Args<'a> {
+    /// # Safety
+    /// `argv` has `argc` strings, valid for `'a`.
+    pub unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Self {
+        if argc <= 0 || argv.is_null() {
+            return Self(&[]);
+        }
+        // SAFETY: as the caller promises.
+        Self(unsafe { std::slice::from_raw_parts(argv, argc as usize) })
+    }
+
+    pub fn len(self) -> usize {
+        self.0.len()
+    }
+
+    pub fn get(self, at: usize) -> Option<Arg<'a>> {
+        // SAFETY: the strings live for `'a`.
+        self.0.get(at).map(|string| unsafe { Arg::new(*string) })
+    }
+
+    pub fn raw(self) -> &'a [*mut raw::RedisModuleString] {
+        self.0
+    }
+
+    /// These arguments from `at` on.
+    pub fn from(self, at: usize) -> Self {
+        Self(self.0.get(at..).unwrap_or_default())
+    }
+
+    /// The first `len` of these.
+    pub fn first(self, len: usize) -> Self {
+        Self(self.0.get(..len).unwrap_or_default())
+    }
+
+    pub fn iter(self) -> impl Iterator<Item = Arg<'a>> {
+        // SAFETY: the strings live for `'a`.
+        self.0.iter().map(|string| unsafe { Arg::new(*string) })
+    }
+}
+
+/// What stands at a key that was opened.
+pub enum Standing {
+    Nothing,
+    Lock(LockId),
+    Other,
+}
+
+/// An open key.
+pub struct OpenKey(*mut raw::RedisModuleKey);
+
+impl OpenKey {
+    pub fn standing(&self) -> Standing {
+        // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an empty one.
+        unsafe {
+            if self.0.is_null()
+                || api!(RedisModule_KeyType(self.0)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
+            {
+                Standing::Nothing
+            } else if api!(RedisModule_ModuleTypeGetType(self.0)) == crate::data_type::redis_type()
+            {
+                Standing::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(self.0))))
+            } else {
+                Standing::Other
+            }
+        }
+    }
+
+    /// Puts a lock there. The key is open for writing and empty.
+    pub fn set(&self, id: LockId) {
+        // SAFETY: an open key, our own type; the value is a handle that the type's callbacks understand.
+        unsafe {
+            api!(RedisModule_ModuleTypeSetValue(
+                self.0,
+                crate::data_type::redis_type(),
+                value_of(id)
+            ));
+        }
+    }
+
+    /// Deletes the key. It is open for writing.
+    pub fn delete(&self) {
+        // SAFETY: an open key.
+        unsafe {
+            api!(RedisModule_DeleteKey(self.0));
+        }
+    }
+}
+
+impl Drop for OpenKey {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: opened in `Ctx::open`, closed once.
+            unsafe { api!(RedisModule_CloseKey(self.0)) }
+        }
+    }
+}
+
+/// The handle that a value of our type carries in place of a pointer.
+pub fn lock_of(value: *mut c_void) -> LockId {
+    LockId::from_bits(value.addr() as u64)
+}
+
+/// The value that carries a handle.
+pub fn value_of(id: LockId) -> *mut c_void {
+    std::ptr::without_provenance_mut(id.to_bits() as usize)
+}
+
+const _: () = assert!(size_of::<usize>() == 8, "a handle needs a 64-bit pointer");
+
+/// How to open a key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum For {
+    Reading,
+    Writing,
+}
+
+/// How loud a log line is.
+#[derive(Clone, Copy)]
+pub enum Level {
+    Notice,
+    Warning,
+}
+
+/// What the server gives to a callback.
+#[derive(Clone, Copy)]
+pub struct Ctx(*mut raw::RedisModuleCtx);
+
+impl Ctx {
+    /// # Safety
+    /// `ctx` is the context of the callback that is running, or a detached one that is never freed.
+    pub unsafe fn new(ctx: *mut raw::RedisModuleCtx) -> Self {
+        Self(ctx)
+    }
+
+    pub fn raw(self) -> *mut raw::RedisModuleCtx {
+        self.0
+    }
+
+    /// The `REDISMODULE_CTX_FLAGS_*` of this moment.
+    pub fn flags(self) -> u32 {
+        // SAFETY: a valid context.
+        unsafe { api!(RedisModule_GetContextFlags(self.0)) as u32 }
+    }
+
+    pub fn has(self, flag: u32) -> bool {
+        self.flags() & flag != 0
+    }
+
+    pub fn db(self) -> u32 {
+        // SAFETY: a valid context.
+        unsafe { api!(RedisModule_GetSelectedDb(self.0)) as u32 }
+    }
+
+    pub fn select(self, db: u32) {
+        // SAFETY: a valid context; a number out of range is refused by the server.
+        unsafe {
+            api!(RedisModule_SelectDb(self.0, db as c_int));
+        }
+    }
+
+    pub fn client(self) -> u64 {
+        // SAFETY: a valid context.
+        unsafe { api!(RedisModule_GetClientId(self.0)) }
+    }
+
+    pub fn open(self, name: Arg<'_>, purpose: For) -> OpenKey {
+        let mode = match purpose {
+            For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
+            For::Writing => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
+        };
+        // SAFETY: a valid context and string; closed by `OpenKey`.
+        OpenKey(unsafe { api!(RedisModule_OpenKey(self.0, name.raw(), mode as c_int)) }.cast())
+    }
+
+    pub fn signal_modified(self, name: Arg<'_>) {
+        // SAFETY: a valid context and string.
+        unsafe {
+            api!(RedisModule_SignalModifiedKey(self.0, name.raw()));
+        }
+    }
+
+    pub fn notify(self, event: &CStr, name: Arg<'_>) {
+        let class = raw::REDISMODULE_NOTIFY_MODULE as c_int;
+        // SAFETY: a valid context, a C string, a valid string.
+        unsafe {
+            api!(RedisModule_NotifyKeyspaceEvent(
+                self.0,
+                class,
+                event.as_ptr(),
+                name.raw()
+            ));
+        }
+    }
+
+    /// Sends an effect on these keys to replicas and the AOF.
+    pub fn replicate(self, effect: &[u8], keys: &[*mut raw::RedisModuleString]) {
+        let command = crate::command::APPLY.as_ptr();
+        let (bytes, len) = (effect.as_ptr(), effect.len());
+        // SAFETY: a valid context; the arguments are what the format names: a buffer with its length, then one string, or a
+        // vector of strings with its length. All are copied or counted by the server.
+        unsafe {
+            match keys {
+                [key] => api!(RedisModule_Replicate(
+                    self.0,
+                    command,
+                    c"bs".as_ptr(),
+                    bytes,
+                    len,
+                    *key
+                )),
+                _ => api!(RedisModule_Replicate(
+                    self.0,
+                    command,
+                    c"bv".as_ptr(),
+                    bytes,
+                    len,
+                    keys.as_ptr(),
+                    keys.len()
+                )),
+            };
+        }
+    }
+
+    /// Sends the running command on, as it is.
+    pub fn replicate_as_is(self) {
+        // SAFETY: the context of a command.
+        unsafe {
+            api!(RedisModule_ReplicateVerbatim(self.0));
+        }
+    }
+
+    pub fn log(self, level: Level, text: &str) {
+        let level = match level {
+            Level::Notice => c"notice",
+            Level::Warning => c"warning",
+        };
+        let text = std::ffi::CString::new(text).unwrap_or_default();
+        // SAFETY: the text is an argument of a constant format, never a format itself.
+        unsafe {
+            api!(RedisModule_Log(
+                self.0,
+                level.as_ptr(),
+                c"%s".as_ptr(),
+                text.as_ptr()
+            ))
+        }
+    }
+
+    pub fn reply_integer(self, number: u64) {
+        // SAFETY: a valid context. Nothing we reply with is above 2^63.
+        unsafe {
+            api!(RedisModule_ReplyWithLongLong(self.0, number as i64));
+        }
+    }
+
+    pub fn reply_null(self) {
+        // SAFETY: a valid context.
+        unsafe {
+            api!(RedisModule_ReplyWithNull(self.0));
+        }
+    }
+
+    pub fn reply_bytes(self, bytes: &[u8]) {
+        // SAFETY: a valid context; the bytes are copied.
+        unsafe {
+            api!(RedisModule_ReplyWithStringBuffer(
+                self.0,
+                bytes.as_ptr().cast(),
+                bytes.len()
+            ));
+        }
+    }
+
+    pub fn reply_array(self, len: usize) {
+        // SAFETY: a valid context.
+        unsafe {
+            api!(RedisModule_ReplyWithArray(self.0, len as std::ffi::c_long));
+        }
+    }
+
+    pub fn reply_map(self, len: usize) {
+        // SAFETY: a valid context.
+        unsafe {
+            api!(RedisModule_ReplyWithMap(self.0, len as std::ffi::c_long));
+        }
+    }
+
+    pub fn reply_error(self, text: &str) {
+        let text = std::ffi::CString::new(text).unwrap_or_default();
+        // SAFETY: a valid context and C string, copied.
+        unsafe {
+            api!(RedisModule_ReplyWithError(self.0, text.as_ptr()));
+        }
+    }
+
+    pub fn wrong_arity(self) {
+        // SAFETY: a valid context of a command.
+        unsafe {
+            api!(RedisModule_WrongArity(self.0));
+        }
+    }
+
+    /// Runs a command of the server's for the module's own ends; the strings of its reply, however nested.
+    pub fn ask(self, command: &CStr, arguments: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
+        let strings: Vec<_> = arguments
+            .iter()
+            .map(|argument| OwnedString::new(argument))
+            .collect();
+        let raw: Vec<_> = strings.iter().map(|string| string.arg().raw()).collect();
+        // SAFETY: the format says a vector of strings with its length; the reply is read and freed here.
+        unsafe {
+            let reply = api!(RedisModule_Call(
+                self.0,
+                command.as_ptr(),
+                c"v".as_ptr(),
+                raw.as_ptr(),
+                raw.len()
+            ));
+            if reply.is_null() {
+                return None;
+            }
+            let mut found = Vec::new();
+            collect(reply, &mut found);
+            api!(RedisModule_FreeCallReply(reply));
+            Some(found)
+        }
+    }
+
+    /// The value of a server's configuration option.
+    pub fn config(self, name: &str) -> Option<String> {
+        let reply = self.ask(c"CONFIG", &[b"GET", name.as_bytes()])?;
+        String::from_utf8(reply.into_iter().nth(1)?).ok()
+    }
+}
+
+/// The strings of a reply, however nested.
+///
+/// # Safety
+/// `reply` is a valid reply.
+unsafe fn collect(reply: *mut raw::RedisModuleCallReply, found: &mut Vec<Vec<u8>>) {
+    // SAFETY: as the caller promises; elements live as long as the reply.
+    unsafe {
+        let kind = api!(RedisModule_CallReplyType(reply));
+        if kind == raw::REDISMODULE_REPLY_ARRAY as c_int
+            || kind == raw::REDISMODULE_REPLY_SET as c_int
+        {
+            for at in 0..api!(RedisModule_CallReplyLength(reply)) {
+                collect(api!(RedisModule_CallReplyArrayElement(reply, at)), found);
+            }
+            return;
+        }
+        let mut len = 0;
+        let text = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
+        if !text.is_null() {
+            found.push(std::slice::from_raw_parts(text.cast(), len).to_vec());
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! What INFO shows: `INFO lock`.
+
+use std::ffi::{CStr, c_int};
+
+use redis_module::raw;
+use redislock_core::time::to_millis;
+
+use crate::ffi::{self, Ctx, api};
+use crate::lifecycle::why;
+use crate::node;
+
+/// Registers the sections.
+pub fn register(ctx: Ctx) {
+    // SAFETY: a valid context, during load.
+    unsafe {
+        api!(RedisModule_RegisterInfoFunc(ctx.raw(), Some(show)));
+    }
+}
+
+extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
+    // A crash may have happened in the middle of anything: the table is left alone then.
+    if for_crash_report != 0 {
+        return;
+    }
+    let section = |name: &CStr| {
+        // SAFETY: the context of this callback and a C string.
+        unsafe {
+            api!(RedisModule_InfoAddSection(info, name.as_ptr())) == raw::REDISMODULE_OK as c_int
+        }
+    };
+    let number = |name: &CStr, value: u64| {
+        // SAFETY: as above.
+        unsafe {
+            api!(RedisModule_InfoAddFieldULongLong(
+                info,
+                name.as_ptr(),
+                value
+            ))
+        };
+    };
+    node::with(|node| {
+        let table = &node.table;
+        if section(c"state") {
+            let (left, reason) =
+                table
+                    .quarantine
+                    .left(ffi::mono())
+                    .map_or((0, c"none"), |(left, reason)| {
+                        (
+                            left,
+                            match why(reason) {
+                                "after a start" => c"start",
+                                "after a promotion" => c"promotion",
+                                _ => c"flush",
+                            },
+                        )
+                    });
+            number(c"locks", table.locks() as u64);
+            number(c"waiters", table.waiters() as u64);
+            number(c"fence", table.fence());
+            number(c"quarantine_ms", to_millis(left));
+            // SAFETY: as above.
+            unsafe {
+                api!(RedisModule_InfoAddFieldCString(
+                    info,
+                    c"quarantine_reason".as_ptr(),
+                    reason.as_ptr()
+                ))
+            };
+            number(c"longest_expiry_slice_us", node.longest_slice);
+        }
+        if section(c"stats") {
+            let counters = table.counters;
+            number(c"grants", counters.grants);
+            number(c"reentries", counters.reentries);
+            number(c"denials", counters.denials);
+            number(c"releases", counters.releases);
+            number(c"expiries", counters.expiries);
+            number(c"extends", counters.extends);
+            number(c"forced", counters.forced);
+            number(c"deadlocks", counters.deadlocks);
+            number(c"quarantined", counters.quarantined);
+            number(c"evicted", counters.evicted);
+        }
+        if section(c"latency") {
+            number(c"wait_count", table.wait_times.total());
+            number(c"wait_p50_us", table.wait_times.percentile(500));
+            number(c"wait_p99_us", table.wait_times.percentile(990));
+            number(c"wait_p999_us", table.wait_times.percentile(999));
+            number(c"hold_count", table.hold_times.total());
+            number(c"hold_p50_us", table.hold_times.percentile(500));
+            number(c"hold_p99_us", table.hold_times.percentile(990));
+            number(c"hold_p999_us", table.hold_times.percentile(999));
+        }
+    });
+}

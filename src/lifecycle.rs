@@ -1,0 +1,469 @@
+//! What the server tells the module without being asked by a client: time, roles, loading, flushes, disconnects.
+//!
+//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall clock, so the
+//! monotonic clock is asked again when it rings, and the server's cron is the second wake-up, ten times a second.
+
+use std::ffi::{c_int, c_void};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+
+use redis_module::raw;
+use redislock_core::quarantine::Reason;
+use redislock_core::time::{Instant, to_millis};
+use redislock_core::token::Key;
+
+use crate::config::EPHEMERAL_GRACE;
+use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
+use crate::{keyspace, node};
+
+/// One slice of expiry takes no longer than this, µs, so that clients are served in between.
+const SLICE: u64 = 2_500;
+/// Locks between two looks at the clock.
+const BATCH: usize = 32;
+
+/// A context that is always there: for the timer, and for the log.
+static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
+/// When the alarm is set to ring, and which timer it is.
+static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+static ALARM: AtomicU64 = AtomicU64::new(0);
+
+/// Subscribes to everything below.
+pub fn register(ctx: Ctx) -> Result<(), String> {
+    // SAFETY: a valid context; the detached one is never freed.
+    unsafe {
+        DETACHED.store(
+            api!(RedisModule_GetDetachedThreadSafeContext(ctx.raw())),
+            Ordering::Relaxed,
+        );
+    }
+    let events: [(
+        u64,
+        unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void),
+    ); 7] = [
+        (raw::REDISMODULE_EVENT_CRON_LOOP, on_cron),
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            on_role_change,
+        ),
+        (raw::REDISMODULE_EVENT_LOADING, on_loading),
+        (raw::REDISMODULE_EVENT_FLUSHDB, on_flush),
+        (raw::REDISMODULE_EVENT_SWAPDB, on_swap),
+        (raw::REDISMODULE_EVENT_CLIENT_CHANGE, on_client_change),
+        (raw::REDISMODULE_EVENT_FORK_CHILD, on_fork),
+    ];
+    for (id, callback) in events {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: a valid context, during load.
+        if unsafe {
+            api!(RedisModule_SubscribeToServerEvent(
+                ctx.raw(),
+                event,
+                Some(callback)
+            ))
+        } != 0
+        {
+            return Err(format!("the server does not tell of its event {id}"));
+        }
+    }
+    let kinds = (raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EVICTED) as c_int;
+    // SAFETY: as above.
+    if unsafe {
+        api!(RedisModule_SubscribeToKeyspaceEvents(
+            ctx.raw(),
+            kinds,
+            Some(on_keyspace)
+        ))
+    } != 0
+    {
+        return Err("the server does not tell of its keyspace".into());
+    }
+    Ok(())
+}
+
+/// The module was loaded: what it may have granted before, it does not know.
+pub fn started(ctx: Ctx) {
+    let now = ffi::mono();
+    node::with(|node| {
+        node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
+        node.table.quarantine.enter(Reason::Start, 0, now);
+    });
+    announce_quarantine();
+}
+
+/// Wakes the module at this moment, or a little later.
+pub fn wake_at(moment: Instant) {
+    if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
+        return;
+    }
+    let delay = to_millis(moment.since(ffi::mono()));
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    if ctx.is_null() {
+        return;
+    }
+    let before = ALARM_AT.swap(moment.0, Ordering::Relaxed);
+    // SAFETY: the detached context lives for ever; the timer that is stopped is not the one that runs, as `on_alarm`
+    // forgets that one before anything else.
+    unsafe {
+        if before != u64::MAX {
+            api!(RedisModule_StopTimer(
+                ctx,
+                ALARM.load(Ordering::Relaxed),
+                std::ptr::null_mut()
+            ));
+        }
+        let timer = api!(RedisModule_CreateTimer(
+            ctx,
+            delay as i64,
+            Some(on_alarm),
+            std::ptr::null_mut()
+        ));
+        ALARM.store(timer, Ordering::Relaxed);
+    }
+}
+
+/// Wakes the module when the server has done with what it is doing.
+pub fn wake_soon() {
+    wake_at(Instant(ffi::mono().0.saturating_sub(1)));
+}
+
+/// [`wake_soon`], for callbacks that may come in the middle of something.
+pub fn wake_soon_if_anyone_waits() {
+    if node::anyone_waits() {
+        wake_soon();
+    }
+}
+
+unsafe extern "C" fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
+    // SAFETY: the context of this callback.
+    catch_up(unsafe { Ctx::new(ctx) });
+}
+
+unsafe extern "C" fn on_cron(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    let due = node::with(|node| {
+        let due = node
+            .table
+            .next_deadline()
+            .is_some_and(|next| next <= ffi::mono());
+        due || node.has_work()
+    });
+    if due {
+        catch_up(ctx);
+    }
+}
+
+/// Does what is due: ends waits and leases, takes back what could not be delivered, serves those who wait.
+fn catch_up(ctx: Ctx) {
+    keyspace::decide(ctx, &[], |node, now, _| node.table.time_out(now));
+    if !may_write(ctx) {
+        return;
+    }
+    if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
+        keyspace::replicate(ctx, &[], &[]);
+    }
+    let grants = may_grant(ctx);
+    let begin = ffi::mono();
+    keyspace::decide(ctx, &[], |node, now, keys| {
+        node.table.holds_back = !grants;
+        for (connection, end) in std::mem::take(&mut node.closed) {
+            node.table.hang_up(connection, end, now, keys);
+        }
+        for waiter in std::mem::take(&mut node.undeliverable) {
+            node.table.undeliverable(waiter, now, keys);
+        }
+        if node.table.quarantine_has_ended(now) {
+            log(
+                Level::Notice,
+                "the quarantine has ended: locks are granted again",
+            );
+        }
+        node.table.serve(now, keys);
+    });
+    loop {
+        let more = keyspace::decide(ctx, &[], |node, now, keys| {
+            node.table.expire(BATCH, now, keys)
+        });
+        let spent = ffi::mono().since(begin);
+        if !more || spent >= SLICE {
+            node::with(|node| {
+                node.longest_slice = node.longest_slice.max(spent);
+                node.table.holds_back = false;
+            });
+            break;
+        }
+    }
+    if let Some(next) = node::with(|node| node.table.next_deadline()) {
+        // What is still due waits for the server to serve its clients once.
+        wake_at(next.max(ffi::mono()));
+    }
+}
+
+/// Whether a write outside of a command is allowed: on a master, with its data loaded, and no failover or pause under way.
+fn may_write(ctx: Ctx) -> bool {
+    let flags = ctx.flags();
+    let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    // SAFETY: takes nothing, returns a truth value.
+    let avoid = unsafe { api!(RedisModule_AvoidReplicaTraffic()) } != 0;
+    flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & never == 0 && !avoid
+}
+
+/// Whether the server would let a command grant: enough replicas, a cluster that is up.
+fn may_grant(ctx: Ctx) -> bool {
+    if !node::with(|node| node.table.waiters() > 0) {
+        return true;
+    }
+    let needed: u64 = ctx
+        .config("min-replicas-to-write")
+        .and_then(|needed| needed.parse().ok())
+        .unwrap_or(0);
+    if needed > 0 {
+        let lag = ctx
+            .config("min-replicas-max-lag")
+            .and_then(|lag| lag.parse::<u64>().ok())
+            .unwrap_or(0);
+        if lag > 0
+            && field(ctx, "REPLICATION", "min_slaves_good_slaves").is_none_or(|good| good < needed)
+        {
+            return false;
+        }
+    }
+    if node::with(|node| node.cluster) {
+        let info = ctx
+            .ask(c"CLUSTER", &[b"INFO"])
+            .and_then(|reply| reply.into_iter().next())
+            .unwrap_or_default();
+        return String::from_utf8_lossy(&info).contains("cluster_state:ok");
+    }
+    true
+}
+
+/// A number of an INFO section.
+fn field(ctx: Ctx, section: &str, name: &str) -> Option<u64> {
+    let info = ctx
+        .ask(c"INFO", &[section.as_bytes()])?
+        .into_iter()
+        .next()?;
+    let info = String::from_utf8_lossy(&info).into_owned();
+    info.lines().find_map(|line| {
+        line.strip_prefix(name)?
+            .strip_prefix(':')?
+            .trim()
+            .parse()
+            .ok()
+    })
+}
+
+unsafe extern "C" fn on_role_change(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    role: u64,
+    _: *mut c_void,
+) {
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
+        let needed: u64 = ctx
+            .config("min-replicas-to-write")
+            .and_then(|needed| needed.parse().ok())
+            .unwrap_or(0);
+        let lag: u64 = ctx
+            .config("min-replicas-max-lag")
+            .and_then(|lag| lag.parse().ok())
+            .unwrap_or(0);
+        let more = if needed > 0 {
+            lag.saturating_mul(1000)
+        } else {
+            0
+        };
+        let now = ffi::mono();
+        node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
+        announce_quarantine();
+        wake_soon();
+    } else {
+        keyspace::decide(ctx, &[], |node, _, _| node.table.unblock_all());
+    }
+}
+
+unsafe extern "C" fn on_loading(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    stage: u64,
+    _: *mut c_void,
+) {
+    let now = ffi::mono();
+    if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
+        && stage != raw::REDISMODULE_SUBEVENT_LOADING_FAILED
+    {
+        return node::with(|node| node.table.loading_began(now));
+    }
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    let is_master = ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
+    let waits = node::with(|node| {
+        node.table.loading_ended(now);
+        node.counter_is_due = true;
+        if is_master {
+            // What is remembered may be longer than what is configured.
+            node.table.quarantine.enter(Reason::Start, 0, now);
+        }
+        node.table.quarantine.left(now).is_some()
+    });
+    if is_master && waits {
+        announce_quarantine();
+    }
+    wake_soon();
+}
+
+unsafe extern "C" fn on_flush(
+    _: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    stage: u64,
+    info: *mut c_void,
+) {
+    if stage != raw::REDISMODULE_SUBEVENT_FLUSHDB_START {
+        return;
+    }
+    // SAFETY: with this event comes this structure.
+    let db =
+        unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
+    let now = ffi::now();
+    let quarantined = node::with(|node| {
+        let left = node.table.flushed(u32::try_from(db).ok(), now);
+        let before = node.table.quarantine.left(now.mono);
+        node.table
+            .quarantine
+            .enter_for(Reason::Flush, left, now.mono);
+        before != node.table.quarantine.left(now.mono)
+    });
+    if quarantined {
+        announce_quarantine();
+    }
+    wake_soon();
+}
+
+unsafe extern "C" fn on_swap(
+    _: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    info: *mut c_void,
+) {
+    // SAFETY: with this event comes this structure.
+    if let Some(info) = unsafe { info.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
+        node::with(|node| {
+            node.table
+                .swapped(info.dbnum_first as u32, info.dbnum_second as u32)
+        });
+        wake_soon();
+    }
+}
+
+unsafe extern "C" fn on_client_change(
+    _: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    change: u64,
+    info: *mut c_void,
+) {
+    if change != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
+        return;
+    }
+    // SAFETY: with this event comes this structure.
+    let Some(info) = (unsafe { info.cast::<raw::RedisModuleClientInfo>().as_ref() }) else {
+        return;
+    };
+    let bound = node::with(|node| {
+        let bound = node.table.is_bound(info.id);
+        if bound {
+            let end = ffi::mono().plus(redislock_core::time::from_millis(EPHEMERAL_GRACE.get()));
+            node.closed.push((info.id, end));
+        }
+        bound
+    });
+    if bound {
+        wake_soon();
+    }
+}
+
+/// The server saves or rewrites in a child. A rewrite without an RDB preamble has no place for the fence counter, so it
+/// goes into the stream once more, as an effect without keys.
+unsafe extern "C" fn on_fork(
+    _: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    stage: u64,
+    _: *mut c_void,
+) {
+    if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
+        node::with(|node| node.counter_is_due = true);
+        wake_soon();
+    }
+}
+
+/// Values that come under another name, and evictions.
+unsafe extern "C" fn on_keyspace(
+    ctx: *mut raw::RedisModuleCtx,
+    _: c_int,
+    event: *const std::ffi::c_char,
+    name: *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: the arguments of this callback: a C string and a valid string.
+    let (ctx, event, name) = unsafe {
+        (
+            Ctx::new(ctx),
+            std::ffi::CStr::from_ptr(event).to_bytes(),
+            Arg::new(name),
+        )
+    };
+    match event {
+        b"rename_to" | b"move_to" | b"restore" => {
+            if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
+                let key = Key::new(ctx.db(), name.bytes());
+                node::with(|node| node.table.attach(id, key));
+                wake_soon();
+            }
+        }
+        b"evicted" => {
+            if node::was_just_unlinked(name.bytes()) {
+                node::with(|node| node.table.counters.evicted += 1);
+            }
+        }
+        _ => {}
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+fn announce_quarantine() {
+    let left = node::with(|node| node.table.quarantine.left(ffi::mono()));
+    if let Some((left, reason)) = left {
+        let why = why(reason);
+        log(
+            Level::Warning,
+            &format!(
+                "quarantine for {} ms {why}: no lock is granted until then",
+                to_millis(left)
+            ),
+        );
+        wake_at(ffi::mono().plus(left));
+    }
+}
+
+/// Why there is a quarantine, in words.
+pub fn why(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Start => "after a start",
+        Reason::Promotion => "after a promotion",
+        Reason::Flush => "after a flush",
+    }
+}
+
+fn log(level: Level, text: &str) {
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    if !ctx.is_null() {
+        // SAFETY: the detached context lives for ever.
+        unsafe { Ctx::new(ctx) }.log(level, text);
+    }
+}

@@ -1,0 +1,170 @@
+//! This node's state: the table of locks, and the letters that callbacks leave for it.
+//!
+//! The server calls back at any moment: in the middle of a deletion of ours, on a background thread. So callbacks never touch
+//! the table. They leave a letter, and whoever uses the table next reads the letters first.
+
+use std::cell::RefCell;
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+use lazy_static::lazy_static;
+use redislock_core::Table;
+use redislock_core::queue::WaiterId;
+use redislock_core::slots::LockId;
+use redislock_core::time::Instant;
+
+use crate::config;
+
+/// What a callback has to say.
+pub enum Letter {
+    /// The key of a lock was removed by something else than us.
+    Unlinked(LockId),
+    /// The value of a lock was freed.
+    Freed(LockId),
+    /// A waiter is gone.
+    Left(WaiterId),
+    /// A waiter has received its grant.
+    Delivered(WaiterId),
+}
+
+/// Everything that belongs to this node.
+pub struct Node {
+    pub table: Table,
+    /// Grants that could not be delivered, to be taken back when writing is allowed.
+    pub undeliverable: Vec<WaiterId>,
+    /// Connections with ephemeral holds that have closed, and when those holds end.
+    pub closed: Vec<(u64, Instant)>,
+    /// Whether the server is in cluster mode.
+    pub cluster: bool,
+    /// The fence counter is to go into the stream once more.
+    pub counter_is_due: bool,
+    /// Random, new with each start.
+    pub incarnation: String,
+    /// The longest slice of expiry so far, µs.
+    pub longest_slice: u64,
+    /// Kept for its memory.
+    pub effect: Vec<u8>,
+}
+
+struct MainThread(RefCell<Node>);
+
+// SAFETY: the server runs commands, timers and events on its main thread only, or on another one while the main thread
+// stands still; `with` is called from nowhere else.
+unsafe impl Sync for MainThread {}
+
+lazy_static! {
+    static ref NODE: MainThread = MainThread(RefCell::new(Node {
+        table: Table::new(config::limits()),
+        undeliverable: Vec::new(),
+        closed: Vec::new(),
+        cluster: false,
+        counter_is_due: false,
+        incarnation: uuid::Uuid::new_v4().to_string(),
+        longest_slice: 0,
+        effect: Vec::new(),
+    }));
+    static ref LETTERS: Mutex<Vec<Letter>> = Mutex::new(Vec::new());
+    static ref FINGERPRINTS: RandomState = RandomState::new();
+}
+
+static HAS_LETTERS: AtomicBool = AtomicBool::new(false);
+static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
+static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
+
+/// The lock that we are deleting ourselves; what the server calls back about it is no news.
+static OURS: AtomicU64 = AtomicU64::new(0);
+
+/// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
+pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
+    let mut node = NODE.0.borrow_mut();
+    if HAS_LETTERS.load(Ordering::Acquire) {
+        read_letters(&mut node);
+    }
+    let result = use_it(&mut node);
+    ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
+    result
+}
+
+/// Leaves a letter.
+pub fn post(letter: Letter) {
+    let about = match &letter {
+        Letter::Unlinked(id) | Letter::Freed(id) => id.to_bits(),
+        _ => 0,
+    };
+    if about == 0 || about != OURS.load(Ordering::Relaxed) {
+        LETTERS
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(letter);
+        HAS_LETTERS.store(true, Ordering::Release);
+    }
+}
+
+/// Whether somebody waits for a lock, as of the last use of the table. For callbacks, which must not touch it.
+pub fn anyone_waits() -> bool {
+    ANYONE_WAITS.load(Ordering::Relaxed)
+}
+
+/// Notes which key of a lock was removed, for an eviction that may be told of next.
+pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) {
+    if id.to_bits() != OURS.load(Ordering::Relaxed) {
+        LAST_UNLINKED.store(name(), Ordering::Relaxed);
+        post(Letter::Unlinked(id));
+    }
+}
+
+/// Whether the last lock that was removed had this name. Asked once for each.
+pub fn was_just_unlinked(name: &[u8]) -> bool {
+    LAST_UNLINKED.swap(0, Ordering::Relaxed) == fingerprint(name)
+}
+
+/// A number that tells byte strings apart and says nothing about them: keyed anew with each start, never 0.
+pub fn fingerprint(bytes: &[u8]) -> u64 {
+    FINGERPRINTS.hash_one(bytes) | 1
+}
+
+impl Node {
+    /// Whether something is left to do that no deadline tells of.
+    pub fn has_work(&self) -> bool {
+        let Self {
+            table,
+            undeliverable,
+            closed,
+            counter_is_due,
+            ..
+        } = self;
+        table.has_unserved() || !undeliverable.is_empty() || !closed.is_empty() || *counter_is_due
+    }
+}
+
+/// Deletes something of which the server tells us, without hearing it.
+pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
+    OURS.store(id.to_bits(), Ordering::Relaxed);
+    let result = delete();
+    OURS.store(0, Ordering::Relaxed);
+    result
+}
+
+fn read_letters(node: &mut Node) {
+    HAS_LETTERS.store(false, Ordering::Release);
+    let letters = std::mem::take(&mut *LETTERS.lock().unwrap_or_else(PoisonError::into_inner));
+    for letter in letters {
+        match letter {
+            Letter::Unlinked(id) => {
+                let key = node.table.key(id).cloned();
+                node.table.unlinked(id);
+                // In a cluster the lock may live on elsewhere: nobody is granted anything, all come again.
+                if let Some(key) = key.filter(|_| node.cluster) {
+                    node.table.unblock_line(&key);
+                }
+            }
+            Letter::Freed(id) => node.table.forget(id),
+            Letter::Left(id) => {
+                node.table.abandon(id);
+                node.undeliverable.push(id);
+            }
+            Letter::Delivered(id) => node.table.delivered(id),
+        }
+    }
+}

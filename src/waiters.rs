@@ -1,0 +1,175 @@
+//! Connections that wait: the server parks them, core says when they are answered.
+//!
+//! A parked connection is blocked on its keys, so that the server redirects it when a slot moves. The key's callback never
+//! serves it; [`deliver`] does, by unblocking it, upon which the server calls the timeout callback, the only one
+//! that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
+//! Whatever ends the wait, the server frees the private data last: there it is known whether the client was answered.
+
+use std::cell::RefCell;
+use std::collections::HashMap;
+use std::ffi::{c_int, c_void};
+
+use redis_module::raw;
+use redislock_core::queue::WaiterId;
+use redislock_core::table::Answer;
+
+use crate::command::reply::{self, Shape};
+use crate::ffi::{Arg, Ctx, api};
+use crate::lifecycle;
+use crate::node::{self, Letter};
+
+/// A connection that waits, in the care of the server.
+struct Parked {
+    id: WaiterId,
+    shape: Shape,
+    answer: Option<Answer>,
+    replied: bool,
+}
+
+#[derive(Clone, Copy)]
+struct Place {
+    client: *mut raw::RedisModuleBlockedClient,
+    parked: *mut Parked,
+}
+
+/// Where the parked connections are, by waiter and by the server's name for them.
+#[derive(Default)]
+struct Places {
+    by_waiter: HashMap<WaiterId, Place>,
+    by_client: HashMap<*mut raw::RedisModuleBlockedClient, WaiterId>,
+}
+
+impl Places {
+    fn insert(&mut self, id: WaiterId, place: Place) {
+        self.by_waiter.insert(id, place);
+        self.by_client.insert(place.client, id);
+    }
+
+    fn remove(&mut self, id: WaiterId) -> Option<Place> {
+        let place = self.by_waiter.remove(&id)?;
+        self.by_client.remove(&place.client);
+        Some(place)
+    }
+}
+
+thread_local! {
+    /// The server blocks and unblocks on its main thread only.
+    static PLACES: RefCell<Places> = RefCell::default();
+}
+
+/// Parks the connection of this command until its waiter is answered.
+pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
+    let parked = Box::into_raw(Box::new(Parked {
+        id,
+        shape,
+        answer: None,
+        replied: false,
+    }));
+    let mut keys: Vec<_> = keys.map(Arg::raw).collect();
+    // SAFETY: a valid context and keys; the private data is freed by `free`, which the server calls once.
+    let client = unsafe {
+        let client = api!(RedisModule_BlockClientOnKeys(
+            ctx.raw(),
+            Some(key_is_ready),
+            Some(answer),
+            Some(free),
+            0,
+            keys.as_mut_ptr(),
+            keys.len() as c_int,
+            parked.cast(),
+        ));
+        api!(RedisModule_SetDisconnectCallback(
+            client,
+            Some(disconnected)
+        ));
+        client
+    };
+    PLACES.with_borrow_mut(|places| places.insert(id, Place { client, parked }));
+}
+
+/// Answers those who waited.
+pub fn deliver(answers: &[(WaiterId, Answer)]) {
+    for (id, answer) in answers {
+        let Some(place) = PLACES.with_borrow_mut(|places| places.remove(*id)) else {
+            // Gone before it could be told.
+            node::post(Letter::Left(*id));
+            lifecycle::wake_soon();
+            continue;
+        };
+        // SAFETY: the place is removed before the server frees the private data, so both pointers are valid here.
+        unsafe {
+            (*place.parked).answer = Some(answer.clone());
+            api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
+        }
+    }
+}
+
+/// A key that is waited for was made: it is not for the server to say who gets it.
+extern "C" fn key_is_ready(
+    _: *mut raw::RedisModuleCtx,
+    _: *mut *mut raw::RedisModuleString,
+    _: c_int,
+) -> c_int {
+    raw::REDISMODULE_ERR as c_int
+}
+
+/// Replies. Without an answer the server itself has ended the wait (CLIENT UNBLOCK).
+extern "C" fn answer(
+    ctx: *mut raw::RedisModuleCtx,
+    _: *mut *mut raw::RedisModuleString,
+    _: c_int,
+) -> c_int {
+    // SAFETY: the server calls this with the private data of the blocked client, which it has not freed yet.
+    let parked = unsafe {
+        api!(RedisModule_GetBlockedClientPrivateData(ctx))
+            .cast::<Parked>()
+            .as_mut()
+    };
+    if let Some(parked) = parked
+        && !parked.replied
+    {
+        // SAFETY: the context of this callback.
+        let ctx = unsafe { Ctx::new(ctx) };
+        parked.replied = true;
+        reply::answer(
+            ctx,
+            parked.answer.as_ref().unwrap_or(&Answer::Nothing),
+            &parked.shape,
+        );
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue at once.
+extern "C" fn disconnected(
+    _: *mut raw::RedisModuleCtx,
+    client: *mut raw::RedisModuleBlockedClient,
+) {
+    let left = PLACES.with_borrow_mut(|places| {
+        let id = *places.by_client.get(&client)?;
+        places.remove(id).map(|_| id)
+    });
+    if let Some(id) = left {
+        node::post(Letter::Left(id));
+        lifecycle::wake_soon();
+    }
+}
+
+/// The last that is heard of a parked connection.
+extern "C" fn free(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
+    if parked.is_null() {
+        return;
+    }
+    // SAFETY: made in `park`; the server frees it once.
+    let parked = unsafe { Box::from_raw(parked.cast::<Parked>()) };
+    PLACES.with_borrow_mut(|places| places.remove(parked.id));
+    let was_told = parked.replied && parked.answer.is_some();
+    node::post(if was_told {
+        Letter::Delivered(parked.id)
+    } else {
+        Letter::Left(parked.id)
+    });
+    if !was_told {
+        lifecycle::wake_soon();
+    }
+}
