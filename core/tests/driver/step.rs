@@ -154,7 +154,18 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![40 => client, 5 => connections, 2 => outside, 2 => node]
 }
 
-/// A random life of a node.
-pub fn steps() -> impl Strategy<Value = Vec<Step>> {
-    vec(step(), 1..120)
+/// What happens to a node.
+#[derive(Clone)]
+pub struct Life(pub Vec<Step>);
+
+/// A line a step.
+impl std::fmt::Debug for Life {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.0.iter().try_for_each(|step| write!(f, "\n    {step:?}"))
+    }
+}
+
+/// A random life.
+pub fn life() -> impl Strategy<Value = Life> {
+    vec(step(), 1..120).prop_map(Life)
 }

@@ -25,7 +25,7 @@ pub enum Mode {
 }
 
 /// What a request asks for. Times are µs, caps are ms.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Request {
     pub keys: Vec<Key>,
     pub token: Token,
@@ -37,6 +37,15 @@ pub struct Request {
     pub ephemeral: bool,
     pub connection: u64,
     pub owner: Option<u8>,
+}
+
+/// Short: a failure shows many of them.
+impl std::fmt::Debug for Request {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { keys, token, ttl, mode, once, fence, max_hold, ephemeral, connection, owner } = self;
+        write!(f, "{token} wants {keys:?} {mode:?} for {ttl}")?;
+        write!(f, ", once {once}, fence {fence}, max_hold {max_hold}, ephemeral {ephemeral} by {connection}, {owner:?}")
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

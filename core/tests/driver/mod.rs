@@ -1,0 +1,355 @@
+//! Drives the core, a replica of it and the model through the same life, and compares them after every step.
+
+pub mod bug;
+mod compare;
+pub mod step;
+
+use redislock_core::fence::FenceError;
+use redislock_core::lock as core_lock;
+use redislock_core::queue::WaiterId;
+use redislock_core::table::{self, Denial, Extended, Verdict};
+use redislock_core::time::Instant;
+use redislock_core::token as core_token;
+
+use crate::node::{Node, Value, fences};
+use crate::reference::{Answer, Error, Key, Limits, Mode, Model, Reply, Request, Token};
+use bug::{Bug, Suspect};
+use step::{Step, Wish};
+
+/// A step of the model; says whether the core's reply to it was right.
+type Action = Box<dyn Fn(&mut Model) -> bool>;
+
+pub struct Driver {
+    suspect: Suspect,
+    replica: Node,
+    model: Model,
+    /// Granted requests whose clients have not been seen to receive the answer.
+    undelivered: Vec<u64>,
+    /// When the timer last ran: what has ended since may still be there.
+    timer_ran: u64,
+    highest_fence: u64,
+}
+
+fn bytes(token: Token) -> core_token::Token {
+    // Some do not fit into the token itself.
+    let length = if token % 2 == 0 { 36 } else { 41 };
+    core_token::Token::new(&vec![b'A' + token; length]).expect("a token")
+}
+
+fn key(key: Key) -> core_token::Key {
+    core_token::Key::new(key.0, &[b'a' + key.1])
+}
+
+fn terms(request: &Request) -> core_lock::Terms {
+    core_lock::Terms {
+        token: bytes(request.token),
+        ttl: request.ttl,
+        mode: match request.mode {
+            Mode::Exclusive => core_lock::Mode::Exclusive,
+            Mode::Shared(limit) => core_lock::Mode::Shared { limit },
+        },
+        once: request.once,
+        fence: request.fence,
+        max_hold: request.max_hold,
+        owner: request.owner.map(|owner| Box::from([owner])),
+        ephemeral: request.ephemeral,
+        connection: request.connection,
+    }
+}
+
+fn error(denial: Denial) -> Error {
+    match denial {
+        Denial::Refused(core_lock::Refusal::TooManyHolders) => Error::TooManyHolders,
+        Denial::Refused(core_lock::Refusal::Upgrade | core_lock::Refusal::UnlikeLimit) => Error::Mode,
+        Denial::Fence(FenceError::TooFarAhead | FenceError::Exhausted) => Error::Fence,
+        Denial::OverCap(over) => Error::OverCap(over.left),
+        Denial::TooManyWaiters => Error::TooManyWaiters,
+        Denial::Deadlock => Error::Deadlock,
+        Denial::Quarantined(left, _) => Error::Quarantine(left),
+        Denial::WrongType => Error::WrongType,
+    }
+}
+
+fn answer(answer: &table::Answer) -> Answer {
+    match answer {
+        table::Answer::Granted(granted) => Answer::Fences(fences(granted)),
+        table::Answer::Nothing => Answer::Nothing,
+        table::Answer::Unblocked => Answer::Unblocked,
+        table::Answer::Denied(denial) => Answer::Error(error(*denial)),
+    }
+}
+
+/// The model after all actions and all answers, in some order in which each was right: the actions in theirs, the answers
+/// in theirs.
+fn explain(model: &Model, actions: &[Action], answers: &[(u64, Answer)]) -> Option<Model> {
+    if actions.is_empty() && answers.is_empty() {
+        return model.owes_nothing().then(|| model.clone());
+    }
+    if let Some((action, rest)) = actions.split_first()
+        && model.owes_nothing()
+    {
+        let mut next = model.clone();
+        if action(&mut next)
+            && let Some(found) = explain(&next, rest, answers)
+        {
+            return Some(found);
+        }
+    }
+    let ((id, answer), rest) = answers.split_first()?;
+    let mut next = model.clone();
+    if next.accepts(*id, answer) { explain(&next, actions, rest) } else { None }
+}
+
+fn always(action: impl Fn(&mut Model) + 'static) -> Vec<Action> {
+    vec![Box::new(move |model| {
+        action(model);
+        true
+    })]
+}
+
+impl Driver {
+    pub fn new(bug: Option<Bug>) -> Self {
+        let limits = Limits { max_hold: 0, max_waiters: 20, max_holders: 4 };
+        let node = Node::new(core_limits(limits));
+        let model = Model::new(limits, node.now.mono.0, node.now.wall);
+        Self {
+            timer_ran: model.now,
+            replica: Node::new(core_limits(limits)),
+            suspect: Suspect::new(node, bug),
+            model,
+            undelivered: Vec::new(),
+            highest_fence: 0,
+        }
+    }
+
+    /// One step of everybody.
+    ///
+    /// # Errors
+    /// What the core did that the contract does not allow.
+    pub fn step(&mut self, step: &Step) -> Result<(), String> {
+        let before = self.model.clone();
+        let actions = self.act(step);
+        let (changes, answers) = self.suspect.take();
+        let answers: Vec<_> = answers.iter().map(|(id, told)| (id.0, answer(told))).collect();
+        self.model = explain(&before, &actions, &answers)
+            .ok_or_else(|| format!("a reply or an answer is wrong: {answers:?}\nbefore: {before:?}"))?;
+        self.suspect.node.now.mono = Instant(self.model.now);
+        self.replica.now = self.suspect.node.now;
+        for change in &changes {
+            self.replica.replay(change);
+        }
+        self.note_grants(&answers)?;
+        self.compare()
+    }
+
+    /// Does the step to the core; returns what it is for the model, with the core's replies.
+    fn act(&mut self, step: &Step) -> Vec<Action> {
+        match step.clone() {
+            Step::Acquire { mut request, wish, block } => {
+                request.fence = self.wished(wish);
+                // What the module answers by itself, WRONGTYPE, does not reach the core.
+                if request.keys.iter().any(|key| self.model.others.contains(key)) {
+                    return Vec::new();
+                }
+                vec![self.acquire(request, block)]
+            }
+            Step::Release { keys, token, all } => {
+                let replies: Vec<_> = keys.iter().map(|at| self.suspect.release_in_part(&key(*at), &bytes(token), all)).collect();
+                self.suspect.node.apply();
+                let release = move |(at, reply): (Key, u32)| -> Action {
+                    Box::new(move |model| model.release(at, token, all) == reply)
+                };
+                keys.into_iter().zip(replies).map(release).collect()
+            }
+            Step::Extend { key: at, token, ttl, wish, connection } => {
+                let wish = self.wished(wish);
+                let reply = match self.suspect.extend(&key(at), &bytes(token), ttl, wish, connection) {
+                    Extended::To(fence) => Ok(Some(fence)),
+                    Extended::NotHeld => Ok(None),
+                    Extended::Denied(denial) => Err(error(denial)),
+                };
+                vec![Box::new(move |model| model.extend(at, token, ttl, wish, connection) == reply)]
+            }
+            Step::Guard { key: at, token } => {
+                let reply = self.suspect.node.guards(&key(at), &bytes(token)).map_err(error);
+                vec![Box::new(move |model| model.guard(at, token) == reply)]
+            }
+            Step::Force { key: at } => {
+                let holders = self.suspect.node.force(&key(at)) as usize;
+                vec![Box::new(move |model| model.force(at) == holders)]
+            }
+            Step::Advance { ticks, timer } => self.advance(ticks * step::TICK, timer),
+            Step::StepWallClock(by) => {
+                let wall = self.suspect.node.now.wall.saturating_add_signed(by);
+                self.suspect.node.now.wall = wall;
+                always(move |model| model.wall = wall)
+            }
+            Step::Abandon(_) | Step::Deliver(_) | Step::Undeliverable(_) | Step::HangUp { .. } => self.connection(step),
+            Step::HoldBack(_) | Step::Quarantine(_) | Step::Unblock(_) | Step::Limit { .. } => self.administer(step),
+            _ => self.outside(step),
+        }
+    }
+
+    fn wished(&self, wish: Wish) -> u64 {
+        match wish {
+            Wish::None => 0,
+            Wish::AboveLast(by) => self.model.fence + by,
+            Wish::AboveWall(by) => self.model.wall + by,
+        }
+    }
+
+    fn acquire(&mut self, request: Request, block: Option<Option<u64>>) -> Action {
+        let keys: Vec<_> = request.keys.iter().map(|at| key(*at)).collect();
+        let block = block.map(|until| until.map(|ticks| self.model.now + ticks));
+        let verdict = self.suspect.acquire(&keys, &terms(&request), block.map(|until| until.map(Instant)));
+        let (reply, id) = match verdict {
+            Verdict::Granted(granted) => (Reply::Fences(fences(&granted)), None),
+            Verdict::Busy => (Reply::Busy, None),
+            Verdict::Waits(id) => (Reply::Waits, Some(id.0)),
+            Verdict::Denied(denial) => (Reply::Error(error(denial)), None),
+        };
+        Box::new(move |model| model.acquire(&request, block, id) == reply)
+    }
+
+    fn advance(&mut self, micros: u64, timer: bool) -> Vec<Action> {
+        self.suspect.node.advance(micros);
+        if timer {
+            self.suspect.node.tick();
+            self.timer_ran = self.suspect.node.now.mono.0;
+        }
+        let mut actions = always(move |model| model.now += micros);
+        if timer {
+            // Whoever's time is up at the very moment at which it could be granted gets the one or the other.
+            actions.extend(always(|model| {
+                model.sweep();
+                model.time_out();
+            }));
+        }
+        actions
+    }
+
+    fn connection(&mut self, step: &Step) -> Vec<Action> {
+        match *step {
+            Step::HangUp { connection, grace } => {
+                self.suspect.node.hang_up(connection, grace);
+                always(move |model| model.hang_up(connection, grace))
+            }
+            Step::Abandon(nth) if !self.model.queue.is_empty() => {
+                let id = self.model.queue[nth % self.model.queue.len()].id;
+                self.suspect.abandon(WaiterId(id));
+                always(move |model| model.abandon(id))
+            }
+            Step::Deliver(nth) if !self.undelivered.is_empty() => {
+                let id = self.undelivered.swap_remove(nth % self.undelivered.len());
+                self.suspect.delivered(WaiterId(id));
+                always(move |model| model.delivered(id))
+            }
+            Step::Undeliverable(nth) if !self.undelivered.is_empty() => {
+                let id = self.undelivered.swap_remove(nth % self.undelivered.len());
+                self.suspect.undeliverable(WaiterId(id));
+                always(move |model| model.undeliverable(id))
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn administer(&mut self, step: &Step) -> Vec<Action> {
+        let table = &mut self.suspect.node.table;
+        let actions = match *step {
+            Step::HoldBack(holds_back) => {
+                table.holds_back = holds_back;
+                always(move |model| model.holds_back = holds_back)
+            }
+            Step::Quarantine(ms) => {
+                table.quarantine.configure(ms.into());
+                table.quarantine.enter(redislock_core::quarantine::Reason::Promotion, 0, self.suspect.node.now.mono);
+                always(move |model| model.quarantine(u64::from(ms) * 1000))
+            }
+            Step::Unblock(at) => {
+                match at {
+                    Some(at) => table.unblock_line(&key(at)),
+                    None => table.unblock_all(),
+                }
+                always(move |model| model.unblock(at))
+            }
+            Step::Limit { max_hold, max_waiters, max_holders } => {
+                let limits = Limits { max_hold, max_waiters, max_holders };
+                table.limits = core_limits(limits);
+                always(move |model| model.limits = limits)
+            }
+            _ => Vec::new(),
+        };
+        self.suspect.node.serve();
+        actions
+    }
+
+    /// What others do to the keys; a replica sees it too.
+    fn outside(&mut self, step: &Step) -> Vec<Action> {
+        // Where a hold went between its grant and the news that nobody received it is not followed.
+        for id in std::mem::take(&mut self.undelivered) {
+            self.suspect.delivered(WaiterId(id));
+            self.model.delivered(id);
+        }
+        let node = &mut self.suspect.node;
+        let actions = match *step {
+            Step::Reload { loading } => {
+                self.suspect.reload(loading);
+                self.replica.reload(loading);
+                always(move |model| model.reload(loading))
+            }
+            Step::Flush(db) => {
+                let left = self.suspect.flush(db);
+                self.replica.flush(db);
+                let (node, spans) = (&mut self.suspect.node, self.model.quarantine_until > 0);
+                node.table.quarantine.enter_for(redislock_core::quarantine::Reason::Flush, left, node.now.mono);
+                let flush: Action = Box::new(move |model| {
+                    let last = model.flush(db);
+                    if spans {
+                        model.quarantine(last);
+                    }
+                    last == left
+                });
+                vec![flush]
+            }
+            Step::Delete(at) => {
+                node.remove(&key(at));
+                self.replica.remove(&key(at));
+                always(move |model| model.delete(at))
+            }
+            Step::Overwrite(at) => {
+                for node in [node, &mut self.replica] {
+                    node.remove(&key(at));
+                    node.keys.0.insert(key(at), Value::Other);
+                }
+                always(move |model| model.overwrite(at))
+            }
+            Step::Rename(from, to) if from != to && node.keys.0.contains_key(&key(from)) => {
+                node.rename(&key(from), &key(to));
+                self.replica.rename(&key(from), &key(to));
+                always(move |model| model.rename(from, to))
+            }
+            Step::Restore(from, to) if from != to && self.model.live(from).is_some() => {
+                let dump = node.dump(&key(from)).unwrap_or_default();
+                node.restore(&key(to), &dump);
+                self.replica.restore(&key(to), &dump);
+                always(move |model| model.restore(from, to))
+            }
+            Step::Swap => {
+                node.swap(0, 1);
+                self.replica.swap(0, 1);
+                always(|model| model.swap(0, 1))
+            }
+            _ => Vec::new(),
+        };
+        self.suspect.node.serve();
+        actions
+    }
+}
+
+fn core_limits(limits: Limits) -> table::Limits {
+    table::Limits {
+        max_hold: limits.max_hold,
+        max_waiters: limits.max_waiters,
+        max_holders: limits.max_holders as u32,
+    }
+}
