@@ -86,6 +86,26 @@ pub fn tighter(a: u32, b: u32) -> u32 {
     }
 }
 
+/// The latest end of a hold that was granted then, if a cap in milliseconds sets one.
+#[must_use]
+pub fn latest_end(granted: Instant, cap: u32) -> Option<Instant> {
+    (cap != 0).then(|| granted.plus(from_millis(cap.into())))
+}
+
+/// The end of a lease of `ttl` from now.
+///
+/// # Errors
+/// When that is later than the latest one.
+pub fn check_end(latest: Option<Instant>, now: Instant, ttl: u64) -> Result<Instant, OverCap> {
+    let end = now.plus(ttl);
+    match latest {
+        Some(latest) if end > latest => Err(OverCap {
+            left: latest.since(now),
+        }),
+        _ => Ok(end),
+    }
+}
+
 impl Hold {
     /// A new hold, granted now.
     #[must_use]
@@ -168,18 +188,15 @@ impl Hold {
     /// # Errors
     /// When that end is past the hold's cap or the node's `max_hold`; the lease is unchanged then.
     pub fn renew(&mut self, now: Instant, ttl: u64, max_hold: u32) -> Result<(), OverCap> {
-        let end = now.plus(ttl);
-        let cap = tighter(self.max_hold(), max_hold);
-        if cap != 0 {
-            let last = self.granted.plus(from_millis(cap.into()));
-            if end > last {
-                return Err(OverCap {
-                    left: last.since(now),
-                });
-            }
-        }
+        let end = check_end(self.latest_end(max_hold), now, ttl)?;
         self.end = self.end.max(end);
         Ok(())
+    }
+
+    /// The latest end that the hold's own cap and `max_hold` allow.
+    #[must_use]
+    pub fn latest_end(&self, max_hold: u32) -> Option<Instant> {
+        latest_end(self.granted, tighter(self.max_hold(), max_hold))
     }
 
     /// Microseconds of the lease that are left.

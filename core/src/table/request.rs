@@ -2,7 +2,9 @@
 
 use super::{Events, Keyspace, Table};
 use crate::fence::{FenceError, check_lead};
-use crate::lock::{Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, tighter};
+use crate::lock::{
+    Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter,
+};
 use crate::quarantine::Reason;
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
@@ -95,10 +97,7 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Verdict {
-        if let Err(denial) = self
-            .check_quarantine(now)
-            .and_then(|()| self.check_cap(terms))
-        {
+        if let Err(denial) = self.check_quarantine(now) {
             return Verdict::Denied(denial);
         }
         let mut locks = Places::new();
@@ -131,6 +130,9 @@ impl Table {
                 Ok(granted) => Verdict::Granted(granted),
                 Err(denial) => Verdict::Denied(denial),
             };
+        }
+        if let Err(denial) = self.check_terms(locks.as_slice(), terms, now) {
+            return Verdict::Denied(denial);
         }
         let Some(until) = until else {
             self.counters.denials += 1;
@@ -282,13 +284,26 @@ impl Table {
         }
     }
 
-    /// A lease longer than the longest hold could not be granted whole.
-    fn check_cap(&self, terms: &Terms) -> Result<(), Denial> {
-        let cap = from_millis(tighter(terms.max_hold, self.limits.max_hold).into());
-        if cap != 0 && terms.ttl > cap {
-            return Err(Denial::OverCap(OverCap { left: cap }));
+    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for.
+    fn check_terms(&self, locks: &[Option<LockId>], terms: &Terms, now: Now) -> Result<(), Denial> {
+        let lease_now = self.clock.at(now.mono);
+        let cap = tighter(terms.max_hold, self.limits.max_hold);
+        let mut all_held = true;
+        for lock in locks {
+            let lock = lock.and_then(|id| self.lock(id));
+            let latest = match lock.and_then(|lock| lock.hold(&terms.token)) {
+                Some(hold) => hold.latest_end(cap),
+                None => {
+                    all_held = false;
+                    latest_end(lease_now, cap)
+                }
+            };
+            check_end(latest, lease_now, terms.ttl).map_err(Denial::OverCap)?;
         }
-        Ok(())
+        if all_held {
+            return Ok(());
+        }
+        check_lead(now.wall, terms.fence).map_err(Denial::Fence)
     }
 
     /// Whether somebody may wait for the key of this lock, or for a key that has none.
@@ -307,25 +322,13 @@ impl Table {
         terms: &Terms,
         now: Now,
     ) -> Result<Granted, Denial> {
+        // Asked of all first: a key that cannot be had leaves the others as they were.
+        self.check_terms(locks, terms, now)?;
         let lease_now = self.clock.at(now.mono);
-        let mut all_held = true;
-        for lock in locks {
-            match lock
-                .and_then(|id| self.lock(id))
-                .and_then(|lock| lock.hold(&terms.token))
-            {
-                // Asked of a copy first: a key that cannot be re-entered leaves all others as they were.
-                Some(hold) => hold
-                    .clone()
-                    .renew(
-                        lease_now,
-                        terms.ttl,
-                        tighter(self.limits.max_hold, terms.max_hold),
-                    )
-                    .map_err(Denial::OverCap)?,
-                None => all_held = false,
-            }
-        }
+        let all_held = locks.iter().all(|lock| {
+            let lock = lock.and_then(|id| self.lock(id));
+            lock.is_some_and(|lock| lock.hold(&terms.token).is_some())
+        });
         let fence = if all_held {
             0
         } else {
@@ -356,7 +359,7 @@ impl Table {
         let cap = self.limits.max_hold;
         let reentered = entry.lock.change(&terms.token, |hold| {
             let bound = hold.connection().is_some();
-            // Never over the cap: `grant` has asked before.
+            // Never over a cap: `grant` has asked before.
             let _ = hold.renew(now, terms.ttl, cap);
             hold.count = hold.count.saturating_add(u32::from(!terms.once));
             hold.note(terms);
