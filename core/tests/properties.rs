@@ -13,7 +13,9 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 fn lead(bug: Option<Bug>, life: &Life) -> Result<(), String> {
     let mut driver = Driver::new(bug);
     for (at, step) in life.0.iter().enumerate() {
-        driver.step(step).map_err(|wrong| format!("step {at}, {step:?}: {wrong}"))?;
+        driver
+            .step(step)
+            .map_err(|wrong| format!("step {at}, {step:?}: {wrong}"))?;
     }
     driver.end()
 }
@@ -31,7 +33,12 @@ const LIVES: u32 = 2000;
 #[test]
 fn every_planted_bug_is_found() {
     for bug in Bug::ALL {
-        let config = Config { max_shrink_iters: 0, cases: LIVES, failure_persistence: None, ..Config::default() };
+        let config = Config {
+            max_shrink_iters: 0,
+            cases: LIVES,
+            failure_persistence: None,
+            ..Config::default()
+        };
         let rng = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
         let found = TestRunner::new_with_rng(config, rng).run(&life(), |life| {
             let outcome = std::panic::catch_unwind(|| lead(Some(bug), &life));

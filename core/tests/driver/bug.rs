@@ -81,7 +81,13 @@ pub struct Suspect {
 
 impl Suspect {
     pub fn new(node: Node, bug: Option<Bug>) -> Self {
-        Self { node, bug, waiting: Vec::new(), renamed: Vec::new(), told: Vec::new() }
+        Self {
+            node,
+            bug,
+            waiting: Vec::new(),
+            renamed: Vec::new(),
+            told: Vec::new(),
+        }
     }
 
     fn has(&self, bug: Bug) -> bool {
@@ -90,11 +96,18 @@ impl Suspect {
 
     /// What the core calls the request that the driver knows as `id`.
     fn inner(&self, id: WaiterId) -> WaiterId {
-        self.renamed.iter().rev().find(|(outer, _)| *outer == id).map_or(id, |(_, inner)| *inner)
+        self.renamed
+            .iter()
+            .rev()
+            .find(|(outer, _)| *outer == id)
+            .map_or(id, |(_, inner)| *inner)
     }
 
     fn outer(&self, id: WaiterId) -> WaiterId {
-        self.renamed.iter().find(|(_, inner)| *inner == id).map_or(id, |(outer, _)| *outer)
+        self.renamed
+            .iter()
+            .find(|(_, inner)| *inner == id)
+            .map_or(id, |(outer, _)| *outer)
     }
 
     fn held_by(&self, key: &Key, token: &Token) -> Option<Hold> {
@@ -104,19 +117,35 @@ impl Suspect {
 
     /// Changes a hold behind the core's back.
     fn meddle(&mut self, key: &Key, token: &Token, change: impl FnOnce(&mut Hold)) {
-        let Some(mut lock) = self.node.lock(key).cloned() else { return };
+        let Some(mut lock) = self.node.lock(key).cloned() else {
+            return;
+        };
         lock.change(token, change);
         self.put(key, &lock);
     }
 
     fn put(&mut self, key: &Key, lock: &redislock_core::lock::Lock) {
         let mut bytes = Vec::new();
-        redislock_core::wire::put_whole(lock, self.node.table.lease_now(self.node.now.mono), &mut bytes);
+        redislock_core::wire::put_whole(
+            lock,
+            self.node.table.lease_now(self.node.now.mono),
+            &mut bytes,
+        );
         let events = Default::default();
-        self.node.replay(&Change { key: key.clone(), presence: Presence::Kept, bytes, events });
+        self.node.replay(&Change {
+            key: key.clone(),
+            presence: Presence::Kept,
+            bytes,
+            events,
+        });
     }
 
-    pub fn acquire(&mut self, keys: &[Key], asked: &Terms, until: Option<Option<Instant>>) -> Verdict {
+    pub fn acquire(
+        &mut self,
+        keys: &[Key],
+        asked: &Terms,
+        until: Option<Option<Instant>>,
+    ) -> Verdict {
         let mut terms = asked.clone();
         if self.has(Bug::OnceIsCounted) {
             terms.once = false;
@@ -130,8 +159,15 @@ impl Suspect {
         {
             *limit += 1;
         }
-        let held = keys.iter().any(|key| self.held_by(key, &terms.token).is_some());
-        let holds_any = self.node.keys.0.keys().any(|key| self.held_by(key, &terms.token).is_some());
+        let held = keys
+            .iter()
+            .any(|key| self.held_by(key, &terms.token).is_some());
+        let holds_any = self
+            .node
+            .keys
+            .0
+            .keys()
+            .any(|key| self.held_by(key, &terms.token).is_some());
         let now = self.node.now;
         if self.has(Bug::AnEndedHoldReenters)
             && let [key] = keys
@@ -151,7 +187,10 @@ impl Suspect {
                     && lock.standing(&terms.token, terms.mode, 9) == Standing::Open
                 {
                     let fence = (self.node.table.fence() + 1).max(now.wall);
-                    lock.grant(Hold::new(&terms, fence, self.node.table.lease_now(now.mono)), terms.mode);
+                    lock.grant(
+                        Hold::new(&terms, fence, self.node.table.lease_now(now.mono)),
+                        terms.mode,
+                    );
                     self.put(key, &lock);
                     verdict = Verdict::Granted(Granted::One(fence));
                 }
@@ -163,22 +202,37 @@ impl Suspect {
                 self.node.table.abandon(*id);
                 verdict = Verdict::Denied(Denial::Deadlock);
             }
-            (Some(Bug::ADeadlockIsNotSeen), Verdict::Denied(Denial::Deadlock)) => verdict = Verdict::Busy,
+            (Some(Bug::ADeadlockIsNotSeen), Verdict::Denied(Denial::Deadlock)) => {
+                verdict = Verdict::Busy
+            }
             _ => {}
         }
         if let (Verdict::Waits(id), [key], Some(until)) = (&verdict, keys, until) {
-            self.wait(Waiting { id: *id, key: key.clone(), terms, until, since: now.mono });
+            self.wait(Waiting {
+                id: *id,
+                key: key.clone(),
+                terms,
+                until,
+                since: now.mono,
+            });
         }
         verdict
     }
 
     fn wait(&mut self, waiting: Waiting) {
         if self.has(Bug::TheLastInIsTheFirstOut) {
-            let same = self.waiting.iter().position(|other| other.key == waiting.key);
+            let same = self
+                .waiting
+                .iter()
+                .position(|other| other.key == waiting.key);
             if let Some(other) = same.map(|at| self.waiting.remove(at)) {
                 // The one that came before goes behind.
                 self.node.table.abandon(self.inner(other.id));
-                if let Verdict::Waits(id) = self.node.acquire(std::slice::from_ref(&other.key), &other.terms, Some(other.until)) {
+                if let Verdict::Waits(id) = self.node.acquire(
+                    std::slice::from_ref(&other.key),
+                    &other.terms,
+                    Some(other.until),
+                ) {
                     self.renamed.push((other.id, id));
                 }
             }
@@ -203,10 +257,18 @@ impl Suspect {
                 }
             }
         }
-        self.node.release_in_part(key, &token, all && !self.has(Bug::ReleaseAllTakesOneOff))
+        self.node
+            .release_in_part(key, &token, all && !self.has(Bug::ReleaseAllTakesOneOff))
     }
 
-    pub fn extend(&mut self, key: &Key, token: &Token, ttl: u64, fence: u64, connection: u64) -> Extended {
+    pub fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        ttl: u64,
+        fence: u64,
+        connection: u64,
+    ) -> Extended {
         let extended = self.node.extend(key, token, ttl, fence, connection);
         if self.has(Bug::ExtensionShortensALease) && matches!(extended, Extended::To(_)) {
             let end = self.node.table.lease_now(self.node.now.mono).plus(ttl);
@@ -218,8 +280,13 @@ impl Suspect {
     pub fn flush(&mut self, db: Option<u32>) -> u64 {
         let last = self.node.flush(db);
         if self.has(Bug::AFlushResetsTheFence) && self.node.table.waiters() == 0 {
-            let dumps: Vec<_> =
-                self.node.keys.0.keys().filter_map(|key| Some((key.clone(), self.node.dump(key)?))).collect();
+            let dumps: Vec<_> = self
+                .node
+                .keys
+                .0
+                .keys()
+                .filter_map(|key| Some((key.clone(), self.node.dump(key)?)))
+                .collect();
             let limits = self.node.table.limits;
             self.node.table = redislock_core::Table::new(limits);
             for (key, bytes) in dumps {
@@ -234,7 +301,11 @@ impl Suspect {
         if self.has(Bug::AReloadStartsLeasesAnew) {
             let keys: Vec<_> = self.node.keys.0.keys().cloned().collect();
             for key in keys {
-                let Some(token) = self.node.lock(&key).and_then(|lock| Some(lock.holds().next()?.token.clone())) else {
+                let Some(token) = self
+                    .node
+                    .lock(&key)
+                    .and_then(|lock| Some(lock.holds().next()?.token.clone()))
+                else {
                     continue;
                 };
                 self.meddle(&key, &token, |hold| hold.end = hold.end.plus(TICK));
@@ -271,9 +342,13 @@ impl Suspect {
                 && fences(granted).len() == 1
                 && let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id)
             {
-                let Waiting { key, terms, since, .. } = self.waiting.remove(at);
+                let Waiting {
+                    key, terms, since, ..
+                } = self.waiting.remove(at);
                 let late = self.node.now.mono.since(since);
-                self.meddle(&key, &terms.token, |hold| hold.end = Instant(hold.end.0 - late.min(terms.ttl - 1)));
+                self.meddle(&key, &terms.token, |hold| {
+                    hold.end = Instant(hold.end.0 - late.min(terms.ttl - 1))
+                });
             }
             let id = self.outer(id);
             self.waiting.retain(|waiting| waiting.id != id);
@@ -284,6 +359,10 @@ impl Suspect {
 
     /// The semaphore's size as a core with this bug would tell it.
     pub fn shown_limit(&self, limit: u32) -> u32 {
-        if self.has(Bug::SemaphoreLimitIsOffByOne) { limit.saturating_sub(1) } else { limit }
+        if self.has(Bug::SemaphoreLimitIsOffByOne) {
+            limit.saturating_sub(1)
+        } else {
+            limit
+        }
     }
 }

@@ -34,7 +34,13 @@ fn seen(node: &Node, shown_limit: impl Fn(u32) -> u32) -> Result<BTreeMap<Key, L
             core_lock::Mode::Exclusive => Mode::Exclusive,
             core_lock::Mode::Shared { limit } => Mode::Shared(shown_limit(limit)),
         };
-        seen.insert((at.db(), at.name()[0] - b'a'), Lock { mode, holds: holds.collect() });
+        seen.insert(
+            (at.db(), at.name()[0] - b'a'),
+            Lock {
+                mode,
+                holds: holds.collect(),
+            },
+        );
     }
     Ok(seen)
 }
@@ -46,18 +52,37 @@ fn without_connections(mut locks: BTreeMap<Key, Lock>) -> BTreeMap<Key, Lock> {
 }
 
 fn same<T: PartialEq + std::fmt::Debug>(what: &str, found: &T, expected: &T) -> Result<(), String> {
-    if found == expected { Ok(()) } else { Err(format!("{what}: {found:?}\ninstead of {expected:?}")) }
+    if found == expected {
+        Ok(())
+    } else {
+        Err(format!("{what}: {found:?}\ninstead of {expected:?}"))
+    }
 }
 
 impl Driver {
     /// Every new grant has a fence above all earlier ones; who is granted is to be told.
     pub(super) fn note_grants(&mut self, answers: &[(u64, Answer)]) -> Result<(), String> {
-        let granted = answers.iter().filter(|(_, answer)| matches!(answer, Answer::Fences(_)));
+        let granted = answers
+            .iter()
+            .filter(|(_, answer)| matches!(answer, Answer::Fences(_)));
         self.undelivered.extend(granted.map(|(id, _)| *id));
-        let held: Vec<_> = self.model.held().into_values().flat_map(|lock| lock.holds.into_values()).collect();
-        let new = held.iter().filter(|hold| hold.granted == self.model.now && hold.fence > self.highest_fence);
-        let highest = new.map(|hold| hold.fence).max().unwrap_or(self.highest_fence);
-        if held.iter().any(|hold| hold.fence > highest.max(self.model.fence)) {
+        let held: Vec<_> = self
+            .model
+            .held()
+            .into_values()
+            .flat_map(|lock| lock.holds.into_values())
+            .collect();
+        let new = held
+            .iter()
+            .filter(|hold| hold.granted == self.model.now && hold.fence > self.highest_fence);
+        let highest = new
+            .map(|hold| hold.fence)
+            .max()
+            .unwrap_or(self.highest_fence);
+        if held
+            .iter()
+            .any(|hold| hold.fence > highest.max(self.model.fence))
+        {
             return Err("a fence above the node's counter".into());
         }
         self.highest_fence = highest;
@@ -69,11 +94,24 @@ impl Driver {
         let (node, model) = (&self.suspect.node, &self.model);
         let mut locks = seen(node, |limit| self.suspect.shown_limit(limit))?;
         let replicated = seen(&self.replica, |limit| self.suspect.shown_limit(limit))?;
-        same("the replica", &replicated, &without_connections(locks.clone()))?;
-        same("fence of the replica", &self.replica.table.fence(), &node.table.fence())?;
+        same(
+            "the replica",
+            &replicated,
+            &without_connections(locks.clone()),
+        )?;
+        same(
+            "fence of the replica",
+            &self.replica.table.fence(),
+            &node.table.fence(),
+        )?;
         same("fence", &node.table.fence(), &model.fence)?;
         for (whose, node) in [("locks", node), ("locks of the replica", &self.replica)] {
-            let keys = node.keys.0.values().filter(|value| **value != Value::Other).count();
+            let keys = node
+                .keys
+                .0
+                .values()
+                .filter(|value| **value != Value::Other)
+                .count();
             same(whose, &node.table.locks(), &keys)?;
         }
 
@@ -87,25 +125,49 @@ impl Driver {
         same("waiters", &node.table.waiters(), &model.queue.len())?;
         for db in 0..2 {
             for name in 0..4 {
-                let line = model.queue.iter().filter(|waiter| waiter.request.keys.contains(&(db, name)));
-                let first = line.clone().next().map(|first| (line.count(), Instant(first.since)));
+                let line = model
+                    .queue
+                    .iter()
+                    .filter(|waiter| waiter.request.keys.contains(&(db, name)));
+                let first = line
+                    .clone()
+                    .next()
+                    .map(|first| (line.count(), Instant(first.since)));
                 same("line", &node.table.waiting_for(&key((db, name))), &first)?;
             }
         }
 
         let left = model.quarantine_until.saturating_sub(model.now);
-        same("quarantine", &node.table.quarantine.left(node.now.mono).map_or(0, |(left, _)| left), &left)?;
+        same(
+            "quarantine",
+            &node
+                .table
+                .quarantine
+                .left(node.now.mono)
+                .map_or(0, |(left, _)| left),
+            &left,
+        )?;
         if self.timer_ran == model.now && !model.holds_back && !model.in_quarantine() {
-            same("waiters whose turn has come", &model.passed_over(), &Vec::new())?;
+            same(
+                "waiters whose turn has come",
+                &model.passed_over(),
+                &Vec::new(),
+            )?;
         }
         if self.timer_ran == model.now {
             let live = locks.values().map(|lock| lock.holds.len()).sum::<usize>();
             same("ended leases that are left", &(all - live), &0)?;
             let next = node.table.next_deadline().map(|next| next.0);
-            let due = [model.next_end(), model.in_quarantine().then_some(model.quarantine_until)];
+            let due = [
+                model.next_end(),
+                model.in_quarantine().then_some(model.quarantine_until),
+            ];
             let due = due.into_iter().flatten().min();
-            if next.is_some() != due.is_some() || next > due.map(|due| due + super::step::TICK - 1) {
-                return Err(format!("the timer would run at {next:?} instead of {due:?}"));
+            if next.is_some() != due.is_some() || next > due.map(|due| due + super::step::TICK - 1)
+            {
+                return Err(format!(
+                    "the timer would run at {next:?} instead of {due:?}"
+                ));
             }
         }
         Ok(())
@@ -131,6 +193,10 @@ impl Driver {
         same("waiters left", &table.waiters(), &0)?;
         same("unserved lines left", &table.has_unserved(), &false)?;
         same("deadlines left", &table.next_deadline(), &None)?;
-        same("ties to connections left", &(0..9).any(|connection| table.is_bound(connection)), &false)
+        same(
+            "ties to connections left",
+            &(0..9).any(|connection| table.is_bound(connection)),
+            &false,
+        )
     }
 }

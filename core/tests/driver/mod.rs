@@ -60,7 +60,9 @@ fn terms(request: &Request) -> core_lock::Terms {
 fn error(denial: Denial) -> Error {
     match denial {
         Denial::Refused(core_lock::Refusal::TooManyHolders) => Error::TooManyHolders,
-        Denial::Refused(core_lock::Refusal::Upgrade | core_lock::Refusal::UnlikeLimit) => Error::Mode,
+        Denial::Refused(core_lock::Refusal::Upgrade | core_lock::Refusal::UnlikeLimit) => {
+            Error::Mode
+        }
         Denial::Fence(FenceError::TooFarAhead | FenceError::Exhausted) => Error::Fence,
         Denial::OverCap(over) => Error::OverCap(over.left),
         Denial::TooManyWaiters => Error::TooManyWaiters,
@@ -97,7 +99,11 @@ fn explain(model: &Model, actions: &[Action], answers: &[(u64, Answer)]) -> Opti
     }
     let ((id, answer), rest) = answers.split_first()?;
     let mut next = model.clone();
-    if next.accepts(*id, answer) { explain(&next, actions, rest) } else { None }
+    if next.accepts(*id, answer) {
+        explain(&next, actions, rest)
+    } else {
+        None
+    }
 }
 
 fn always(action: impl Fn(&mut Model) + 'static) -> Vec<Action> {
@@ -109,7 +115,11 @@ fn always(action: impl Fn(&mut Model) + 'static) -> Vec<Action> {
 
 impl Driver {
     pub fn new(bug: Option<Bug>) -> Self {
-        let limits = Limits { max_hold: 0, max_waiters: 20, max_holders: 4 };
+        let limits = Limits {
+            max_hold: 0,
+            max_waiters: 20,
+            max_holders: 4,
+        };
         let node = Node::new(core_limits(limits));
         let model = Model::new(limits, node.now.mono.0, node.now.wall);
         Self {
@@ -130,9 +140,13 @@ impl Driver {
         let before = self.model.clone();
         let actions = self.act(step);
         let (changes, answers) = self.suspect.take();
-        let answers: Vec<_> = answers.iter().map(|(id, told)| (id.0, answer(told))).collect();
-        self.model = explain(&before, &actions, &answers)
-            .ok_or_else(|| format!("a reply or an answer is wrong: {answers:?}\nbefore: {before:?}"))?;
+        let answers: Vec<_> = answers
+            .iter()
+            .map(|(id, told)| (id.0, answer(told)))
+            .collect();
+        self.model = explain(&before, &actions, &answers).ok_or_else(|| {
+            format!("a reply or an answer is wrong: {answers:?}\nbefore: {before:?}")
+        })?;
         self.suspect.node.now.mono = Instant(self.model.now);
         self.replica.now = self.suspect.node.now;
         for change in &changes {
@@ -145,33 +159,60 @@ impl Driver {
     /// Does the step to the core; returns what it is for the model, with the core's replies.
     fn act(&mut self, step: &Step) -> Vec<Action> {
         match step.clone() {
-            Step::Acquire { mut request, wish, block } => {
+            Step::Acquire {
+                mut request,
+                wish,
+                block,
+            } => {
                 request.fence = self.wished(wish);
                 // What the module answers by itself, WRONGTYPE, does not reach the core.
-                if request.keys.iter().any(|key| self.model.others.contains(key)) {
+                if request
+                    .keys
+                    .iter()
+                    .any(|key| self.model.others.contains(key))
+                {
                     return Vec::new();
                 }
                 vec![self.acquire(request, block)]
             }
             Step::Release { keys, token, all } => {
-                let replies: Vec<_> = keys.iter().map(|at| self.suspect.release_in_part(&key(*at), &bytes(token), all)).collect();
+                let replies: Vec<_> = keys
+                    .iter()
+                    .map(|at| self.suspect.release_in_part(&key(*at), &bytes(token), all))
+                    .collect();
                 self.suspect.node.apply();
                 let release = move |(at, reply): (Key, u32)| -> Action {
                     Box::new(move |model| model.release(at, token, all) == reply)
                 };
                 keys.into_iter().zip(replies).map(release).collect()
             }
-            Step::Extend { key: at, token, ttl, wish, connection } => {
+            Step::Extend {
+                key: at,
+                token,
+                ttl,
+                wish,
+                connection,
+            } => {
                 let wish = self.wished(wish);
-                let reply = match self.suspect.extend(&key(at), &bytes(token), ttl, wish, connection) {
-                    Extended::To(fence) => Ok(Some(fence)),
-                    Extended::NotHeld => Ok(None),
-                    Extended::Denied(denial) => Err(error(denial)),
-                };
-                vec![Box::new(move |model| model.extend(at, token, ttl, wish, connection) == reply)]
+                let reply =
+                    match self
+                        .suspect
+                        .extend(&key(at), &bytes(token), ttl, wish, connection)
+                    {
+                        Extended::To(fence) => Ok(Some(fence)),
+                        Extended::NotHeld => Ok(None),
+                        Extended::Denied(denial) => Err(error(denial)),
+                    };
+                vec![Box::new(move |model| {
+                    model.extend(at, token, ttl, wish, connection) == reply
+                })]
             }
             Step::Guard { key: at, token } => {
-                let reply = self.suspect.node.guards(&key(at), &bytes(token)).map_err(error);
+                let reply = self
+                    .suspect
+                    .node
+                    .guards(&key(at), &bytes(token))
+                    .map_err(error);
                 vec![Box::new(move |model| model.guard(at, token) == reply)]
             }
             Step::Force { key: at } => {
@@ -184,8 +225,12 @@ impl Driver {
                 self.suspect.node.now.wall = wall;
                 always(move |model| model.wall = wall)
             }
-            Step::Abandon(_) | Step::Deliver(_) | Step::Undeliverable(_) | Step::HangUp { .. } => self.connection(step),
-            Step::HoldBack(_) | Step::Quarantine(_) | Step::Unblock(_) | Step::Limit { .. } => self.administer(step),
+            Step::Abandon(_) | Step::Deliver(_) | Step::Undeliverable(_) | Step::HangUp { .. } => {
+                self.connection(step)
+            }
+            Step::HoldBack(_) | Step::Quarantine(_) | Step::Unblock(_) | Step::Limit { .. } => {
+                self.administer(step)
+            }
             _ => self.outside(step),
         }
     }
@@ -201,7 +246,11 @@ impl Driver {
     fn acquire(&mut self, request: Request, block: Option<Option<u64>>) -> Action {
         let keys: Vec<_> = request.keys.iter().map(|at| key(*at)).collect();
         let block = block.map(|until| until.map(|ticks| self.model.now + ticks));
-        let verdict = self.suspect.acquire(&keys, &terms(&request), block.map(|until| until.map(Instant)));
+        let verdict = self.suspect.acquire(
+            &keys,
+            &terms(&request),
+            block.map(|until| until.map(Instant)),
+        );
         let (reply, id) = match verdict {
             Verdict::Granted(granted) => (Reply::Fences(fences(&granted)), None),
             Verdict::Busy => (Reply::Busy, None),
@@ -262,7 +311,11 @@ impl Driver {
             }
             Step::Quarantine(ms) => {
                 table.quarantine.configure(ms.into());
-                table.quarantine.enter(redislock_core::quarantine::Reason::Promotion, 0, self.suspect.node.now.mono);
+                table.quarantine.enter(
+                    redislock_core::quarantine::Reason::Promotion,
+                    0,
+                    self.suspect.node.now.mono,
+                );
                 always(move |model| model.quarantine(u64::from(ms) * 1000))
             }
             Step::Unblock(at) => {
@@ -272,8 +325,16 @@ impl Driver {
                 }
                 always(move |model| model.unblock(at))
             }
-            Step::Limit { max_hold, max_waiters, max_holders } => {
-                let limits = Limits { max_hold, max_waiters, max_holders };
+            Step::Limit {
+                max_hold,
+                max_waiters,
+                max_holders,
+            } => {
+                let limits = Limits {
+                    max_hold,
+                    max_waiters,
+                    max_holders,
+                };
                 table.limits = core_limits(limits);
                 always(move |model| model.limits = limits)
             }
@@ -301,7 +362,11 @@ impl Driver {
                 let left = self.suspect.flush(db);
                 self.replica.flush(db);
                 let (node, spans) = (&mut self.suspect.node, self.model.quarantine_until > 0);
-                node.table.quarantine.enter_for(redislock_core::quarantine::Reason::Flush, left, node.now.mono);
+                node.table.quarantine.enter_for(
+                    redislock_core::quarantine::Reason::Flush,
+                    left,
+                    node.now.mono,
+                );
                 let flush: Action = Box::new(move |model| {
                     let last = model.flush(db);
                     if spans {

@@ -21,19 +21,46 @@ pub enum Wish {
 
 #[derive(Clone, Debug)]
 pub enum Step {
-    Acquire { request: Request, wish: Wish, block: Option<Option<u64>> },
-    Release { keys: Vec<Key>, token: Token, all: bool },
-    Extend { key: Key, token: Token, ttl: u64, wish: Wish, connection: u64 },
-    Guard { key: Key, token: Token },
-    Force { key: Key },
+    Acquire {
+        request: Request,
+        wish: Wish,
+        block: Option<Option<u64>>,
+    },
+    Release {
+        keys: Vec<Key>,
+        token: Token,
+        all: bool,
+    },
+    Extend {
+        key: Key,
+        token: Token,
+        ttl: u64,
+        wish: Wish,
+        connection: u64,
+    },
+    Guard {
+        key: Key,
+        token: Token,
+    },
+    Force {
+        key: Key,
+    },
     /// Time passes; the timer may be late.
-    Advance { ticks: u64, timer: bool },
+    Advance {
+        ticks: u64,
+        timer: bool,
+    },
     StepWallClock(i64),
     Abandon(usize),
     Deliver(usize),
     Undeliverable(usize),
-    HangUp { connection: u64, grace: u64 },
-    Reload { loading: u64 },
+    HangUp {
+        connection: u64,
+        grace: u64,
+    },
+    Reload {
+        loading: u64,
+    },
     Flush(Option<u32>),
     Delete(Key),
     Overwrite(Key),
@@ -43,7 +70,11 @@ pub enum Step {
     HoldBack(bool),
     Quarantine(u32),
     Unblock(Option<Key>),
-    Limit { max_hold: u32, max_waiters: usize, max_holders: usize },
+    Limit {
+        max_hold: u32,
+        max_waiters: usize,
+        max_holders: usize,
+    },
 }
 
 fn token() -> impl Strategy<Value = Token> {
@@ -57,7 +88,11 @@ fn key() -> impl Strategy<Value = Key> {
 fn keys() -> impl Strategy<Value = Vec<Key>> {
     let distinct = |keys: Vec<Key>| {
         let mut seen = Vec::new();
-        keys.into_iter().for_each(|key| if !seen.contains(&key) { seen.push(key) });
+        keys.into_iter().for_each(|key| {
+            if !seen.contains(&key) {
+                seen.push(key)
+            }
+        });
         seen
     };
     prop_oneof![3 => vec(key(), 1), 2 => vec(key(), 2..4)].prop_map(distinct)
@@ -89,20 +124,31 @@ fn connection() -> impl Strategy<Value = u64> {
 
 fn request() -> impl Strategy<Value = Request> {
     let rare = || prop::bool::weighted(0.2);
-    (keys(), token(), ttl(), mode(), rare(), cap(), rare(), connection(), option::weighted(0.2, any::<u8>())).prop_map(
-        |(keys, token, ttl, mode, once, max_hold, ephemeral, connection, owner)| Request {
-            keys,
-            token,
-            ttl,
-            mode,
-            once,
-            fence: 0,
-            max_hold,
-            ephemeral,
-            connection,
-            owner,
-        },
+    (
+        keys(),
+        token(),
+        ttl(),
+        mode(),
+        rare(),
+        cap(),
+        rare(),
+        connection(),
+        option::weighted(0.2, any::<u8>()),
     )
+        .prop_map(
+            |(keys, token, ttl, mode, once, max_hold, ephemeral, connection, owner)| Request {
+                keys,
+                token,
+                ttl,
+                mode,
+                once,
+                fence: 0,
+                max_hold,
+                ephemeral,
+                connection,
+                owner,
+            },
+        )
 }
 
 fn block() -> impl Strategy<Value = Option<Option<u64>>> {
@@ -111,14 +157,33 @@ fn block() -> impl Strategy<Value = Option<Option<u64>>> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let acquire = (request(), wish(), block()).prop_map(|(request, wish, block)| Step::Acquire { request, wish, block });
-    let release = (keys(), token(), any::<bool>()).prop_map(|(keys, token, all)| Step::Release { keys, token, all });
-    let extend = (key(), token(), ttl(), wish(), connection())
-        .prop_map(|(key, token, ttl, wish, connection)| Step::Extend { key, token, ttl, wish, connection });
-    let advance =
-        (0..20u64, prop::bool::weighted(0.7)).prop_map(|(ticks, timer)| Step::Advance { ticks, timer });
-    let hang_up = (connection(), prop_oneof![Just(0), 1..5u64])
-        .prop_map(|(connection, grace)| Step::HangUp { connection, grace: grace * TICK });
+    let acquire = (request(), wish(), block()).prop_map(|(request, wish, block)| Step::Acquire {
+        request,
+        wish,
+        block,
+    });
+    let release = (keys(), token(), any::<bool>()).prop_map(|(keys, token, all)| Step::Release {
+        keys,
+        token,
+        all,
+    });
+    let extend = (key(), token(), ttl(), wish(), connection()).prop_map(
+        |(key, token, ttl, wish, connection)| Step::Extend {
+            key,
+            token,
+            ttl,
+            wish,
+            connection,
+        },
+    );
+    let advance = (0..20u64, prop::bool::weighted(0.7))
+        .prop_map(|(ticks, timer)| Step::Advance { ticks, timer });
+    let hang_up = (connection(), prop_oneof![Just(0), 1..5u64]).prop_map(|(connection, grace)| {
+        Step::HangUp {
+            connection,
+            grace: grace * TICK,
+        }
+    });
     let client = prop_oneof![
         24 => acquire,
         12 => release,
@@ -161,7 +226,9 @@ pub struct Life(pub Vec<Step>);
 /// A line a step.
 impl std::fmt::Debug for Life {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        self.0.iter().try_for_each(|step| write!(f, "\n    {step:?}"))
+        self.0
+            .iter()
+            .try_for_each(|step| write!(f, "\n    {step:?}"))
     }
 }
 

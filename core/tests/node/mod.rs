@@ -7,7 +7,8 @@ use redislock_core::lock::{Lock, Mode, Terms};
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
-    Answer, Denial, Events, Extended, Found, Granted, Keyspace, Limits, Loaded, Presence, Verdict, Wanted,
+    Answer, Denial, Events, Extended, Found, Granted, Keyspace, Limits, Loaded, Presence, Verdict,
+    Wanted,
 };
 use redislock_core::time::{Instant, Now};
 use redislock_core::token::{Key, Token};
@@ -54,20 +55,36 @@ pub struct Node {
 }
 
 /// The clocks of a new node. Far from 0, so that there is a past to have been granted in.
-pub const START: Now = Now { mono: Instant(1 << 40), wall: 1 << 50 };
+pub const START: Now = Now {
+    mono: Instant(1 << 40),
+    wall: 1 << 50,
+};
 
 /// Limits that are in nobody's way.
-pub const ROOMY: Limits = Limits { max_hold: 0, max_waiters: 10_000, max_holders: 10_000 };
+pub const ROOMY: Limits = Limits {
+    max_hold: 0,
+    max_waiters: 10_000,
+    max_holders: 10_000,
+};
 
 impl Node {
     pub fn new(limits: Limits) -> Self {
         let (changes, answers) = (Vec::new(), Vec::new());
-        Self { table: Table::new(limits), keys: Keys::default(), now: START, changes, answers }
+        Self {
+            table: Table::new(limits),
+            keys: Keys::default(),
+            now: START,
+            changes,
+            answers,
+        }
     }
 
     /// Takes the changes and the answers since the last time.
     pub fn take(&mut self) -> (Vec<Change>, Vec<(WaiterId, Answer)>) {
-        (std::mem::take(&mut self.changes), std::mem::take(&mut self.answers))
+        (
+            std::mem::take(&mut self.changes),
+            std::mem::take(&mut self.answers),
+        )
     }
 
     /// The lock at a key.
@@ -86,11 +103,17 @@ impl Node {
     pub fn apply(&mut self) {
         let output = self.table.take_output(self.now);
         for touched in &output.touched {
-            let key = touched.gone_from.clone().or_else(|| self.table.key(touched.id).cloned()).expect("its key");
+            let key = touched
+                .gone_from
+                .clone()
+                .or_else(|| self.table.key(touched.id).cloned())
+                .expect("its key");
             let present = self.at(&key);
             match touched.presence {
                 Presence::New => assert_eq!(present, None, "made where a lock is"),
-                Presence::Kept | Presence::Gone => assert_eq!(present, Some(touched.id), "changed where it is not"),
+                Presence::Kept | Presence::Gone => {
+                    assert_eq!(present, Some(touched.id), "changed where it is not")
+                }
             }
             if touched.presence == Presence::Gone {
                 self.keys.0.remove(&key);
@@ -98,15 +121,27 @@ impl Node {
                 self.keys.0.insert(key.clone(), Value::Lock(touched.id));
             }
             let bytes = output.bytes[touched.change.clone()].to_vec();
-            self.changes.push(Change { key, presence: touched.presence, bytes, events: touched.events });
+            self.changes.push(Change {
+                key,
+                presence: touched.presence,
+                bytes,
+                events: touched.events,
+            });
         }
         self.answers.extend(output.answers.iter().cloned());
         self.table.return_output(output);
     }
 
-    pub fn acquire(&mut self, keys: &[Key], terms: &Terms, until: Option<Option<Instant>>) -> Verdict {
+    pub fn acquire(
+        &mut self,
+        keys: &[Key],
+        terms: &Terms,
+        until: Option<Option<Instant>>,
+    ) -> Verdict {
         let wanted: Vec<_> = keys.iter().map(|key| wanted(key, self.at(key))).collect();
-        let verdict = self.table.acquire(&wanted, terms, until, self.now, &mut self.keys);
+        let verdict = self
+            .table
+            .acquire(&wanted, terms, until, self.now, &mut self.keys);
         self.apply();
         verdict
     }
@@ -114,7 +149,8 @@ impl Node {
     /// Without [`Node::apply`], so that several make one decision.
     pub fn release_in_part(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
         let wanted = wanted(key, self.at(key));
-        self.table.release(&wanted, token, all, self.now, &mut self.keys)
+        self.table
+            .release(&wanted, token, all, self.now, &mut self.keys)
     }
 
     pub fn release(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
@@ -123,15 +159,32 @@ impl Node {
         taken
     }
 
-    pub fn extend(&mut self, key: &Key, token: &Token, ttl: u64, fence: u64, connection: u64) -> Extended {
+    pub fn extend(
+        &mut self,
+        key: &Key,
+        token: &Token,
+        ttl: u64,
+        fence: u64,
+        connection: u64,
+    ) -> Extended {
         let lock = self.at(key);
-        let extended = self.table.extend(lock, token, ttl, fence, connection, self.now, &mut self.keys);
+        let extended = self.table.extend(
+            lock,
+            token,
+            ttl,
+            fence,
+            connection,
+            self.now,
+            &mut self.keys,
+        );
         self.apply();
         extended
     }
 
     pub fn guards(&mut self, key: &Key, token: &Token) -> Result<bool, Denial> {
-        let guards = self.table.guards(self.at(key), token, self.now, &mut self.keys);
+        let guards = self
+            .table
+            .guards(self.at(key), token, self.now, &mut self.keys);
         self.apply();
         guards
     }
@@ -161,7 +214,12 @@ impl Node {
     }
 
     pub fn hang_up(&mut self, connection: u64, grace: u64) {
-        self.table.hang_up(connection, self.now.mono.plus(grace), self.now, &mut self.keys);
+        self.table.hang_up(
+            connection,
+            self.now.mono.plus(grace),
+            self.now,
+            &mut self.keys,
+        );
         self.serve();
     }
 
@@ -185,7 +243,9 @@ impl Node {
 
     /// RENAME or MOVE.
     pub fn rename(&mut self, from: &Key, to: &Key) {
-        let Some(value) = self.keys.0.remove(from) else { return };
+        let Some(value) = self.keys.0.remove(from) else {
+            return;
+        };
         self.remove(to);
         self.keys.0.insert(to.clone(), value);
         if let Value::Lock(id) = value {
@@ -200,33 +260,52 @@ impl Node {
             db if db == b => key.in_db(a),
             _ => key.clone(),
         };
-        self.keys.0 = self.keys.0.iter().map(|(key, value)| (swapped(key), *value)).collect();
+        self.keys.0 = self
+            .keys
+            .0
+            .iter()
+            .map(|(key, value)| (swapped(key), *value))
+            .collect();
         self.table.swapped(a, b);
     }
 
     /// How long the last flushed lease had to go, µs.
     pub fn flush(&mut self, db: Option<u32>) -> u64 {
-        self.keys.0.retain(|key, _| db.is_some_and(|db| db != key.db()));
+        self.keys
+            .0
+            .retain(|key, _| db.is_some_and(|db| db != key.db()));
         self.table.flushed(db, self.now)
     }
 
     /// The saved form of the lock at a key.
     pub fn dump(&self, key: &Key) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
-        save(self.lock(key)?, self.table.lease_now(self.now.mono), &mut bytes);
+        save(
+            self.lock(key)?,
+            self.table.lease_now(self.now.mono),
+            &mut bytes,
+        );
         Some(bytes)
     }
 
     /// A lock comes back from its saved form, in place of what stands there.
     pub fn restore(&mut self, key: &Key, bytes: &[u8]) {
         self.remove(key);
-        let id = self.table.restore(key.clone(), bytes, self.now).expect("what was saved");
+        let id = self
+            .table
+            .restore(key.clone(), bytes, self.now)
+            .expect("what was saved");
         self.keys.0.insert(key.clone(), Value::Lock(id));
     }
 
     /// The server starts again with what it had saved; loading takes a while.
     pub fn reload(&mut self, loading: u64) {
-        let dumps: Vec<_> = self.keys.0.keys().filter_map(|key| Some((key.clone(), self.dump(key)?))).collect();
+        let dumps: Vec<_> = self
+            .keys
+            .0
+            .keys()
+            .filter_map(|key| Some((key.clone(), self.dump(key)?)))
+            .collect();
         let mut table = Table::new(self.table.limits);
         table.raise_fence(self.table.fence());
         table.loading_began(self.now.mono);
@@ -242,9 +321,14 @@ impl Node {
     /// A replica receives what its master has changed.
     pub fn replay(&mut self, change: &Change) {
         let mut reader = Reader(&change.bytes);
-        let read = reader.change(self.table.lease_now(self.now.mono)).expect("what the master wrote");
+        let read = reader
+            .change(self.table.lease_now(self.now.mono))
+            .expect("what the master wrote");
         assert!(reader.0.is_empty(), "nothing after it");
-        match self.table.apply(change.key.clone(), self.at(&change.key), read) {
+        match self
+            .table
+            .apply(change.key.clone(), self.at(&change.key), read)
+        {
             Loaded::New(id) => {
                 self.keys.0.insert(change.key.clone(), Value::Lock(id));
             }
@@ -257,7 +341,11 @@ impl Node {
 }
 
 fn wanted(key: &Key, lock: Option<LockId>) -> Wanted<'_> {
-    Wanted { db: key.db(), name: key.name(), lock }
+    Wanted {
+        db: key.db(),
+        name: key.name(),
+        lock,
+    }
 }
 
 /// What is asked for when nothing special is: the exclusive lock.

@@ -30,23 +30,40 @@ impl Model {
                 break;
             }
         }
-        self.needs(newcomer, self.queue.len(), None).iter().any(|needs| needs.are_stuck(&stuck))
+        self.needs(newcomer, self.queue.len(), None)
+            .iter()
+            .any(|needs| needs.are_stuck(&stuck))
     }
 
     /// What a request depends on, key by key; the places of `not` in lines do not count.
     fn needs(&self, request: &Request, place: usize, not: Option<Token>) -> Vec<Needs> {
-        let keys = request.keys.iter().filter(|key| !self.holds(**key, request.token));
+        let keys = request
+            .keys
+            .iter()
+            .filter(|key| !self.holds(**key, request.token));
         keys.map(|key| {
-            let mut needs = Needs { every: BTreeSet::new(), one: BTreeSet::new() };
+            let mut needs = Needs {
+                every: BTreeSet::new(),
+                one: BTreeSet::new(),
+            };
             if self.standing(*key, request) == Standing::Excluded
                 && let Some(lock) = self.live(*key)
             {
-                let is_full = matches!((lock.mode, request.mode), (Mode::Shared(_), Mode::Shared(_)));
-                let set = if is_full { &mut needs.one } else { &mut needs.every };
+                let is_full = matches!(
+                    (lock.mode, request.mode),
+                    (Mode::Shared(_), Mode::Shared(_))
+                );
+                let set = if is_full {
+                    &mut needs.one
+                } else {
+                    &mut needs.every
+                };
                 set.extend(lock.holds.keys());
             }
             let ahead = self.ahead(*key, request, place).into_iter();
-            needs.every.extend(ahead.filter(|token| Some(*token) != not));
+            needs
+                .every
+                .extend(ahead.filter(|token| Some(*token) != not));
             needs
         })
         .collect()

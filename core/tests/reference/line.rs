@@ -5,20 +5,30 @@ use super::{Answer, Error, Key, Model, Request, Token, Undelivered, Waiter};
 
 impl Model {
     pub(super) fn join(&mut self, id: u64, request: Request, until: Option<u64>) {
-        self.queue.push(Waiter { id, request, until, since: self.now });
+        self.queue.push(Waiter {
+            id,
+            request,
+            until,
+            since: self.now,
+        });
     }
 
     /// Whether `waiter` waits for something that `token` holds.
     fn waits_for(&self, waiter: &Request, token: Token) -> bool {
         let keys = waiter.keys.iter();
-        keys.into_iter().any(|key| self.holds(*key, token) && self.standing(*key, waiter) == Standing::Excluded)
+        keys.into_iter()
+            .any(|key| self.holds(*key, token) && self.standing(*key, waiter) == Standing::Excluded)
     }
 
     /// Those of the first `place` in the queue who are ahead of `request` in the line of `key`.
     pub(super) fn ahead(&self, key: Key, request: &Request, place: usize) -> Vec<Token> {
         let earlier = self.queue.iter().take(place).map(|waiter| &waiter.request);
-        let in_line = earlier.filter(|other| other.keys.contains(&key) && other.token != request.token);
-        in_line.filter(|other| !self.waits_for(other, request.token)).map(|other| other.token).collect()
+        let in_line =
+            earlier.filter(|other| other.keys.contains(&key) && other.token != request.token);
+        in_line
+            .filter(|other| !self.waits_for(other, request.token))
+            .map(|other| other.token)
+            .collect()
     }
 
     /// Whether a request at `place` in the queue can have this key.
@@ -33,11 +43,16 @@ impl Model {
     /// Whether nothing is left that a waiter would have to wait for: it has to be answered now, one way or the other.
     pub fn turn_has_come(&self, place: usize) -> bool {
         let request = &self.queue[place].request;
-        request.keys.iter().all(|key| match self.standing(*key, request) {
-            Standing::Held => true,
-            Standing::Excluded => false,
-            Standing::Open | Standing::Refused(_) => self.ahead(*key, request, place).is_empty(),
-        })
+        request
+            .keys
+            .iter()
+            .all(|key| match self.standing(*key, request) {
+                Standing::Held => true,
+                Standing::Excluded => false,
+                Standing::Open | Standing::Refused(_) => {
+                    self.ahead(*key, request, place).is_empty()
+                }
+            })
     }
 
     /// Everyone whose turn has come and who was not answered.
@@ -51,7 +66,9 @@ impl Model {
         if let Some(owed) = self.owed.first() {
             return *owed == (id, answer.clone()) && !self.owed.drain(..1).as_slice().is_empty();
         }
-        let Some(place) = self.queue.iter().position(|waiter| waiter.id == id) else { return false };
+        let Some(place) = self.queue.iter().position(|waiter| waiter.id == id) else {
+            return false;
+        };
         if self.holds_back || self.in_quarantine() {
             return false;
         }
@@ -62,19 +79,31 @@ impl Model {
                 let other = &self.queue[*other].request;
                 other.token == request.token && other.keys.contains(key)
             };
-            !(0..place).filter(own).any(|other| self.turn_has_come(other))
+            !(0..place)
+                .filter(own)
+                .any(|other| self.turn_has_come(other))
         };
         let is_right = match answer {
             Answer::Nothing | Answer::Unblocked => false,
             Answer::Error(Error::WrongType) => others,
             Answer::Error(error @ (Error::Mode | Error::TooManyHolders)) => {
                 let refused = Standing::Refused(error.clone());
-                request.keys.iter().any(|key| self.standing(*key, &request) == refused)
+                request
+                    .keys
+                    .iter()
+                    .any(|key| self.standing(*key, &request) == refused)
             }
-            Answer::Error(error) => self.turn_has_come(place) && self.check(&request).as_ref() == Err(error),
+            Answer::Error(error) => {
+                self.turn_has_come(place) && self.check(&request).as_ref() == Err(error)
+            }
             Answer::Fences(_) => {
-                let free = request.keys.iter().all(|key| self.is_free(*key, &request, place));
-                free && !others && self.check(&request).is_ok() && request.keys.iter().all(own_turn_first)
+                let free = request
+                    .keys
+                    .iter()
+                    .all(|key| self.is_free(*key, &request, place));
+                free && !others
+                    && self.check(&request).is_ok()
+                    && request.keys.iter().all(own_turn_first)
             }
         };
         if !is_right {
@@ -83,7 +112,11 @@ impl Model {
         self.queue.remove(place);
         if let Answer::Fences(told) = answer {
             let (fences, added) = self.grant(&request);
-            self.undelivered.push(Undelivered { id, token: request.token, added });
+            self.undelivered.push(Undelivered {
+                id,
+                token: request.token,
+                added,
+            });
             return fences == *told;
         }
         true
@@ -91,7 +124,11 @@ impl Model {
 
     /// The time to wait is up for some: they are told so, the earliest first.
     pub fn time_out(&mut self) {
-        let mut overdue: Vec<_> = self.queue.iter().filter_map(|waiter| Some((waiter.until?, waiter.id))).collect();
+        let mut overdue: Vec<_> = self
+            .queue
+            .iter()
+            .filter_map(|waiter| Some((waiter.until?, waiter.id)))
+            .collect();
         overdue.retain(|(until, _)| *until <= self.now);
         overdue.sort_unstable();
         for (_, id) in overdue {
@@ -106,7 +143,8 @@ impl Model {
             .into_iter()
             .partition(|waiter: &Waiter| key.is_none_or(|key| waiter.request.keys.contains(&key)));
         self.queue = rest;
-        self.owed.extend(told.iter().map(|waiter| (waiter.id, Answer::Unblocked)));
+        self.owed
+            .extend(told.iter().map(|waiter| (waiter.id, Answer::Unblocked)));
     }
 
     /// The connection of a waiter closes.
@@ -121,12 +159,16 @@ impl Model {
 
     /// Whoever was granted `id` is gone: what it added is taken off again.
     pub fn undeliverable(&mut self, id: u64) {
-        let (gone, rest) = std::mem::take(&mut self.undelivered).into_iter().partition(|grant| grant.id == id);
+        let (gone, rest) = std::mem::take(&mut self.undelivered)
+            .into_iter()
+            .partition(|grant| grant.id == id);
         self.undelivered = rest;
         let gone: Vec<Undelivered> = gone;
         for grant in gone {
             for (key, fence) in grant.added {
-                let same = self.live(key).and_then(|lock| Some(lock.holds.get(&grant.token)?.fence == fence));
+                let same = self
+                    .live(key)
+                    .and_then(|lock| Some(lock.holds.get(&grant.token)?.fence == fence));
                 if same == Some(true) {
                     self.take_off(key, grant.token, false);
                 }
@@ -136,7 +178,11 @@ impl Model {
 
     /// The owner was told that it holds `key`: no grant of it is taken back.
     pub(super) fn confirm(&mut self, key: Key, token: Token) {
-        for grant in self.undelivered.iter_mut().filter(|grant| grant.token == token) {
+        for grant in self
+            .undelivered
+            .iter_mut()
+            .filter(|grant| grant.token == token)
+        {
             grant.added.retain(|(added, _)| *added != key);
         }
     }

@@ -42,9 +42,23 @@ pub struct Request {
 /// Short: a failure shows many of them.
 impl std::fmt::Debug for Request {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { keys, token, ttl, mode, once, fence, max_hold, ephemeral, connection, owner } = self;
+        let Self {
+            keys,
+            token,
+            ttl,
+            mode,
+            once,
+            fence,
+            max_hold,
+            ephemeral,
+            connection,
+            owner,
+        } = self;
         write!(f, "{token} wants {keys:?} {mode:?} for {ttl}")?;
-        write!(f, ", once {once}, fence {fence}, max_hold {max_hold}, ephemeral {ephemeral} by {connection}, {owner:?}")
+        write!(
+            f,
+            ", once {once}, fence {fence}, max_hold {max_hold}, ephemeral {ephemeral} by {connection}, {owner:?}"
+        )
     }
 }
 
@@ -167,13 +181,15 @@ impl Model {
     }
 
     pub fn holds(&self, key: Key, token: Token) -> bool {
-        self.live(key).is_some_and(|lock| lock.holds.contains_key(&token))
+        self.live(key)
+            .is_some_and(|lock| lock.holds.contains_key(&token))
     }
 
     /// Everything that is held at this moment.
     pub fn held(&self) -> BTreeMap<Key, Lock> {
         let keys = self.locks.keys();
-        keys.filter_map(|key| Some((*key, self.live(*key)?))).collect()
+        keys.filter_map(|key| Some((*key, self.live(*key)?)))
+            .collect()
     }
 
     /// Forgets leases that have ended: nothing that the model says depends on them.
@@ -191,14 +207,24 @@ impl Model {
 
     /// The earliest moment at which a lease or a wait ends.
     pub fn next_end(&self) -> Option<u64> {
-        let leases = self.locks.values().flat_map(|lock| lock.holds.values()).map(|hold| hold.end);
-        leases.chain(self.queue.iter().filter_map(|waiter| waiter.until)).min()
+        let leases = self
+            .locks
+            .values()
+            .flat_map(|lock| lock.holds.values())
+            .map(|hold| hold.end);
+        leases
+            .chain(self.queue.iter().filter_map(|waiter| waiter.until))
+            .min()
     }
 }
 
 /// The tighter of two caps, where 0 is none.
 fn tighter(a: u32, b: u32) -> u32 {
-    [a, b].into_iter().filter(|cap| *cap != 0).min().unwrap_or(0)
+    [a, b]
+        .into_iter()
+        .filter(|cap| *cap != 0)
+        .min()
+        .unwrap_or(0)
 }
 
 fn millis(ms: u32) -> u64 {

@@ -20,23 +20,36 @@ pub enum Standing {
 
 impl Model {
     pub fn standing(&self, key: Key, request: &Request) -> Standing {
-        let Some(lock) = self.live(key) else { return Standing::Open };
+        let Some(lock) = self.live(key) else {
+            return Standing::Open;
+        };
         let mine = lock.holds.contains_key(&request.token);
         match (lock.mode, request.mode) {
             (Mode::Exclusive, _) if mine => Standing::Held,
             (Mode::Exclusive, _) => Standing::Excluded,
             (Mode::Shared(_), Mode::Exclusive) if mine => Standing::Refused(Error::Mode),
             (Mode::Shared(_), Mode::Exclusive) => Standing::Excluded,
-            (Mode::Shared(present), Mode::Shared(wanted)) if present != wanted => Standing::Refused(Error::Mode),
+            (Mode::Shared(present), Mode::Shared(wanted)) if present != wanted => {
+                Standing::Refused(Error::Mode)
+            }
             (Mode::Shared(_), Mode::Shared(_)) if mine => Standing::Held,
-            (Mode::Shared(limit), _) if limit != 0 && lock.holds.len() >= limit as usize => Standing::Excluded,
-            _ if lock.holds.len() >= self.limits.max_holders => Standing::Refused(Error::TooManyHolders),
+            (Mode::Shared(limit), _) if limit != 0 && lock.holds.len() >= limit as usize => {
+                Standing::Excluded
+            }
+            _ if lock.holds.len() >= self.limits.max_holders => {
+                Standing::Refused(Error::TooManyHolders)
+            }
             _ => Standing::Open,
         }
     }
 
     /// ACQUIRE and MACQUIRE. `block`: until when to wait, if at all.
-    pub fn acquire(&mut self, request: &Request, block: Option<Option<u64>>, id: Option<u64>) -> Reply {
+    pub fn acquire(
+        &mut self,
+        request: &Request,
+        block: Option<Option<u64>>,
+        id: Option<u64>,
+    ) -> Reply {
         if self.in_quarantine() {
             return Reply::Error(Error::Quarantine(self.quarantine_until - self.now));
         }
@@ -49,10 +62,16 @@ impl Model {
             return Reply::Error(error);
         }
         let end_of_line = self.queue.len();
-        if request.keys.iter().all(|key| self.is_free(*key, request, end_of_line)) {
+        if request
+            .keys
+            .iter()
+            .all(|key| self.is_free(*key, request, end_of_line))
+        {
             return Reply::Fences(self.grant(request).0);
         }
-        let Some(until) = block else { return Reply::Busy };
+        let Some(until) = block else {
+            return Reply::Busy;
+        };
         if self.queue.len() >= self.limits.max_waiters {
             return Reply::Error(Error::TooManyWaiters);
         }
@@ -69,14 +88,19 @@ impl Model {
     pub fn check(&self, request: &Request) -> Result<(), Error> {
         let cap = tighter(request.max_hold, self.limits.max_hold);
         for key in &request.keys {
-            let held = self.live(*key).and_then(|lock| lock.holds.get(&request.token).cloned());
+            let held = self
+                .live(*key)
+                .and_then(|lock| lock.holds.get(&request.token).cloned());
             let (granted, cap) = match held {
                 Some(hold) => (hold.granted, tighter(cap, hold.max_hold)),
                 None => (self.now, cap),
             };
             self.check_cap(granted, cap, request.ttl)?;
         }
-        let is_new = request.keys.iter().any(|key| !self.holds(*key, request.token));
+        let is_new = request
+            .keys
+            .iter()
+            .any(|key| !self.holds(*key, request.token));
         if is_new && request.fence > self.wall + LEAD {
             return Err(Error::Fence);
         }
@@ -112,7 +136,10 @@ impl Model {
             };
             let mut lock = match self.live(*key) {
                 Some(lock) => lock,
-                None => Lock { mode: request.mode, holds: Default::default() },
+                None => Lock {
+                    mode: request.mode,
+                    holds: Default::default(),
+                },
             };
             let hold = lock.holds.entry(token).or_insert(new);
             if !(is_reentry && request.once) {
@@ -139,16 +166,26 @@ impl Model {
         let taken = self.take_off(key, token, all);
         if all {
             let same = |request: &Request| request.token == token && request.keys.contains(&key);
-            let cancelled: Vec<_> = self.queue.iter().filter(|waiter| same(&waiter.request)).map(|w| w.id).collect();
+            let cancelled: Vec<_> = self
+                .queue
+                .iter()
+                .filter(|waiter| same(&waiter.request))
+                .map(|w| w.id)
+                .collect();
             self.queue.retain(|waiter| !same(&waiter.request));
-            self.owed.extend(cancelled.into_iter().map(|id| (id, Answer::Nothing)));
+            self.owed
+                .extend(cancelled.into_iter().map(|id| (id, Answer::Nothing)));
         }
         taken
     }
 
     pub(super) fn take_off(&mut self, key: Key, token: Token, all: bool) -> u32 {
-        let Some(mut lock) = self.live(key) else { return 0 };
-        let Some(hold) = lock.holds.get_mut(&token) else { return 0 };
+        let Some(mut lock) = self.live(key) else {
+            return 0;
+        };
+        let Some(hold) = lock.holds.get_mut(&token) else {
+            return 0;
+        };
         let taken = if all { hold.count } else { 1 };
         hold.count -= taken;
         if hold.count == 0 {
@@ -163,17 +200,32 @@ impl Model {
     }
 
     /// EXTEND: the hold's fence, none for null.
-    pub fn extend(&mut self, key: Key, token: Token, ttl: u64, fence: u64, by: u64) -> Result<Option<u64>, Error> {
+    pub fn extend(
+        &mut self,
+        key: Key,
+        token: Token,
+        ttl: u64,
+        fence: u64,
+        by: u64,
+    ) -> Result<Option<u64>, Error> {
         if self.in_quarantine() {
             return Err(Error::Quarantine(self.quarantine_until - self.now));
         }
         let (now, wall) = (self.now, self.wall);
-        let Some(mut lock) = self.live(key) else { return Ok(None) };
-        let Some(hold) = lock.holds.get_mut(&token) else { return Ok(None) };
+        let Some(mut lock) = self.live(key) else {
+            return Ok(None);
+        };
+        let Some(hold) = lock.holds.get_mut(&token) else {
+            return Ok(None);
+        };
         if fence > wall + LEAD {
             return Err(Error::Fence);
         }
-        self.check_cap(hold.granted, tighter(hold.max_hold, self.limits.max_hold), ttl)?;
+        self.check_cap(
+            hold.granted,
+            tighter(hold.max_hold, self.limits.max_hold),
+            ttl,
+        )?;
         hold.end = hold.end.max(now + ttl);
         hold.fence = hold.fence.max(fence);
         hold.connection = hold.connection.map(|_| by);
