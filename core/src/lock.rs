@@ -293,6 +293,21 @@ impl Lock {
         }
     }
 
+    /// Whether those whose leases run at `now` keep others from holding it in `mode`. They do not if the mode is refused.
+    #[must_use]
+    pub fn excludes(&self, mode: Mode, now: Instant) -> bool {
+        match (self, mode) {
+            (Self::Free, _) => false,
+            (Self::Exclusive(_), _) | (Self::Shared(_), Mode::Exclusive) => {
+                self.last_end().is_some_and(|end| end > now)
+            }
+            (Self::Shared(crowd), Mode::Shared { limit }) => {
+                let ended = crowd.ends.iter().take_while(|(end, _)| *end <= now).count();
+                limit != 0 && crowd.limit == limit && crowd.holds.len() - ended >= limit as usize
+            }
+        }
+    }
+
     /// Adds a hold; the request's [`Standing`] is [`Standing::Open`].
     pub fn grant(&mut self, hold: Hold, mode: Mode) {
         match (&mut *self, mode) {

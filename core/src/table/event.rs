@@ -368,16 +368,12 @@ impl Table {
         if holders().any(|hold| hold.token == *owner) {
             return;
         }
-        let tokens = || holders().map(|hold| hold.token.clone()).collect::<Vec<_>>();
-        match (lock, mode) {
-            (Some(Lock::Shared(_)), Mode::Shared { limit: 0 }) | (Some(Lock::Free) | None, _) => {}
-            (Some(Lock::Shared(_)), Mode::Shared { limit }) => {
-                let tokens = tokens();
-                if tokens.len() >= limit as usize {
-                    needs.push(Needs::AnyOf(tokens));
-                }
-            }
-            _ => needs.push(Needs::All(tokens())),
+        if let Some(lock) = lock.filter(|lock| lock.excludes(mode, now)) {
+            let tokens = holders().map(|hold| hold.token.clone()).collect();
+            needs.push(match (lock, mode) {
+                (Lock::Shared(_), Mode::Shared { .. }) => Needs::AnyOf(tokens),
+                _ => Needs::All(tokens),
+            });
         }
         let Some(line) = self.queue.line(key) else {
             return;
@@ -388,7 +384,7 @@ impl Table {
             .take_while(|ahead| place.is_none_or(|(place, _)| **ahead < place));
         let ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
         let ahead =
-            ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner));
+            ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner, now));
         let ahead = ahead.map(|ahead| ahead.terms.token.clone());
         needs.push(Needs::All(
             ahead

@@ -113,7 +113,12 @@ impl Table {
                 Standing::Held => {}
                 Standing::Open => {
                     if free && self.may_have_line(*lock) {
-                        free = !self.is_behind(&Key::new(want.db, want.name), None, &terms.token);
+                        free = !self.is_behind(
+                            &Key::new(want.db, want.name),
+                            None,
+                            &terms.token,
+                            self.clock.at(now.mono),
+                        );
                     }
                 }
             }
@@ -498,15 +503,5 @@ impl Places {
             Self::One(lock) => std::slice::from_ref(lock),
             Self::Many(many) => many,
         }
-    }
-}
-
-/// How a lock is held, for those who only look.
-#[must_use]
-pub(super) fn conflicts(lock: &Lock, mode: Mode) -> bool {
-    match (lock, mode) {
-        (Lock::Free, _) => false,
-        (Lock::Exclusive(_), _) | (Lock::Shared(_), Mode::Exclusive) => true,
-        (Lock::Shared(_), Mode::Shared { limit }) => limit != 0 && lock.holders() >= limit as usize,
     }
 }

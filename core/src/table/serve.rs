@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use super::request::conflicts;
 use super::{Answer, Denial, Found, Keyspace, Table};
 use crate::lock::Standing;
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::Now;
+use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
 
 /// A grant that its client has not been seen to receive.
@@ -131,6 +130,7 @@ impl Table {
             return Turn::NotYet;
         };
         let waiter = Arc::clone(waiter);
+        let lease_now = self.clock.at(now.mono);
         let (keys, terms) = (&waiter.keys, &waiter.terms);
         let mut locks = Vec::with_capacity(keys.len());
         let mut comes = true;
@@ -143,7 +143,9 @@ impl Table {
                 Standing::Refused(refusal) => return Turn::Never(Denial::Refused(refusal)),
                 Standing::Excluded => comes = false,
                 Standing::Held => {}
-                Standing::Open => comes = comes && !self.is_behind(key, Some(id), &terms.token),
+                Standing::Open => {
+                    comes = comes && !self.is_behind(key, Some(id), &terms.token, lease_now)
+                }
             }
             locks.push(lock);
         }
@@ -270,7 +272,13 @@ impl Table {
     }
 
     /// Whether somebody stands in the line of `key`, before `place`, whom `token` may not go past.
-    pub(super) fn is_behind(&self, key: &Key, place: Option<WaiterId>, token: &Token) -> bool {
+    pub(super) fn is_behind(
+        &self,
+        key: &Key,
+        place: Option<WaiterId>,
+        token: &Token,
+        now: Instant,
+    ) -> bool {
         let Some(line) = self.queue.line(key) else {
             return false;
         };
@@ -279,11 +287,11 @@ impl Table {
             .iter()
             .take_while(|ahead| place.is_none_or(|place| **ahead < place));
         let mut ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
-        ahead.any(|ahead| ahead.terms.token != *token && !self.waits_for(ahead, token))
+        ahead.any(|ahead| ahead.terms.token != *token && !self.waits_for(ahead, token, now))
     }
 
     /// Whether a waiter waits for something that `token` holds: then it is not ahead of that owner.
-    pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token) -> bool {
+    pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token, now: Instant) -> bool {
         waiter.keys.iter().any(|key| {
             let lock = self
                 .queue
@@ -291,7 +299,8 @@ impl Table {
                 .and_then(|line| line.lock)
                 .and_then(|id| self.lock(id));
             lock.is_some_and(|lock| {
-                conflicts(lock, waiter.terms.mode) && lock.hold(token).is_some()
+                lock.hold(token).is_some_and(|hold| hold.end > now)
+                    && lock.excludes(waiter.terms.mode, now)
             })
         })
     }
