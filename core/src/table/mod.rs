@@ -145,7 +145,7 @@ pub struct Table {
     /// Keys in whose lines something has changed, to be served when writing is allowed.
     unserved: BTreeSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
-    next_up: Vec<WaiterId>,
+    next_up: BTreeSet<WaiterId>,
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
@@ -169,7 +169,7 @@ impl Table {
             wheel: Wheel::default(),
             queue: Queue::default(),
             unserved: BTreeSet::new(),
-            next_up: Vec::new(),
+            next_up: BTreeSet::new(),
             undelivered: HashMap::new(),
             connections: HashMap::new(),
             output: Output::default(),

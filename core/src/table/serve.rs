@@ -69,7 +69,7 @@ impl Table {
             return;
         }
         loop {
-            if let Some(waiter) = self.next_up.pop() {
+            if let Some(waiter) = self.next_up.pop_first() {
                 self.serve_waiter(waiter, now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
                 self.serve_line(&key, now, keyspace);
@@ -305,7 +305,8 @@ impl Table {
         })
     }
 
-    /// Those in the line of `key` who hold another key that its first waiter waits for.
+    /// Those in the line of `key` whom its first waiter is not ahead of: other requests of the same owner, and whoever holds
+    /// another key that it waits for.
     fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
         let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
             return Vec::new();
@@ -319,6 +320,7 @@ impl Table {
             .filter_map(|id| self.lock(id));
         let owners = locks.flat_map(|lock| lock.holds()).map(|hold| &hold.token);
         let waiting = owners
+            .chain([&head.terms.token])
             .flat_map(|owner| self.queue.of(owner))
             .filter(|id| line.waiting.contains(id));
         let mut waiting: Vec<_> = waiting.collect();
