@@ -50,6 +50,17 @@ pub enum Granted {
     Each(Vec<u64>),
 }
 
+impl Granted {
+    /// The fences, a key each.
+    #[must_use]
+    pub fn fences(&self) -> &[u64] {
+        match self {
+            Self::One(fence) => std::slice::from_ref(fence),
+            Self::Each(fences) => fences,
+        }
+    }
+}
+
 /// What became of a request for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {

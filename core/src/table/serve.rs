@@ -13,8 +13,8 @@ use crate::token::{Key, Token};
 #[derive(Debug)]
 pub(super) struct Undelivered {
     token: Token,
-    /// The keys on which the hold count has grown by it.
-    counted: Vec<Key>,
+    /// The holds whose count has grown by it: where, and under which fence.
+    counted: Vec<(Key, u64)>,
 }
 
 /// Whether a waiter can have its locks now.
@@ -196,31 +196,25 @@ impl Table {
     }
 
     fn admit(&mut self, id: WaiterId, waiter: &Waiter, locks: &[Option<LockId>], now: Now) {
-        let token = &waiter.terms.token;
+        let (keys, token) = (&waiter.keys, &waiter.terms.token);
         let adds = |lock: &Option<LockId>| {
-            let held = lock
-                .and_then(|id| self.lock(id))
-                .is_some_and(|lock| lock.hold(token).is_some());
+            let held = lock.and_then(|id| self.fence_of(id, token)).is_some();
             !(held && waiter.terms.once)
         };
-        let counted = waiter
-            .keys
-            .iter()
-            .zip(locks)
-            .filter(|(_, lock)| adds(lock))
-            .map(|(key, _)| key.clone())
-            .collect();
-        let key = |at: usize| waiter.keys.get(at).cloned().unwrap_or_default();
+        let adds: Vec<_> = locks.iter().map(adds).collect();
+        let key = |at: usize| keys.get(at).cloned().unwrap_or_default();
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                self.undelivered.insert(
-                    id,
-                    Undelivered {
-                        token: token.clone(),
-                        counted,
-                    },
-                );
+                let holds = keys.iter().cloned().zip(granted.fences().iter().copied());
+                let counted = holds
+                    .zip(adds)
+                    .filter_map(|(hold, adds)| adds.then_some(hold));
+                let grant = Undelivered {
+                    token: token.clone(),
+                    counted: counted.collect(),
+                };
+                self.undelivered.insert(id, grant);
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
@@ -339,12 +333,20 @@ impl Table {
         let Some(Undelivered { token, counted }) = self.undelivered.remove(&id) else {
             return;
         };
-        for key in counted {
-            if let Found::Lock(lock) = keyspace.find(&key) {
-                self.take_off(lock, &token, false, now);
+        for (key, fence) in counted {
+            // A hold with another fence is a later grant of its own.
+            if let Found::Lock(id) = keyspace.find(&key)
+                && self.settle(id, now, keyspace)
+                && self.fence_of(id, &token) == Some(fence)
+            {
+                self.take_off(id, &token, false, now);
             }
         }
         self.serve_unserved_if_any(now, keyspace);
+    }
+
+    fn fence_of(&self, id: LockId, token: &Token) -> Option<u64> {
+        Some(self.lock(id)?.hold(token)?.fence)
     }
 
     /// The owner was told that it holds this lock: an undelivered grant of it stands.
@@ -360,7 +362,7 @@ impl Table {
             .values_mut()
             .filter(|grant| grant.token == *token)
         {
-            grant.counted.retain(|key| *key != entry.key);
+            grant.counted.retain(|(key, _)| *key != entry.key);
         }
     }
 }
