@@ -111,10 +111,12 @@ impl Table {
         if let Err(denial) = self.check_quarantine(now) {
             return Verdict::Denied(denial);
         }
+        for want in wanted {
+            want.lock.map(|lock| self.settle(lock, now, keyspace));
+        }
         let mut locks = Places::new();
         for want in wanted {
-            let lock = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
-            locks.push(lock);
+            locks.push(self.place(want));
         }
         let mut free = true;
         for (want, lock) in wanted.iter().zip(locks.as_slice()) {
@@ -169,9 +171,9 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> u32 {
-        let lock = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
+        want.lock.map(|lock| self.settle(lock, now, keyspace));
         let mut taken = 0;
-        if let Some(id) = lock {
+        if let Some(id) = self.place(want) {
             taken = self.take_off(id, token, all, now);
         }
         if taken > 0 {
@@ -281,6 +283,19 @@ impl Table {
             self.confirm(id, token);
         }
         Ok(holds)
+    }
+
+    /// The lock at a wanted key: the one that was found there, or one that a waiter was granted since.
+    fn place(&self, want: &Wanted<'_>) -> Option<LockId> {
+        if want.lock.is_some_and(|id| self.slots.get(id).is_some()) {
+            return want.lock;
+        }
+        let is_there = |id| {
+            let entry = self.slots.get(id);
+            entry.is_some_and(|entry| entry.key.db() == want.db && entry.key.name() == want.name)
+        };
+        let mut made = self.output.touched.iter().map(|touched| touched.id);
+        made.find(|id| is_there(*id))
     }
 
     pub(super) fn standing(&self, lock: Option<LockId>, terms: &Terms) -> Standing {
