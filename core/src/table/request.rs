@@ -243,6 +243,9 @@ impl Table {
         let Some(id) = want.lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
             return 0;
         };
+        if self.lock(id).is_none_or(Lock::is_free) {
+            return 0;
+        }
         let lease_now = self.clock.at(now.mono);
         if let Some(touched) = self.touch(id) {
             touched.events.forced += 1;
