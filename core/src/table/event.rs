@@ -100,6 +100,7 @@ impl Table {
             entry.lock = lock;
         }
         self.wheel.set(id.index(), end);
+        self.has_arrived(id);
         Ok(id)
     }
 
@@ -139,6 +140,19 @@ impl Table {
         if let Some(end) = entry.lock.first_end() {
             self.wheel.set(id.index(), end);
         }
+        self.has_arrived(id);
+    }
+
+    /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold it may re-enter, or go
+    /// past whoever waits for it.
+    fn has_arrived(&mut self, id: LockId) {
+        let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
+            return;
+        };
+        self.unserved.insert(entry.key.clone());
+        let holders = entry.lock.holds().map(|hold| &hold.token);
+        self.next_up
+            .extend(holders.flat_map(|token| self.queue.of(token)));
     }
 
     /// The key of `id` was removed by something else than a lock command. The value may come back under another key.
