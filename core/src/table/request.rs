@@ -2,13 +2,11 @@
 
 use super::{Events, Keyspace, Table};
 use crate::fence::{FenceError, check_lead};
-use crate::lock::{
-    Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter,
-};
+use crate::lock::{Hold, Lock, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter};
 use crate::quarantine::Reason;
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::{Instant, Now, from_millis};
+use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
 
 /// One key that a request names, and the lock that was found there.
