@@ -150,6 +150,8 @@ impl Driver {
         self.suspect.node.now.mono = Instant(self.model.now);
         self.replica.now = self.suspect.node.now;
         for change in &changes {
+            // Every effect has the counter in front.
+            self.replica.table.raise_fence(self.suspect.node.table.fence());
             self.replica.replay(change);
         }
         self.note_grants(&answers)?;

@@ -74,10 +74,21 @@ impl Model {
         }
         let request = self.queue[place].request.clone();
         let others = request.keys.iter().any(|key| self.others.contains(key));
+        // A lease that has ended elsewhere may not have been noticed yet; then the order among an owner's requests is open.
+        let unnoticed = |key: &Key| {
+            let mut holds = self
+                .locks
+                .get(key)
+                .into_iter()
+                .flat_map(|lock| lock.holds.values());
+            holds.any(|hold| hold.end <= self.now)
+        };
         let own_turn_first = |key: &Key| {
             let own = |other: &usize| {
                 let other = &self.queue[*other].request;
-                other.token == request.token && other.keys.contains(key)
+                other.token == request.token
+                    && other.keys.contains(key)
+                    && !other.keys.iter().any(unnoticed)
             };
             !(0..place)
                 .filter(own)

@@ -207,11 +207,9 @@ impl Model {
 
     /// The earliest moment at which a lease or a wait ends.
     pub fn next_end(&self) -> Option<u64> {
-        let leases = self
-            .locks
-            .values()
-            .flat_map(|lock| lock.holds.values())
-            .map(|hold| hold.end);
+        let held = self.held();
+        let holds = held.values().flat_map(|lock| lock.holds.values());
+        let leases = holds.map(|hold| hold.end);
         leases
             .chain(self.queue.iter().filter_map(|waiter| waiter.until))
             .min()
