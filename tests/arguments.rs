@@ -223,45 +223,31 @@ fn cases() -> Vec<Case> {
         "18446744073709551616",
         "99999999999999999999999999",
     ];
-    let numbers: [(&'static str, &[&str]); 4] = [
-        (
-            "LOCK.ACQUIRE free new #",
-            &["0", "86400001", "9223372036854775807"],
-        ),
-        (
-            "LOCK.EXTEND job me #",
-            &["0", "86400001", "9223372036854775807"],
-        ),
+    for (line, named, beyond) in [
+        ("LOCK.ACQUIRE free new #", "ttl-ms", "0"),
+        ("LOCK.EXTEND job me #", "ttl-ms", "0"),
         (
             "LOCK.ACQUIRE free new 1000 FENCE #",
-            &["9007199254740992", "9223372036854775807"],
+            "FENCE",
+            "9007199254740992",
         ),
         (
-            "LOCK.ACQUIRE free new 1 MAXHOLD #",
-            &["0", "9223372036854775807"],
+            "LOCK.EXTEND job me 1000 FENCE #",
+            "FENCE",
+            "9007199254740992",
         ),
-    ];
-    for (line, beyond) in numbers {
-        let named = match line {
-            line if line.contains("FENCE") => "FENCE",
-            line if line.contains("MAXHOLD") => "MAXHOLD",
-            _ => "ttl-ms",
-        };
-        for value in not_numbers.iter().chain(beyond) {
-            // A fence beyond every number is also too far ahead: both errors name it.
-            let class = if named == "FENCE" && beyond.contains(value) {
-                ""
-            } else {
-                "ERR"
-            };
-            let named = if class.is_empty() { "" } else { named };
-            cases.push(case(
-                "a bad number",
-                &line.replace('#', value),
-                class,
-                named,
-            ));
+        ("LOCK.ACQUIRE free new 1 MAXHOLD #", "MAXHOLD", "0"),
+    ] {
+        for value in not_numbers.iter().chain(&[beyond, "9223372036854775807"]) {
+            let line = line.replace('#', value);
+            cases.push(case("a bad number", &line, "ERR", named));
         }
+    }
+    for line in [
+        "LOCK.ACQUIRE free new 86400001",
+        "LOCK.EXTEND job me 86400001",
+    ] {
+        cases.push(case("a ttl above the limit", line, "LOCKLIMIT", "ttl-ms"));
     }
 
     for line in [

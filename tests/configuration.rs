@@ -110,7 +110,7 @@ fn redis_conf_wins_over_module_arguments() {
     let mut c = server.connect();
     assert_eq!(value(&mut c, "max-ttl"), 7000);
     assert_eq!(value(&mut c, "max-holders"), 5);
-    refused(&c.call("LOCK.ACQUIRE job me 7001"), "ERR");
+    refused(&c.call("LOCK.ACQUIRE job me 7001"), "LOCKLIMIT");
     granted(&c.call("LOCK.ACQUIRE job me 7000"));
 }
 
@@ -195,7 +195,7 @@ fn max_ttl_counts_for_acquire_and_extend_at_once() {
         "LOCK.EXTEND job me 5001",
     ] {
         let reply = c.call(line);
-        refused(&reply, "ERR");
+        refused(&reply, "LOCKLIMIT");
         assert!(reply.error().contains("5000"), "{reply:?}");
     }
     granted(&c.call("LOCK.EXTEND job me 5000"));

@@ -72,6 +72,7 @@ fn nothing_in_the_keyspace_resets_the_counter() {
         assert_still_ahead(&mut c, ahead);
         c.ok("DEL next");
     }
+    c.ok("FLUSHALL");
     c.ok("LOCK.ACQUIRE job me 20");
     wait_until_gone(&mut c, "job");
     assert_still_ahead(&mut c, ahead);

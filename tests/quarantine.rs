@@ -63,9 +63,9 @@ fn the_quarantine_is_the_longest_lease() {
     let server = Server::options().config("lock.quarantine 300").start();
     let mut c = server.connect();
     wait_for_the_end(&mut c);
-    refused(&c.call("LOCK.ACQUIRE job me 301"), "ERR");
+    refused(&c.call("LOCK.ACQUIRE job me 301"), "LOCKLIMIT");
     granted(&c.call("LOCK.ACQUIRE job me 300"));
-    refused(&c.call("LOCK.EXTEND job me 301"), "ERR");
+    refused(&c.call("LOCK.EXTEND job me 301"), "LOCKLIMIT");
 }
 
 #[test]

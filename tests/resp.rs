@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 /// Longer than anything that a test waits for: only a stuck server meets it.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Clone, PartialEq)]
 pub enum Value {
