@@ -1,9 +1,10 @@
 //! One attempt at a lock, with a token of its own. Dropping it at any point gives back whatever it may have got.
 
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 
 use crate::client::Client;
 use crate::clock::Moment;
@@ -31,11 +32,14 @@ pub(crate) enum Outcome {
     Refused,
 }
 
+/// Answers that were not waited for, as the majority was complete without them.
+pub(crate) type Late = Pin<Box<dyn Stream<Item = (Question, Reply)> + Send>>;
+
 /// A question on its way: what would be the right answer to it, and when it was sent.
 #[derive(Clone, Copy)]
-struct Question {
-    place: usize,
-    sent: Moment,
+pub(crate) struct Question {
+    pub(crate) place: usize,
+    pub(crate) sent: Moment,
     /// An extension must come back with exactly this fence: a higher one is another hold.
     exactly: Option<u64>,
 }
@@ -50,6 +54,8 @@ pub(crate) struct Attempt {
     pub(crate) verdicts: Vec<Verdict>,
     /// Nodes that may hold something of this token.
     pub(crate) owing: NodeSet,
+    /// What the winners did not wait for.
+    pub(crate) late: Option<Late>,
     /// A BLOCK request under way.
     pub(crate) blocked: Option<Blocked>,
 }
@@ -62,6 +68,7 @@ impl Attempt {
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
+            late: None,
             blocked: None,
             client,
             spec,
@@ -121,7 +128,12 @@ impl Attempt {
                 Decision::Open => {}
                 Decision::Won {
                     fence, valid_until, ..
-                } => return Outcome::Won { fence, valid_until },
+                } => {
+                    if !asked.is_empty() {
+                        self.late = Some(Box::pin(asked));
+                    }
+                    return Outcome::Won { fence, valid_until };
+                }
                 Decision::Failed => return self.failure(),
                 Decision::WriteBack { fence, to } => {
                     let raise = command::extend(&self.spec, self.token, self.spec.ttl, Some(fence));

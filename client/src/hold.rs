@@ -4,10 +4,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use futures_util::future::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::Attempt;
+use crate::attempt::{Attempt, Late};
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::command;
@@ -53,6 +54,8 @@ pub(crate) struct Hold {
     pub(crate) lost: CancellationToken,
     guards: AtomicUsize,
     state: Mutex<State>,
+    /// Answers to the acquisition that nobody has read yet.
+    late: Mutex<Option<Late>>,
     /// One renewal at a time: answers of two would mix.
     turn: tokio::sync::Mutex<()>,
 }
@@ -75,6 +78,22 @@ struct Seat {
     fence: Option<u64>,
     /// Until when its lease surely lasts.
     end: Option<Moment>,
+}
+
+/// One round of renewal.
+struct Round {
+    /// The end of every lease that it confirms.
+    end: Moment,
+    regranted: NodeSet,
+    confirmed: usize,
+}
+
+/// What follows from one answer.
+enum Next {
+    Fine,
+    /// The node has forgotten the hold; it may grant it again.
+    AskAgain,
+    Lost,
 }
 
 impl Hold {
@@ -112,6 +131,7 @@ impl Hold {
             lost: CancellationToken::new(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(state),
+            late: Mutex::new(attempt.late.take()),
             turn: tokio::sync::Mutex::default(),
         });
         hold.schedule();
@@ -227,28 +247,38 @@ impl Hold {
                 None => &acquire,
             };
             let answer = fleet.nodes[place].ask(Arc::clone(request));
-            async move { (place, expected, Moment::now(), answer.await) }
+            async move { (place, expected, answer.await) }
         };
+        self.read_late_answers();
         let seats = self.lock().seats.clone();
         for (place, seat) in seats.iter().enumerate() {
-            // A single node that has forgotten the hold has lost it for good: a new grant would have a new fence.
             asked.push(ask(place, seat.fence));
             self.lock().seats[place].asked = true;
         }
+        let mut round = Round {
+            end: lease_end(sent, lease),
+            regranted: NodeSet::default(),
+            confirmed: 0,
+        };
         let timer = tokio::time::sleep(fleet.node_timeout);
         tokio::pin!(timer);
         loop {
             tokio::select! {
                 biased;
                 answer = asked.next() => match answer {
-                    Some((place, expected, _, reply)) => {
-                        let again = self.seated(place, expected, &reply, lease_end(sent, lease));
+                    Some((place, expected, reply)) => {
+                        let next = self.seated(&mut round, place, expected, &reply);
                         verdicts[place] = reply.verdict(match expected {
                             Some(_) => Verdict::NotHeld,
                             None => Verdict::Held { owner: None, remaining: None, waiters: 0 },
                         });
-                        if again && fleet.nodes.len() > 1 {
-                            asked.push(ask(place, None));
+                        match next {
+                            Next::Fine => {}
+                            Next::AskAgain => asked.push(ask(place, None)),
+                            Next::Lost => {
+                                self.lost.cancel();
+                                break;
+                            }
                         }
                     }
                     None => break,
@@ -264,37 +294,83 @@ impl Hold {
                 }
             }
         }
-        self.conclude(sent, ttl, fleet.reports(|place| verdicts[place].clone()))
+        let nodes = fleet.reports(|place| verdicts[place].clone());
+        self.conclude(sent, ttl, round.confirmed, nodes)
     }
 
-    /// Notes what a node said; true if it has forgotten the hold and should be asked to grant it again.
-    fn seated(&self, place: usize, expected: Option<u64>, reply: &Reply, end: Moment) -> bool {
+    /// Nodes whose grants came after the majority was complete hold the lock like the others.
+    fn read_late_answers(&self) {
+        let late = self
+            .late
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        let Some(mut late) = late else {
+            return;
+        };
+        while let Some(Some((question, reply))) = late.next().now_or_never() {
+            let mut state = self.lock();
+            let seat = &mut state.seats[question.place];
+            if let (Reply::Yes(fence), None) = (reply, seat.fence) {
+                seat.fence = Some(fence);
+                seat.end = Some(lease_end(question.sent, self.spec.ttl));
+            }
+        }
+    }
+
+    /// Notes what a node said, and what follows. A hold goes on only as long as a majority has kept it all the time: what
+    /// was granted anew in the same round does not make up for what was forgotten, as somebody else may have held the
+    /// lock in between.
+    fn seated(
+        &self,
+        round: &mut Round,
+        place: usize,
+        expected: Option<u64>,
+        reply: &Reply,
+    ) -> Next {
         let mut state = self.lock();
         let seat = &mut state.seats[place];
         match reply {
             // An extension that shows another fence is of another hold: nothing that we know of.
             Reply::Yes(fence) if expected.is_none_or(|expected| expected == *fence) => {
                 seat.fence = Some(*fence);
-                seat.end = seat.end.max(Some(end));
-                false
+                seat.end = seat.end.max(Some(round.end));
+                round.confirmed += 1;
+                if expected.is_none() {
+                    round.regranted.insert(place);
+                }
+                return Next::Fine;
             }
+            Reply::Trouble(_) => return Next::Fine,
+            Reply::Yes(_) | Reply::No if expected.is_none() => return Next::Fine,
             Reply::Yes(_) | Reply::No => {
                 seat.fence = None;
                 seat.end = None;
-                expected.is_some()
             }
-            Reply::Trouble(_) => false,
+        }
+        let now = Moment::now();
+        let kept = state.seats.iter().enumerate().filter(|(place, seat)| {
+            seat.end.is_some_and(|end| end > now) && !round.regranted.contains(*place)
+        });
+        match kept.count() < self.client.fleet.majority() {
+            true => Next::Lost,
+            false => Next::AskAgain,
         }
     }
 
     /// What follows from a round of renewal.
-    fn conclude(&self, sent: Moment, ttl: Duration, nodes: Reports) -> Result<Moment, Error> {
+    fn conclude(
+        &self,
+        sent: Moment,
+        ttl: Duration,
+        confirmed: usize,
+        nodes: Reports,
+    ) -> Result<Moment, Error> {
         let majority = self.client.fleet.majority();
         let mut state = self.lock();
         let ends = state.seats.iter().filter_map(|seat| seat.end);
         let until = held_until(ends, majority);
         let now = Moment::now();
-        let before = state.valid_until;
         state.valid_until = until.unwrap_or(now);
         let lock = self.spec.name();
         if self.lost.is_cancelled() || state.valid_until <= now {
@@ -302,20 +378,19 @@ impl Hold {
             self.lost.cancel();
             return Err(Error::Lost { lock, nodes });
         }
-        if state.valid_until > before {
+        if confirmed >= majority {
             state.ttl = ttl;
             state.renew_at = sent + ttl / RENEW_AFTER;
             return Ok(state.valid_until);
         }
         state.renew_at = now + ttl / RETRY_AFTER;
-        if self
-            .spec
-            .max_hold
-            .is_some_and(|cap| self.since + cap <= before + ttl)
-        {
-            return Ok(state.valid_until);
-        }
         Err(Error::NoQuorum { lock, nodes })
+    }
+
+    /// Enters once more: the lease gets what is asked for now, and never less than before.
+    pub(crate) async fn enter_for(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
+        let ttl = ttl.max(self.lock().ttl);
+        self.extend(ttl).await
     }
 
     /// Extends on behalf of a guard, and lets the keeper know.

@@ -167,7 +167,7 @@ impl Lock {
                     spec.name()
                 )));
             }
-            match guard.held().0.extend(spec.ttl).await {
+            match guard.held().0.enter_for(spec.ttl).await {
                 Ok(_) => return Ok(guard),
                 Err(Error::Lost { .. }) => {}
                 Err(other) => return Err(other),

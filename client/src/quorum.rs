@@ -6,7 +6,8 @@
 //!
 //! How long a hold is valid needs less: at any moment before [`held_until`] a majority of nodes keeps a lease for the
 //! token. A node that grants again later (after a restart, say) keeps such a lease as well as any, with a fence of
-//! its own; so renewal counts leases, and only acquisition counts fences.
+//! its own; so renewal counts leases, and only acquisition counts fences. The hold ends for good as soon as nodes have
+//! forgotten it and the rest is no majority: then somebody else may have been in between.
 
 use std::time::Duration;
 

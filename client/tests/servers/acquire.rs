@@ -220,7 +220,7 @@ async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
 
 #[tokio::test]
 async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start(&["repl-diskless-sync-delay 0"])];
     let client = connect(&servers).await;
     let error = client
         .lock("x")
@@ -238,9 +238,9 @@ async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
 
     let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
     until("the replica is in step", || {
-        replica
+        servers[0]
             .run::<String>(&["INFO", "replication"])
-            .contains("master_link_status:up")
+            .contains("state=online")
     })
     .await;
     let guard = client

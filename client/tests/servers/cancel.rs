@@ -136,12 +136,12 @@ async fn while_waiting_for_several_keys() {
 
 #[tokio::test]
 async fn while_waiting_for_replicas() {
-    let servers = Server::start_many::<1>(&[]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let servers = Server::start_many::<1>(&["repl-diskless-sync-delay 0"]);
+    let _replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
     crate::until("the replica is in step", || {
-        replica
+        servers[0]
             .run::<String>(&["INFO", "replication"])
-            .contains("master_link_status:up")
+            .contains("state=online")
     })
     .await;
     let client = connect(&servers).await;

@@ -99,7 +99,7 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
 
 #[tokio::test]
 async fn user_password_and_database_come_from_the_url() {
-    let server = Server::start(&["user bob on >secret ~* +@all", "requirepass other"]);
+    let server = Server::start(&["user bob on >secret ~* +@all"]);
     let url = format!("redis://bob:secret@127.0.0.1:{}/3", server.port);
     let client = Redlock::connect([&url]).await.unwrap();
     let _guard = client.lock("x").acquire().await.unwrap();
