@@ -281,26 +281,27 @@ impl Table {
             .iter()
             .take_while(|ahead| place.is_none_or(|place| **ahead < place));
         let mut ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
-        ahead.any(|ahead| ahead.terms.token != *token && !self.waits_for(ahead, token, now))
+        ahead.any(|ahead| !self.waits_for(ahead, token, now))
     }
 
-    /// Whether a waiter waits for something that `token` holds: then it is not ahead of that owner.
+    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead of that owner.
     pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token, now: Instant) -> bool {
-        waiter.keys.iter().any(|key| {
-            let lock = self
-                .queue
-                .line(key)
-                .and_then(|line| line.lock)
-                .and_then(|id| self.lock(id));
-            lock.is_some_and(|lock| {
-                lock.hold(token).is_some_and(|hold| hold.end > now)
-                    && lock.excludes(waiter.terms.mode, now)
+        let mut keys = waiter.keys.iter();
+        waiter.terms.token != *token
+            && keys.any(|key| {
+                let lock = self
+                    .queue
+                    .line(key)
+                    .and_then(|line| line.lock)
+                    .and_then(|id| self.lock(id));
+                lock.is_some_and(|lock| {
+                    lock.hold(token).is_some_and(|hold| hold.end > now)
+                        && lock.excludes(waiter.terms.mode, now)
+                })
             })
-        })
     }
 
-    /// Those in the line of `key` whom its first waiter is not ahead of: other requests of the same owner, and whoever holds
-    /// another key that it waits for.
+    /// Those in the line of `key` who hold another key that its first waiter waits for.
     fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
         let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
             return Vec::new();
@@ -314,7 +315,6 @@ impl Table {
             .filter_map(|id| self.lock(id));
         let owners = locks.flat_map(|lock| lock.holds()).map(|hold| &hold.token);
         let waiting = owners
-            .chain([&head.terms.token])
             .flat_map(|owner| self.queue.of(owner))
             .filter(|id| line.waiting.contains(id));
         let mut waiting: Vec<_> = waiting.collect();
