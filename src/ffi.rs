@@ -422,6 +422,24 @@ impl Ctx {
         }
     }
 
+    /// Whether the server only asks which arguments are keys.
+    pub fn asks_for_keys(self) -> bool {
+        // SAFETY: the context of a command.
+        unsafe { api!(RedisModule_IsKeysPositionRequest(self.0)) != 0 }
+    }
+
+    /// Tells that argument `at` is a key, used like this.
+    pub fn key_at(self, at: usize, flags: u32) {
+        // SAFETY: the context of a command that asks for keys.
+        unsafe {
+            api!(RedisModule_KeyAtPosWithFlags(
+                self.0,
+                at as c_int,
+                flags as c_int
+            ))
+        }
+    }
+
     pub fn wrong_arity(self) {
         // SAFETY: a valid context of a command.
         unsafe {

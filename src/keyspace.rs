@@ -90,14 +90,14 @@ pub fn decide<R>(
 }
 
 /// Applies an output: keys, replication, events, answers, and the alarm for what comes next.
-fn apply(ctx: Ctx, own: &[Opened<'_>], output: Output) {
+fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
     match &*output.touched {
         [] => {}
         [touched] => apply_to(ctx, own, touched, &output),
         many => apply_many(ctx, own, many, &output),
     }
     if !output.answers.is_empty() {
-        waiters::deliver(&output.answers);
+        waiters::deliver(std::mem::take(&mut output.answers));
     }
     let next = node::with(|node| {
         node.table.return_output(output);
@@ -109,18 +109,14 @@ fn apply(ctx: Ctx, own: &[Opened<'_>], output: Output) {
 }
 
 fn apply_to(ctx: Ctx, own: &[Opened<'_>], touched: &Touched, output: &Output) {
-    let place = place_of(touched);
     let change = output.bytes.get(touched.change.clone()).unwrap_or_default();
-    if let Some(opened) = own
-        .iter()
-        .find(|opened| is_at(opened, touched, place.as_ref()))
-    {
+    if let Some(opened) = own.iter().find(|opened| is_at(opened, touched)) {
         change_key(ctx, touched, opened.name, &opened.key);
         replicate(ctx, change, &[opened.name.raw()]);
         tell(ctx, touched, opened.name);
         return;
     }
-    let Some(place) = place.or_else(|| key_of(touched)) else {
+    let Some(place) = key_of(touched) else {
         return;
     };
     let name = OwnedString::new(place.name());
@@ -198,18 +194,16 @@ fn key_db(keys: &[Key], many: &[Touched], touched: &Touched) -> u32 {
     at.and_then(|at| keys.get(at)).map_or(0, Key::db)
 }
 
-/// The key of a lock that has gone.
-fn place_of(touched: &Touched) -> Option<Key> {
-    touched.gone_from.clone()
-}
-
 /// The key of a touched lock.
 fn key_of(touched: &Touched) -> Option<Key> {
-    place_of(touched).or_else(|| node::with(|node| node.table.key(touched.id).cloned()))
+    touched
+        .gone_from
+        .clone()
+        .or_else(|| node::with(|node| node.table.key(touched.id).cloned()))
 }
 
 /// Whether this open key is the one of a touched lock.
-fn is_at(opened: &Opened<'_>, touched: &Touched, _: Option<&Key>) -> bool {
+fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
     match touched.presence {
         Presence::Kept | Presence::Gone => opened.lock == Some(touched.id),
         Presence::New => opened.lock.is_none(),

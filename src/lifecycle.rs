@@ -132,6 +132,22 @@ pub fn wake_soon_if_anyone_waits() {
     }
 }
 
+/// Calls back when the server has served the clients of this turn.
+pub fn call_soon(callback: unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void)) {
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    if !ctx.is_null() {
+        // SAFETY: the detached context lives for ever.
+        unsafe {
+            api!(RedisModule_CreateTimer(
+                ctx,
+                0,
+                Some(callback),
+                std::ptr::null_mut()
+            ));
+        }
+    }
+}
+
 unsafe extern "C" fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
     // SAFETY: the context of this callback.

@@ -55,6 +55,8 @@ impl Places {
 thread_local! {
     /// The server blocks and unblocks on its main thread only.
     static PLACES: RefCell<Places> = RefCell::default();
+    /// Those whose answer is there and who are still blocked.
+    static ANSWERED: RefCell<Vec<WaiterId>> = RefCell::default();
 }
 
 /// Parks the connection of this command until its waiter is answered.
@@ -87,19 +89,33 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
     PLACES.with_borrow_mut(|places| places.insert(id, Place { client, parked }));
 }
 
-/// Answers those who waited.
-pub fn deliver(answers: &[(WaiterId, Answer)]) {
+/// Answers those who waited, as soon as the server has done with what it is doing.
+///
+/// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
+/// not the one that counts. A timer without delay runs after all clients of this turn and before their replies are sent.
+pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
     for (id, answer) in answers {
-        let Some(place) = PLACES.with_borrow_mut(|places| places.remove(*id)) else {
+        let parked =
+            PLACES.with_borrow(|places| places.by_waiter.get(&id).map(|place| place.parked));
+        match parked {
+            // SAFETY: a place is removed before the server frees the private data, so the pointer is valid here.
+            Some(parked) => unsafe { (*parked).answer = Some(answer) },
             // Gone before it could be told.
-            node::post(Letter::Left(*id));
-            lifecycle::wake_soon();
-            continue;
-        };
-        // SAFETY: the place is removed before the server frees the private data, so both pointers are valid here.
-        unsafe {
-            (*place.parked).answer = Some(answer.clone());
-            api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
+            None => node::post(Letter::Left(id)),
+        }
+        ANSWERED.with_borrow_mut(|answered| answered.push(id));
+    }
+    lifecycle::call_soon(unblock_answered);
+}
+
+/// Lets the server reply to those who were answered.
+unsafe extern "C" fn unblock_answered(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    for id in ANSWERED.take() {
+        if let Some(place) = PLACES.with_borrow_mut(|places| places.remove(id)) {
+            // SAFETY: still blocked, as it had a place until now.
+            unsafe {
+                api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
+            }
         }
     }
 }
@@ -131,6 +147,11 @@ extern "C" fn answer(
         // SAFETY: the context of this callback.
         let ctx = unsafe { Ctx::new(ctx) };
         parked.replied = true;
+        if parked.answer.is_none() {
+            PLACES.with_borrow_mut(|places| places.remove(parked.id));
+            node::post(Letter::Left(parked.id));
+            lifecycle::wake_soon();
+        }
         reply::answer(
             ctx,
             parked.answer.as_ref().unwrap_or(&Answer::Nothing),

@@ -14,14 +14,24 @@ use crate::keyspace::{Opened, decide};
 /// Where the inner command begins.
 const INNER: usize = 3;
 
+const UNKNOWN: Failure = Failure::Text("ERR the guarded command is unknown to this server");
+
+/// What matters about a command that is to be guarded.
+#[derive(Clone, Copy)]
+enum Kind {
+    Ordinary,
+    /// It may wait.
+    Blocks,
+    Unknown,
+}
+
 thread_local! {
-    /// Which commands may wait, as the server says; asked once for each.
-    static BLOCKING: RefCell<HashMap<Vec<u8>, bool>> = RefCell::default();
+    /// The commands of the server, each asked for once.
+    static KINDS: RefCell<HashMap<Vec<u8>, Kind>> = RefCell::default();
 }
 
 pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    // SAFETY: a valid context of a command.
-    if unsafe { api!(RedisModule_IsKeysPositionRequest(ctx.raw())) } != 0 {
+    if ctx.asks_for_keys() {
         tell_keys(ctx, args);
         return Ok(());
     }
@@ -36,8 +46,10 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let name = CString::new(command.clone())
         .map_err(|_| Failure::Text("ERR the guarded command is unknown"))?;
-    if may_block(ctx, &command) {
-        return Err("ERR LOCK.GUARD cannot run commands that block".into());
+    match kind_of(ctx, &command) {
+        Kind::Unknown => return Err(UNKNOWN),
+        Kind::Blocks => return Err("ERR LOCK.GUARD cannot run commands that block".into()),
+        Kind::Ordinary => {}
     }
     let own = [Opened::new(ctx, key)?];
     let lock = own[0].lock();
@@ -70,20 +82,46 @@ fn run(ctx: Ctx, name: &CString, args: Args<'_>) {
             ctx.reply_error("ERR the guarded command could not be run");
             return;
         }
-        api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply));
+        if is_denied_by_acl(reply) {
+            ctx.reply_error(
+                "NOPERM the user may not run the guarded command, or not with these keys",
+            );
+        } else {
+            api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply));
+        }
         api!(RedisModule_FreeCallReply(reply));
     }
 }
 
+/// Whether the server refused a call for the caller's lack of rights; servers word it differently.
+///
+/// # Safety
+/// `reply` is a valid reply.
+unsafe fn is_denied_by_acl(reply: *mut raw::RedisModuleCallReply) -> bool {
+    let mut len = 0;
+    // SAFETY: as the caller promises; the text is read here only.
+    let text = unsafe {
+        if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as c_int {
+            return false;
+        }
+        let text = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
+        if text.is_null() {
+            &[]
+        } else {
+            std::slice::from_raw_parts(text.cast::<u8>(), len)
+        }
+    };
+    text.starts_with(b"ERR acl verification failed") || text.starts_with(b"NOPERM")
+}
+
 /// Tells the server which arguments are keys: the lock, and those of the inner command.
 fn tell_keys(ctx: Ctx, args: Args<'_>) {
-    let locked = (raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS) as c_int;
+    ctx.key_at(1, super::READ);
     let inner = args.from(INNER);
     let mut len = 0;
     let mut flags = std::ptr::null_mut();
     // SAFETY: a valid context that asks for keys; what the server allocates is freed here.
     unsafe {
-        api!(RedisModule_KeyAtPosWithFlags(ctx.raw(), 1, locked));
         if inner.len() == 0 {
             return;
         }
@@ -120,17 +158,22 @@ fn tell_keys(ctx: Ctx, args: Args<'_>) {
     }
 }
 
-/// Whether the server says that a command may wait.
-fn may_block(ctx: Ctx, command: &[u8]) -> bool {
-    if let Some(known) = BLOCKING.with_borrow(|known| known.get(command).copied()) {
+/// What the server says about a command.
+fn kind_of(ctx: Ctx, command: &[u8]) -> Kind {
+    if let Some(known) = KINDS.with_borrow(|known| known.get(command).copied()) {
         return known;
     }
-    let Some(flags) = ctx.ask(c"COMMAND", &[b"INFO", command]) else {
-        return false;
+    let Some(info) = ctx
+        .ask(c"COMMAND", &[b"INFO", command])
+        .filter(|info| !info.is_empty())
+    else {
+        return Kind::Unknown;
     };
-    let blocks = flags.iter().any(|flag| flag == b"blocking");
-    if !flags.is_empty() {
-        BLOCKING.with_borrow_mut(|known| known.insert(command.to_vec(), blocks));
-    }
-    blocks
+    let kind = if info.iter().any(|flag| flag == b"blocking") {
+        Kind::Blocks
+    } else {
+        Kind::Ordinary
+    };
+    KINDS.with_borrow_mut(|known| known.insert(command.to_vec(), kind));
+    kind
 }

@@ -118,7 +118,7 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: c"lock.macquire",
         handler: handler!(several::macquire),
-        flags: c"write deny-oom blocking",
+        flags: c"write deny-oom blocking getkeys-api",
         categories: c"write slow blocking",
         arity: -5,
         keys: Keys::Numbered(TAKE),
@@ -129,7 +129,7 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: c"lock.mrelease",
         handler: handler!(several::mrelease),
-        flags: c"write",
+        flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -4,
         keys: Keys::Numbered(DROP),
@@ -140,7 +140,7 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: c"lock.mextend",
         handler: handler!(several::mextend),
-        flags: c"write",
+        flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -5,
         keys: Keys::Numbered(CHANGE),
@@ -154,7 +154,8 @@ pub static COMMANDS: &[Command] = &[
         flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -4,
-        keys: Keys::First(READ),
+        // Which keys follow depends on the inner command: the server is told to ask the handler.
+        keys: Keys::First(READ | raw::REDISMODULE_CMD_KEY_VARIABLE_FLAGS),
         grammar: "key token command [arg ...]",
         summary: c"Runs a command if and only if the token holds the lock at that moment",
         complexity: c"that of the command",

@@ -4,6 +4,8 @@
 
 use std::collections::HashSet;
 
+use redislock_core::table::{Denial, Extended};
+
 use super::acquire::Request;
 use super::reply::Failure;
 use super::{extend, options, release};
@@ -14,6 +16,9 @@ use crate::keyspace::Opened;
 const MAX_KEYS: i64 = 1000;
 
 pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    if ctx.asks_for_keys() {
+        return tell_keys(ctx, args);
+    }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
         return Err(Failure::Arity);
@@ -25,6 +30,9 @@ pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    if ctx.asks_for_keys() {
+        return tell_keys(ctx, args);
+    }
     let (keys, next) = keys(args)?;
     let token = args.get(next).ok_or(Failure::Arity)?;
     let all = release::all(args, next + 1)?;
@@ -40,6 +48,9 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    if ctx.asks_for_keys() {
+        return tell_keys(ctx, args);
+    }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
         return Err(Failure::Arity);
@@ -48,7 +59,25 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let token = options::token(token)?;
     let ttl = options::ttl(ttl)?;
     let own = open(ctx, keys)?;
-    extend::reply_each(ctx, extend::prolong(ctx, &own, &token, ttl, fence));
+    let extensions = extend::prolong(ctx, &own, &token, ttl, fence);
+    // What keeps the whole node from serving is one error, not one for each key.
+    if let Some(Extended::Denied(denial @ Denial::Quarantined(..))) = extensions.first() {
+        return Err((*denial).into());
+    }
+    extend::reply_each(ctx, extensions);
+    Ok(())
+}
+
+/// Tells the server which arguments are keys: 7.0 does not ask the key specification for routing.
+fn tell_keys(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+    let numkeys = args
+        .get(1)
+        .and_then(|numkeys| numkeys.number())
+        .unwrap_or(0)
+        .clamp(0, MAX_KEYS) as usize;
+    for at in 2..args.len().min(2 + numkeys) {
+        ctx.key_at(at, super::TAKE);
+    }
     Ok(())
 }
 
