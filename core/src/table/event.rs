@@ -31,14 +31,17 @@ impl Table {
             let Some(id) = self.slots.at(index) else {
                 continue;
             };
-            let Some(end) = self.lock(id).and_then(Lock::first_end) else {
+            let Some(entry) = self.slots.get(id) else {
                 continue;
             };
-            if end > lease_now {
+            if let Some(end) = entry.lock.first_end().filter(|end| *end > lease_now)
+                && entry.touch == 0
+            {
                 self.wheel.set(index, end);
                 continue;
             }
             self.take_ended_off(id, now);
+            // The wheel has forgotten it, whatever else becomes of it in this decision.
             if let Some(touched) = self.touch(id) {
                 touched.end_before = None;
             }
