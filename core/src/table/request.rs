@@ -2,7 +2,9 @@
 
 use super::{Events, Keyspace, Table};
 use crate::fence::{FenceError, check_lead};
-use crate::lock::{Hold, Lock, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter};
+use crate::lock::{
+    Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter,
+};
 use crate::quarantine::Reason;
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
@@ -408,6 +410,9 @@ impl Table {
             None => {
                 entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
                 self.counters.grants += 1;
+                if entry.queued && self.queue.has_several_keys() {
+                    self.let_past_if_full(id, terms.mode, now);
+                }
                 (fence, false)
             }
         };
@@ -415,6 +420,18 @@ impl Table {
             self.rebind(id, &terms.token, terms.connection);
         }
         fence
+    }
+
+    /// Where a semaphore has become full, those who wait for it wait for all its holders from now on: these may go past them
+    /// in the lines of other keys.
+    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: Instant) {
+        let lock = self.slots.get(id).map(|entry| &entry.lock);
+        if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))
+        {
+            let holders = lock.holds().map(|hold| &hold.token);
+            self.next_up
+                .extend(holders.flat_map(|token| self.queue.of(token)));
+        }
     }
 
     /// Ties an ephemeral hold to the connection that used it last.
