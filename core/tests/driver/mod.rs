@@ -28,6 +28,8 @@ pub struct Driver {
     /// When the timer last ran: what has ended since may still be there.
     timer_ran: u64,
     highest_fence: u64,
+    /// The server's names for the three connections; one that has closed comes again under another.
+    connections: [u64; 3],
 }
 
 fn bytes(token: Token) -> core_token::Token {
@@ -81,29 +83,42 @@ fn answer(answer: &table::Answer) -> Answer {
     }
 }
 
-/// The model after all actions and all answers, in some order in which each was right: the actions in theirs, the answers
-/// in theirs.
-fn explain(model: &Model, actions: &[Action], answers: &[(u64, Answer)]) -> Option<Model> {
+/// The model after all actions and all answers, in some order in which each was right and after which it `fits`: the
+/// actions in their order, the answers in theirs.
+fn explain(
+    model: &Model,
+    actions: &[Action],
+    answers: &[(u64, Answer)],
+    fits: &dyn Fn(&Model) -> Result<(), String>,
+) -> Result<Model, String> {
     if actions.is_empty() && answers.is_empty() {
-        return model.owes_nothing().then(|| model.clone());
+        if !model.owes_nothing() {
+            return Err("somebody was not answered".into());
+        }
+        return fits(model).map(|()| model.clone());
     }
+    let mut wrong = "a reply is wrong".to_owned();
     if let Some((action, rest)) = actions.split_first()
         && model.owes_nothing()
     {
         let mut next = model.clone();
-        if action(&mut next)
-            && let Some(found) = explain(&next, rest, answers)
-        {
-            return Some(found);
+        if action(&mut next) {
+            match explain(&next, rest, answers, fits) {
+                Err(why) => wrong = why,
+                found => return found,
+            }
         }
     }
-    let ((id, answer), rest) = answers.split_first()?;
-    let mut next = model.clone();
-    if next.accepts(*id, answer) {
-        explain(&next, actions, rest)
-    } else {
-        None
+    if let Some(((id, answer), rest)) = answers.split_first() {
+        let mut next = model.clone();
+        if next.accepts(*id, answer) {
+            return explain(&next, actions, rest, fits);
+        }
+        if actions.is_empty() {
+            return Err(format!("{id} should not have been told {answer:?}"));
+        }
     }
+    Err(wrong)
 }
 
 fn always(action: impl Fn(&mut Model) + 'static) -> Vec<Action> {
@@ -129,6 +144,7 @@ impl Driver {
             model,
             undelivered: Vec::new(),
             highest_fence: 0,
+            connections: [1, 2, 3],
         }
     }
 
@@ -144,18 +160,16 @@ impl Driver {
             .iter()
             .map(|(id, told)| (id.0, answer(told)))
             .collect();
-        self.model = explain(&before, &actions, &answers).ok_or_else(|| {
-            format!("a reply or an answer is wrong: {answers:?}\nbefore: {before:?}")
-        })?;
-        self.suspect.node.now.mono = Instant(self.model.now);
         self.replica.now = self.suspect.node.now;
         for change in &changes {
             // Every effect has the counter in front.
-            self.replica.table.raise_fence(self.suspect.node.table.fence());
+            let fence = self.suspect.node.table.fence();
+            self.replica.table.raise_fence(fence);
             self.replica.replay(change);
         }
-        self.note_grants(&answers)?;
-        self.compare()
+        self.model = explain(&before, &actions, &answers, &|model| self.compare(model))
+            .map_err(|why| format!("{why}\nanswers: {answers:?}\nbefore: {before:?}"))?;
+        self.note_grants(&answers)
     }
 
     /// Does the step to the core; returns what it is for the model, with the core's replies.
@@ -167,6 +181,7 @@ impl Driver {
                 block,
             } => {
                 request.fence = self.wished(wish);
+                request.connection = self.connections[request.connection as usize];
                 // What the module answers by itself, WRONGTYPE, does not reach the core.
                 if request
                     .keys
@@ -196,6 +211,7 @@ impl Driver {
                 connection,
             } => {
                 let wish = self.wished(wish);
+                let connection = self.connections[connection as usize];
                 let reply =
                     match self
                         .suspect
@@ -282,6 +298,9 @@ impl Driver {
     fn connection(&mut self, step: &Step) -> Vec<Action> {
         match *step {
             Step::HangUp { connection, grace } => {
+                let next = self.connections[connection as usize] + 3;
+                let connection =
+                    std::mem::replace(&mut self.connections[connection as usize], next);
                 self.suspect.node.hang_up(connection, grace);
                 always(move |model| model.hang_up(connection, grace))
             }

@@ -119,7 +119,7 @@ fn wish() -> impl Strategy<Value = Wish> {
 }
 
 fn connection() -> impl Strategy<Value = u64> {
-    1..4u64
+    0..3u64
 }
 
 fn request() -> impl Strategy<Value = Request> {

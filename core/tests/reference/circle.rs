@@ -61,9 +61,8 @@ impl Model {
                 set.extend(lock.holds.keys());
             }
             let ahead = self.ahead(*key, request, place).into_iter();
-            needs
-                .every
-                .extend(ahead.filter(|token| Some(*token) != not));
+            let others = ahead.filter(|token| *token != request.token && Some(*token) != not);
+            needs.every.extend(others);
             needs
         })
         .collect()
