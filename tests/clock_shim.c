@@ -1,8 +1,9 @@
 /* Shifts the wall clock of the process that preloads it. The shift, in microseconds, is the first eight
  * bytes of the file that CLOCK_SHIFT names: a test writes there and the server's clock steps at once.
- * Monotonic clocks stay as they are. */
+ * Monotonic clocks stay as they are. Valkey loads modules with RTLD_DEEPBIND, which would let them pass this
+ * library by, so that flag is taken out. */
 #define _GNU_SOURCE
-#include <errno.h>
+#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -50,3 +51,10 @@ time_t time(time_t *out) {
     if (out) *out = now.tv_sec;
     return now.tv_sec;
 }
+
+#ifdef RTLD_DEEPBIND
+void *dlopen(const char *path, int flags) {
+    void *(*real)(const char *, int) = (void *(*)(const char *, int))dlsym(RTLD_NEXT, "dlopen");
+    return real(path, flags & ~RTLD_DEEPBIND);
+}
+#endif
