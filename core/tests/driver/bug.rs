@@ -226,13 +226,16 @@ impl Suspect {
                 .iter()
                 .position(|other| other.key == waiting.key);
             if let Some(other) = same.map(|at| self.waiting.remove(at)) {
-                // The one that came before goes behind.
+                // The one that came before goes behind, if it still waits.
+                let before = self.node.table.waiters();
                 self.node.table.abandon(self.inner(other.id));
-                if let Verdict::Waits(id) = self.node.acquire(
-                    std::slice::from_ref(&other.key),
-                    &other.terms,
-                    Some(other.until),
-                ) {
+                if self.node.table.waiters() < before
+                    && let Verdict::Waits(id) = self.node.acquire(
+                        std::slice::from_ref(&other.key),
+                        &other.terms,
+                        Some(other.until),
+                    )
+                {
                     self.renamed.push((other.id, id));
                 }
             }
@@ -298,6 +301,7 @@ impl Suspect {
 
     pub fn reload(&mut self, loading: u64) {
         self.node.reload(loading);
+        (self.waiting, self.renamed) = (Vec::new(), Vec::new());
         if self.has(Bug::AReloadStartsLeasesAnew) {
             let keys: Vec<_> = self.node.keys.0.keys().cloned().collect();
             for key in keys {

@@ -93,17 +93,6 @@ impl Driver {
     pub(super) fn compare(&self, model: &Model) -> Result<(), String> {
         let node = &self.suspect.node;
         let mut locks = seen(node, |limit| self.suspect.shown_limit(limit))?;
-        let replicated = seen(&self.replica, |limit| self.suspect.shown_limit(limit))?;
-        same(
-            "the replica",
-            &replicated,
-            &without_connections(locks.clone()),
-        )?;
-        same(
-            "fence of the replica",
-            &self.replica.table.fence(),
-            &node.table.fence(),
-        )?;
         same("fence", &node.table.fence(), &model.fence)?;
         for (whose, node) in [("locks", node), ("locks of the replica", &self.replica)] {
             let keys = node
@@ -115,6 +104,7 @@ impl Driver {
             same(whose, &node.table.locks(), &keys)?;
         }
 
+        let all_locks = locks.clone();
         let all = locks.values().map(|lock| lock.holds.len()).sum::<usize>();
         for lock in locks.values_mut() {
             lock.holds.retain(|_, hold| hold.end > model.now);
@@ -170,6 +160,13 @@ impl Driver {
                 ));
             }
         }
+        let replicated = seen(&self.replica, |limit| self.suspect.shown_limit(limit))?;
+        same("the replica", &replicated, &without_connections(all_locks))?;
+        same(
+            "fence of the replica",
+            &self.replica.table.fence(),
+            &node.table.fence(),
+        )?;
         Ok(())
     }
 

@@ -193,6 +193,7 @@ impl Driver {
                 vec![self.acquire(request, block)]
             }
             Step::Release { keys, token, all } => {
+                let token = self.owner(keys[0], token);
                 let replies: Vec<_> = keys
                     .iter()
                     .map(|at| self.suspect.release_in_part(&key(*at), &bytes(token), all))
@@ -210,7 +211,7 @@ impl Driver {
                 wish,
                 connection,
             } => {
-                let wish = self.wished(wish);
+                let (wish, token) = (self.wished(wish), self.owner(at, token));
                 let connection = self.connections[connection as usize];
                 let reply =
                     match self
@@ -226,6 +227,7 @@ impl Driver {
                 })]
             }
             Step::Guard { key: at, token } => {
+                let token = self.owner(at, token);
                 let reply = self
                     .suspect
                     .node
@@ -250,6 +252,19 @@ impl Driver {
                 self.administer(step)
             }
             _ => self.outside(step),
+        }
+    }
+
+    /// The owner that a step means.
+    fn owner(&self, at: Key, token: Token) -> Token {
+        let held = self.model.live(at);
+        let holders: Vec<_> = held
+            .into_iter()
+            .flat_map(|lock| lock.holds.into_keys())
+            .collect();
+        match token.checked_sub(step::OWNERS) {
+            Some(nth) if !holders.is_empty() => holders[usize::from(nth) % holders.len()],
+            _ => token % step::OWNERS,
         }
     }
 

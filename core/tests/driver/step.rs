@@ -77,8 +77,16 @@ pub enum Step {
     },
 }
 
+/// How many owners there are.
+pub const OWNERS: u8 = 5;
+
 fn token() -> impl Strategy<Value = Token> {
-    0..5u8
+    0..OWNERS
+}
+
+/// An owner; from [`OWNERS`] on, one of those who hold the key at that moment.
+fn holder() -> impl Strategy<Value = Token> {
+    prop_oneof![1 => token(), 2 => OWNERS..2 * OWNERS]
 }
 
 fn key() -> impl Strategy<Value = Key> {
@@ -162,12 +170,12 @@ fn step() -> impl Strategy<Value = Step> {
         wish,
         block,
     });
-    let release = (keys(), token(), any::<bool>()).prop_map(|(keys, token, all)| Step::Release {
+    let release = (keys(), holder(), any::<bool>()).prop_map(|(keys, token, all)| Step::Release {
         keys,
         token,
         all,
     });
-    let extend = (key(), token(), ttl(), wish(), connection()).prop_map(
+    let extend = (key(), holder(), ttl(), wish(), connection()).prop_map(
         |(key, token, ttl, wish, connection)| Step::Extend {
             key,
             token,
@@ -188,7 +196,7 @@ fn step() -> impl Strategy<Value = Step> {
         24 => acquire,
         12 => release,
         4 => extend,
-        2 => (key(), token()).prop_map(|(key, token)| Step::Guard { key, token }),
+        2 => (key(), holder()).prop_map(|(key, token)| Step::Guard { key, token }),
         1 => key().prop_map(|key| Step::Force { key }),
         8 => advance,
     ];
