@@ -255,20 +255,16 @@ impl Table {
             return;
         };
         let end = self.clock.at(end.max(now.mono));
-        for (id, token) in bound {
-            let bound = self
-                .lock(id)
-                .and_then(|lock| lock.hold(&token))
-                .and_then(|hold| hold.connection());
-            if bound != Some(connection) {
-                continue;
-            }
-            self.touch_hold(id, &token, |_| ());
-            if let Some(entry) = self.slots.get_mut(id) {
+        // All of them first: nobody is granted anything while some of them seem to last.
+        for (id, token) in &bound {
+            self.touch_hold(*id, token, |_| ());
+            if let Some(entry) = self.slots.get_mut(*id) {
                 entry
                     .lock
-                    .change(&token, |hold| hold.end = hold.end.min(end));
+                    .change(token, |hold| hold.end = hold.end.min(end));
             }
+        }
+        for (id, _) in bound {
             self.settle(id, now, keyspace);
         }
     }
