@@ -2,7 +2,7 @@
 
 use super::{Answer, Entry, Keyspace, Table};
 use crate::deadlock::{self, Needs};
-use crate::lock::{Lock, Mode, Terms};
+use crate::lock::{Hold, Lock, Mode, Terms};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
@@ -257,6 +257,10 @@ impl Table {
         let end = self.clock.at(end.max(now.mono));
         // All of them first: nobody is granted anything while some of them seem to last.
         for (id, token) in &bound {
+            let hold = self.lock(*id).and_then(|lock| lock.hold(token));
+            if hold.and_then(Hold::connection) != Some(connection) {
+                continue;
+            }
             self.touch_hold(*id, token, |_| ());
             if let Some(entry) = self.slots.get_mut(*id) {
                 entry
