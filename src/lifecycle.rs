@@ -4,7 +4,7 @@
 //! monotonic clock is asked again when it rings, and the server's cron is the second wake-up, ten times a second.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
@@ -25,6 +25,8 @@ static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_
 /// When the alarm is set to ring, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
+/// The database that MOVE takes a key from.
+static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
 /// Subscribes to everything below.
 pub fn register(ctx: Ctx) -> Result<(), String> {
@@ -435,11 +437,16 @@ unsafe extern "C" fn on_keyspace(
         )
     };
     match event {
+        b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
         b"rename_to" | b"move_to" | b"restore" => {
             if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
                 let key = Key::new(ctx.db(), name.bytes());
                 node::with(|node| node.table.attach(id, key));
                 wake_soon();
+            }
+            if event == b"move_to" {
+                // Valkey before 9.1 runs this callback on the client that moved and would leave it in the other database.
+                ctx.select(MOVED_FROM.load(Ordering::Relaxed));
             }
         }
         b"evicted" => {
