@@ -1,6 +1,6 @@
 //! Redis Cluster: locks follow their slots, and nobody is granted what moved away.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::lock::{sole_holder, wait_for_waiters, waiters};
 use crate::resp::{Connection, Value, granted, refused};
@@ -162,12 +162,21 @@ fn a_failover_keeps_the_locks() {
     waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
     wait_for_waiters(&mut a, "job", 1);
     crate::replication::wait_for_sync(&mut a, &mut r);
-    wait_until("the replica is the master", || {
-        // Refused, or timed out, while the nodes do not all know of each other's roles yet.
+    for c in [&mut a, &mut two.connect()] {
+        wait_until("everybody knows the replica", || {
+            let replicas = c.call(&format!("CLUSTER REPLICAS {master}"));
+            replicas.items().len() == 1
+        });
+    }
+    let is_master = |r: &mut Connection| r.call("LOCK.NODE").field("role").text() == "master";
+    while !is_master(&mut r) {
+        // A busy machine may let the server's own five seconds for it pass: then it is asked again.
         r.call("CLUSTER FAILOVER");
-        std::thread::sleep(Duration::from_millis(200));
-        r.call("LOCK.NODE").field("role").text() == "master"
-    });
+        let asked = Instant::now();
+        while !is_master(&mut r) && asked.elapsed() < Duration::from_secs(6) {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
     assert!(waiter.receive().is_error());
     wait_until("it serves", || {
         r.call("LOCK.EXTEND job me 600000") == Value::Integer(fence)

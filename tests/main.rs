@@ -1,6 +1,8 @@
 //! End-to-end tests: every sentence of the contract, against real servers that a guard starts and stops.
 
 mod clock;
+mod history;
+mod load;
 mod lock;
 mod random;
 mod resp;
@@ -11,6 +13,7 @@ mod acquire;
 mod arguments;
 mod cluster;
 mod configuration;
+mod crash;
 mod ephemeral;
 mod expiry;
 mod extend;

@@ -164,7 +164,7 @@ fn a_grant_against_a_disconnect() {
         // A short lease: a grant that was sent before the server saw the end of the connection stands.
         for (lane, waiter) in waiters.iter_mut().enumerate() {
             waiter.send("PING");
-            waiter.send(&format!("LOCK.ACQUIRE job-{lane} waiter 100 BLOCK 0"));
+            waiter.send(&format!("LOCK.ACQUIRE job-{lane} waiter 20 BLOCK 0"));
         }
         wait_for_all(&mut c);
         for (lane, heir) in heirs.iter_mut().enumerate() {
