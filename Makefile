@@ -21,7 +21,7 @@ run: build ## Start a server with the module in the foreground (port 6379, the n
 	@PORT='$(PORT)' scripts/run.sh
 
 test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
-	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace
+	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
 
 lint: ## Check format, clippy, documentation and scripts; warnings are errors
 	@scripts/setup.sh lint
