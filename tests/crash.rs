@@ -298,8 +298,6 @@ fn a_lowered_quarantine_counts_only_when_the_higher_one_is_over() {
             .start();
         if keeps == Keeps::Snapshots {
             server.connect().ok("SAVE");
-        } else {
-            wait_until("the AOF has begun", || length(&aof(&server)) > 0);
         }
         server.kill();
         server.reconfigure(|options| options.config("lock.quarantine 100"));

@@ -6,15 +6,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::history::{Event, History, Operation, Outcome, now};
 use crate::random::Random;
 use crate::resp::{Connection, Value, encode};
-use crate::server::wait_until;
 
 /// How long a client waits for a reply beyond what it asked to wait.
 const PATIENCE: Duration = Duration::from_millis(1500);
+/// Longer than two elections take on a busy machine.
+const ELECTIONS: Duration = Duration::from_secs(120);
 /// How often a request is sent on to another node.
 const REDIRECTS: usize = 8;
 
@@ -24,6 +25,17 @@ static OWNERS: AtomicU64 = AtomicU64::new(1);
 pub fn rounds(usual: usize) -> usize {
     let more = std::env::var("CHAOS_ROUNDS").ok();
     usual * more.and_then(|more| more.parse().ok()).unwrap_or(1)
+}
+
+/// For what several servers have to agree about first: an election may have to be held twice.
+#[track_caller]
+pub fn wait_patiently(what: &str, mut so: impl FnMut() -> bool) {
+    let start = Instant::now();
+    while !so() {
+        let waited = start.elapsed();
+        assert!(waited < ELECTIONS, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 /// Where to send requests for a lock, for as long as no node says otherwise.
@@ -235,7 +247,7 @@ impl Load {
     #[track_caller]
     pub fn wait_for_grants(&self, more: usize) {
         let before = self.grants.load(Ordering::Relaxed);
-        wait_until("locks are granted", || {
+        wait_patiently("locks are granted", || {
             self.grants.load(Ordering::Relaxed) >= before + more
         });
     }

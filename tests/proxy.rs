@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU16, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU16, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -155,7 +155,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, is_server: bool) 
                     while state.mode() == STALLED {
                         std::thread::sleep(LOOK);
                     }
-                    if to.write_all(&bytes[..count]).is_err() {
+                    if state.mode() != PASSES || to.write_all(&bytes[..count]).is_err() {
                         break;
                     }
                     if is_server && spend(state, count) {

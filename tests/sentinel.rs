@@ -1,0 +1,316 @@
+//! A master, two replicas and three sentinels: whoever follows Sentinel is told of the quarantine, then granted; no two
+//! owners rely on one lock, and fences grow.
+//!
+//! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel. Stalling the proxy leaves
+//! the old master to those who talk to it directly: a partition.
+
+use std::fs::{self, File};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use crate::history::{History, Outcome, Violation};
+use crate::load::{Client, Plan, Route, always_to, rounds, wait_patiently};
+use crate::lock::all_locks;
+use crate::proxy::Proxy;
+use crate::replication::wait_for_sync;
+use crate::resp::Connection;
+use crate::server::{Options, Server, free_port, info_number, server_binary, wait_until};
+
+const QUARANTINE: Duration = Duration::from_millis(1500);
+/// No longer than any election.
+const LONG: Duration = Duration::from_secs(300);
+
+/// The settings that make a failover safe.
+fn protected() -> Options {
+    without_quarantine().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
+}
+
+fn without_quarantine() -> Options {
+    Server::options()
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 1")
+}
+
+fn without_min_replicas() -> Options {
+    Server::options().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
+}
+
+/// One sentinel; dropping it ends it.
+struct Sentinel {
+    process: Child,
+    port: u16,
+    folder: TempDir,
+}
+
+impl Sentinel {
+    fn start(master: u16) -> Sentinel {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let port = free_port();
+        let settings = folder.path().join("sentinel.conf");
+        let lines = [
+            "bind 127.0.0.1".to_owned(),
+            format!("port {port}"),
+            format!("dir {}", folder.path().display()),
+            format!("sentinel monitor locks 127.0.0.1 {master} 2"),
+            "sentinel down-after-milliseconds locks 1000".to_owned(),
+            "sentinel failover-timeout locks 10000".to_owned(),
+        ];
+        fs::write(&settings, lines.join("\n") + "\n").expect("the settings are written");
+        let log = File::create(folder.path().join("log")).expect("a log file");
+        let process = Command::new(server_binary())
+            .arg(&settings)
+            .arg("--sentinel")
+            .stdin(Stdio::null())
+            .stderr(log.try_clone().expect("a log file"))
+            .stdout(log)
+            .spawn()
+            .expect("a sentinel starts");
+        Sentinel {
+            process,
+            port,
+            folder,
+        }
+    }
+
+    /// What it knows about the master.
+    fn knows(&self, field: &str) -> i64 {
+        let Ok(mut c) = Connection::try_open(self.port) else {
+            return -1;
+        };
+        let master = c.call("SENTINEL MASTER locks");
+        if master.is_error() {
+            return -1;
+        }
+        let value = master.field(field);
+        value.text().parse().expect("a number")
+    }
+}
+
+impl Drop for Sentinel {
+    fn drop(&mut self) {
+        // Both fail only if it has ended by itself.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+        if std::thread::panicking() {
+            let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+            eprintln!("--- log of the sentinel {} ---\n{log}", self.port);
+        }
+    }
+}
+
+struct Deployment {
+    master: Server,
+    link: Proxy,
+    replicas: Vec<Server>,
+    sentinels: Vec<Sentinel>,
+}
+
+impl Deployment {
+    fn start(options: Options) -> Deployment {
+        let master = options.clone().start();
+        let link = Proxy::to(master.port());
+        let replica = options.config(&format!("replicaof 127.0.0.1 {}", link.port()));
+        let replicas: Vec<Server> = (0..2).map(|_| replica.clone().start()).collect();
+        let mut m = master.connect();
+        for replica in &replicas {
+            wait_for_sync(&mut m, &mut replica.connect());
+        }
+        let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(link.port())).collect();
+        for sentinel in &sentinels {
+            wait_patiently("the sentinels know everybody", || {
+                sentinel.knows("num-slaves") == 2 && sentinel.knows("num-other-sentinels") == 2
+            });
+        }
+        let deployment = Deployment {
+            master,
+            link,
+            replicas,
+            sentinels,
+        };
+        wait_until("the master grants", || {
+            let node = m.call("LOCK.NODE");
+            node.number("quarantine") == 0 && !m.call("LOCK.RELEASE nothing me").is_error()
+        });
+        deployment
+    }
+
+    /// Where Sentinel says that the master is.
+    fn by_sentinel(&self) -> Route {
+        let ports: Vec<u16> = self
+            .sentinels
+            .iter()
+            .map(|sentinel| sentinel.port)
+            .collect();
+        Arc::new(move |_| ports.iter().find_map(|port| master_by(*port)))
+    }
+
+    fn directly(&self) -> Route {
+        always_to(self.master.port())
+    }
+
+    /// The lock's next owner, by Sentinel, after the failover.
+    fn acquire_at_the_new_master(&self, ttl: Duration) -> History {
+        let mut client = Client::new(self.by_sentinel());
+        let old = [self.link.port(), self.master.port()];
+        wait_patiently("Sentinel names another master", || {
+            let named = self
+                .sentinels
+                .iter()
+                .all(|sentinel| master_by(sentinel.port).is_some_and(|port| !old.contains(&port)));
+            named
+        });
+        wait_patiently("the new master grants", || {
+            matches!(client.acquire("job", ttl, None).1, Outcome::Ok(_))
+        });
+        client.history
+    }
+}
+
+fn master_by(sentinel: u16) -> Option<u16> {
+    let mut c = Connection::try_open(sentinel).ok()?;
+    let address = c.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+    address.items().get(1)?.text().parse().ok()
+}
+
+fn together(histories: impl IntoIterator<Item = History>) -> History {
+    let histories = histories.into_iter();
+    History {
+        events: histories.flat_map(|history| history.events).collect(),
+    }
+}
+
+#[track_caller]
+fn assert_overlap(history: &History) {
+    let violations = history.violations();
+    assert!(
+        matches!(violations[..], [Violation::Overlap(..), ..]),
+        "{violations:?}"
+    );
+}
+
+#[test]
+fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
+    for _ in 0..rounds(1) {
+        let mut deployment = Deployment::start(protected());
+        let plan = Plan::new(&["job", "report"], QUARANTINE / 2);
+        let load = plan.start(deployment.by_sentinel());
+        load.wait_for_grants(30);
+        deployment.master.kill();
+        load.wait_for_grants(30);
+        let history = load.stop();
+        history.assert_safe();
+        assert_eq!(history.violations_of_one_counter(), []);
+        assert!(history.refusals("QUARANTINE") > 0);
+    }
+}
+
+/// A grant that no replica has seen; then the master is gone.
+fn promote_a_lagging_replica(options: Options, ttl: Duration) -> History {
+    let mut deployment = Deployment::start(options);
+    let mut client = Client::new(deployment.directly());
+    deployment.link.stall();
+    let (_, outcome) = client.acquire("job", ttl, None);
+    assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
+    deployment.master.kill();
+    let after = deployment.acquire_at_the_new_master(ttl);
+    together([client.history, after])
+}
+
+#[test]
+fn a_lagging_replica_that_is_promoted_gives_nobody_what_it_has_not_heard_of() {
+    for _ in 0..rounds(1) {
+        let history = promote_a_lagging_replica(protected(), QUARANTINE);
+        history.assert_safe();
+        assert_eq!(history.violations_of_one_counter(), []);
+    }
+}
+
+#[test]
+fn without_a_quarantine_a_lagging_replica_that_is_promoted_grants_twice() {
+    assert_overlap(&promote_a_lagging_replica(without_quarantine(), LONG));
+}
+
+/// The old master lives on for one client, which extends for as long as it is let, while the others go on with the new one.
+fn leave_the_old_master_alive(options: Options) -> (Deployment, History) {
+    let deployment = Deployment::start(options);
+    let mut client = Client::new(deployment.directly());
+    deployment.link.stall();
+    let (owner, outcome) = client.acquire("job", QUARANTINE, None);
+    assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
+    let after = std::thread::scope(|scope| {
+        let new = scope.spawn(|| deployment.acquire_at_the_new_master(QUARANTINE));
+        while !new.is_finished() {
+            client.extend(&owner);
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        new.join().expect("the new master grants")
+    });
+    (deployment, together([client.history, after]))
+}
+
+#[test]
+fn an_old_master_that_lives_on_for_some_stops_extending_before_the_new_one_grants() {
+    for _ in 0..rounds(1) {
+        let (deployment, history) = leave_the_old_master_alive(protected());
+        history.assert_safe();
+        assert_eq!(history.violations_of_one_counter(), []);
+        assert!(history.refusals("NOREPLICAS") > 0);
+        // When the partition ends it becomes a replica, and those who wait there are told.
+        deployment.link.heal();
+        let mut old = deployment.master.connect();
+        wait_patiently("the old master is a replica", || {
+            old = deployment.master.connect();
+            old.call("LOCK.NODE").field("role").text() == "replica"
+        });
+        let new = master_by(deployment.sentinels[0].port).expect("a master");
+        let new = deployment.replicas.iter().find(|one| one.port() == new);
+        let mut new = new.expect("a replica was promoted").connect();
+        wait_patiently("both know the same locks", || {
+            all_locks(&mut deployment.master.connect()) == all_locks(&mut new)
+        });
+    }
+}
+
+#[test]
+fn without_min_replicas_an_old_master_that_lives_on_extends_what_the_new_one_grants() {
+    let (_, history) = leave_the_old_master_alive(without_min_replicas());
+    assert_overlap(&history);
+}
+
+/// The worst case: promoted at the very moment at which its link stalls, while the old master still counts it.
+#[test]
+fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_extend() {
+    for _ in 0..rounds(1) {
+        let master = protected().start();
+        let link = Proxy::to(master.port());
+        let replica = protected()
+            .config(&format!("replicaof 127.0.0.1 {}", link.port()))
+            .start();
+        let (mut m, mut r) = (master.connect(), replica.connect());
+        wait_for_sync(&mut m, &mut r);
+        wait_until("the master counts its replica", || {
+            info_number(&mut m, "replication", "min_slaves_good_slaves") == 1
+        });
+        let mut old = Client::new(always_to(master.port()));
+        let mut new = Client::new(always_to(replica.port()));
+        let mut owner = None;
+        wait_until("the master grants", || {
+            let (granted, outcome) = old.acquire("job", QUARANTINE, None);
+            owner = Some(granted);
+            matches!(outcome, Outcome::Ok(_))
+        });
+        let owner = owner.expect("an owner");
+        link.stall();
+        r.ok("REPLICAOF NO ONE");
+        r.ok("CONFIG SET min-replicas-to-write 0");
+        wait_until("the new master grants", || {
+            old.extend(&owner);
+            matches!(new.acquire("job", QUARANTINE, None).1, Outcome::Ok(_))
+        });
+        old.extend(&owner);
+        together([old.history, new.history]).assert_safe();
+    }
+}
