@@ -1,14 +1,11 @@
 //! The core against the reference model: random lives of a node, compared after every step. `PROPTEST_CASES` says how many.
 
-mod driver;
-mod node;
-mod reference;
-
-use driver::Driver;
-use driver::bug::Bug;
-use driver::step::{Life, life};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+
+use crate::driver::Driver;
+use crate::driver::bug::Bug;
+use crate::driver::step::{Life, life};
 
 fn lead(bug: Option<Bug>, life: &Life) -> Result<(), String> {
     let mut driver = Driver::new(bug);

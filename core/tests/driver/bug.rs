@@ -8,7 +8,7 @@ use redislock_core::time::Instant;
 use redislock_core::token::{Key, Token};
 
 use super::step::TICK;
-use crate::node::{Change, Node, fences};
+use crate::node::{Change, Node};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -343,7 +343,7 @@ impl Suspect {
         for (id, answer) in answers {
             if self.has(Bug::TheLeaseOfAWaiterStartsAtTheRequest)
                 && let Answer::Granted(granted) = &answer
-                && fences(granted).len() == 1
+                && granted.fences().len() == 1
                 && let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id)
             {
                 let Waiting {

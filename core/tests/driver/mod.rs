@@ -11,7 +11,7 @@ use redislock_core::table::{self, Denial, Extended, Verdict};
 use redislock_core::time::Instant;
 use redislock_core::token as core_token;
 
-use crate::node::{Node, Value, fences};
+use crate::node::{Node, Value};
 use crate::reference::{Answer, Error, Key, Limits, Mode, Model, Reply, Request, Token};
 use bug::{Bug, Suspect};
 use step::{Step, Wish};
@@ -76,7 +76,7 @@ fn error(denial: Denial) -> Error {
 
 fn answer(answer: &table::Answer) -> Answer {
     match answer {
-        table::Answer::Granted(granted) => Answer::Fences(fences(granted)),
+        table::Answer::Granted(granted) => Answer::Fences(granted.fences().to_vec()),
         table::Answer::Nothing => Answer::Nothing,
         table::Answer::Unblocked => Answer::Unblocked,
         table::Answer::Denied(denial) => Answer::Error(error(*denial)),
@@ -285,7 +285,7 @@ impl Driver {
             block.map(|until| until.map(Instant)),
         );
         let (reply, id) = match verdict {
-            Verdict::Granted(granted) => (Reply::Fences(fences(&granted)), None),
+            Verdict::Granted(granted) => (Reply::Fences(granted.fences().to_vec()), None),
             Verdict::Busy => (Reply::Busy, None),
             Verdict::Waits(id) => (Reply::Waits, Some(id.0)),
             Verdict::Denied(denial) => (Reply::Error(error(denial)), None),

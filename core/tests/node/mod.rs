@@ -7,8 +7,7 @@ use redislock_core::lock::{Lock, Mode, Terms};
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
-    Answer, Denial, Events, Extended, Found, Granted, Keyspace, Limits, Loaded, Presence, Verdict,
-    Wanted,
+    Answer, Denial, Events, Extended, Found, Keyspace, Limits, Loaded, Presence, Verdict, Wanted,
 };
 use redislock_core::time::{Instant, Now};
 use redislock_core::token::{Key, Token};
@@ -363,10 +362,83 @@ pub fn terms(token: &Token, ttl: u64) -> Terms {
     }
 }
 
-/// The fences of a grant, a key each.
-pub fn fences(granted: &Granted) -> Vec<u64> {
-    match granted {
-        Granted::One(fence) => vec![*fence],
-        Granted::Each(fences) => fences.clone(),
+/// The token of this name.
+pub fn token(name: &str) -> Token {
+    Token::new(name.as_bytes()).expect("a token")
+}
+
+/// The key of this name in database 0.
+pub fn key(name: &str) -> Key {
+    Key::new(0, name.as_bytes())
+}
+
+/// A second, µs.
+pub const SECOND: u64 = 1_000_000;
+
+/// Waits for ever.
+pub const FOR_EVER: Option<Option<Instant>> = Some(None);
+
+/// Requests as short as a test reads: an owner, its keys (a letter each), ten seconds.
+impl Node {
+    pub fn ask(
+        &mut self,
+        owner: &str,
+        keys: &str,
+        mode: Mode,
+        until: Option<Option<Instant>>,
+    ) -> Verdict {
+        let keys: Vec<_> = keys.chars().map(|name| key(&name.to_string())).collect();
+        let terms = Terms {
+            mode,
+            ..terms(&token(owner), 10 * SECOND)
+        };
+        self.acquire(&keys, &terms, until)
     }
+
+    /// Acquires the exclusive locks, which are free; their fences.
+    pub fn hold(&mut self, owner: &str, keys: &str) -> Vec<u64> {
+        match self.ask(owner, keys, Mode::Exclusive, None) {
+            Verdict::Granted(granted) => granted.fences().to_vec(),
+            other => panic!("{owner} should have {keys}: {other:?}"),
+        }
+    }
+
+    /// Waits for ever for the exclusive locks.
+    pub fn wait(&mut self, owner: &str, keys: &str) -> WaiterId {
+        self.wait_in(owner, keys, Mode::Exclusive)
+    }
+
+    pub fn wait_in(&mut self, owner: &str, keys: &str, mode: Mode) -> WaiterId {
+        match self.ask(owner, keys, mode, FOR_EVER) {
+            Verdict::Waits(id) => id,
+            other => panic!("{owner} should wait for {keys}: {other:?}"),
+        }
+    }
+
+    /// Releases one hold.
+    pub fn let_go(&mut self, owner: &str, name: &str) -> u32 {
+        self.release(&key(name), &token(owner), false)
+    }
+
+    /// Who was answered since this was asked last; each was granted what it waited for.
+    pub fn granted(&mut self) -> Vec<WaiterId> {
+        let (_, answers) = self.take();
+        let granted = |(id, answer): (WaiterId, Answer)| match answer {
+            Answer::Granted(_) => id,
+            other => panic!("{id:?} was told {other:?}"),
+        };
+        answers.into_iter().map(granted).collect()
+    }
+
+    pub fn holds(&self, owner: &str, name: &str) -> bool {
+        let lock = self.lock(&key(name));
+        lock.is_some_and(|lock| lock.hold(&token(owner)).is_some())
+    }
+}
+
+pub const SHARED: Mode = Mode::Shared { limit: 0 };
+
+/// A semaphore of this size.
+pub fn semaphore(limit: u32) -> Mode {
+    Mode::Shared { limit }
 }

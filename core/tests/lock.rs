@@ -1,0 +1,210 @@
+//! One lock: what a request may do to it, when it ends, how late it may end.
+
+use redislock_core::lock::{Hold, Lock, Mode, OverCap, Refusal, Standing, Terms};
+use redislock_core::time::Instant;
+
+use crate::node::{SHARED, semaphore, terms, token};
+
+const NOW: Instant = Instant(1_000_000);
+const MANY: u32 = 100;
+
+fn held(mode: Mode, owners: &[(&str, u64)]) -> Lock {
+    let mut lock = Lock::Free;
+    for (fence, (owner, ttl)) in (1..).zip(owners) {
+        lock.grant(Hold::new(&terms(&token(owner), *ttl), fence, NOW), mode);
+    }
+    lock
+}
+
+#[test]
+fn a_free_lock_is_open_in_every_mode() {
+    for mode in [Mode::Exclusive, SHARED, semaphore(1)] {
+        assert_eq!(Lock::Free.standing(&token("a"), mode, MANY), Standing::Open);
+        assert!(!Lock::Free.excludes(mode, NOW));
+    }
+}
+
+#[test]
+fn an_exclusive_holder_excludes_all_others_and_re_enters_in_every_mode() {
+    let lock = held(Mode::Exclusive, &[("a", 10)]);
+    for mode in [Mode::Exclusive, SHARED, semaphore(3)] {
+        assert_eq!(lock.standing(&token("a"), mode, MANY), Standing::Held);
+        assert_eq!(lock.standing(&token("b"), mode, MANY), Standing::Excluded);
+        assert!(lock.excludes(mode, NOW));
+    }
+}
+
+#[test]
+fn shared_holders_leave_room_for_others_of_their_kind_alone() {
+    let lock = held(SHARED, &[("a", 10), ("b", 20)]);
+    assert_eq!(lock.standing(&token("a"), SHARED, MANY), Standing::Held);
+    assert_eq!(lock.standing(&token("c"), SHARED, MANY), Standing::Open);
+    assert_eq!(
+        lock.standing(&token("c"), Mode::Exclusive, MANY),
+        Standing::Excluded
+    );
+    let refused = |refusal| Standing::Refused(refusal);
+    assert_eq!(
+        lock.standing(&token("a"), Mode::Exclusive, MANY),
+        refused(Refusal::Upgrade)
+    );
+    assert_eq!(
+        lock.standing(&token("a"), semaphore(2), MANY),
+        refused(Refusal::UnlikeLimit)
+    );
+    assert_eq!(
+        lock.standing(&token("c"), semaphore(2), MANY),
+        refused(Refusal::UnlikeLimit)
+    );
+    assert_eq!(
+        lock.standing(&token("c"), SHARED, 2),
+        refused(Refusal::TooManyHolders)
+    );
+}
+
+#[test]
+fn a_semaphore_has_as_many_holders_as_its_limit() {
+    let lock = held(semaphore(2), &[("a", 10)]);
+    assert_eq!(
+        lock.standing(&token("b"), semaphore(2), MANY),
+        Standing::Open
+    );
+    let lock = held(semaphore(2), &[("a", 10), ("b", 20)]);
+    assert_eq!(
+        lock.standing(&token("b"), semaphore(2), MANY),
+        Standing::Held
+    );
+    assert_eq!(
+        lock.standing(&token("c"), semaphore(2), MANY),
+        Standing::Excluded
+    );
+    assert_eq!(
+        lock.standing(&token("c"), SHARED, MANY),
+        Standing::Refused(Refusal::UnlikeLimit)
+    );
+}
+
+#[test]
+fn those_whose_leases_have_ended_exclude_nobody() {
+    let lock = held(semaphore(2), &[("a", 10), ("b", 20)]);
+    assert!(lock.excludes(semaphore(2), NOW.plus(9)));
+    assert!(!lock.excludes(semaphore(2), NOW.plus(10)));
+    assert!(lock.excludes(Mode::Exclusive, NOW.plus(19)));
+    assert!(!lock.excludes(Mode::Exclusive, NOW.plus(20)));
+    assert!(
+        !lock.excludes(SHARED, NOW),
+        "an unlike limit is refused, it does not wait"
+    );
+}
+
+#[test]
+fn leases_end_one_by_one_in_the_order_of_their_ends() {
+    let mut lock = held(SHARED, &[("a", 30), ("b", 10), ("c", 20)]);
+    assert_eq!(
+        (lock.first_end(), lock.last_end()),
+        (Some(NOW.plus(10)), Some(NOW.plus(30)))
+    );
+    assert!(lock.take_ended(NOW.plus(9)).is_none());
+    let ended: Vec<_> = std::iter::from_fn(|| lock.take_ended(NOW.plus(25)))
+        .map(|hold| hold.token)
+        .collect();
+    assert_eq!(ended, [token("b"), token("c")]);
+    assert_eq!(lock.holders(), 1);
+    assert!(lock.take_ended(NOW.plus(30)).is_some() && lock.is_free());
+}
+
+#[test]
+fn a_lease_that_is_moved_later_ends_later() {
+    let mut lock = held(SHARED, &[("a", 10), ("b", 20)]);
+    assert_eq!(
+        lock.change(&token("a"), |hold| hold.renew(NOW, 50, 0)),
+        Some(Ok(()))
+    );
+    assert_eq!(
+        (lock.first_end(), lock.last_end()),
+        (Some(NOW.plus(20)), Some(NOW.plus(50)))
+    );
+    assert_eq!(
+        lock.change(&token("a"), |hold| hold.renew(NOW, 5, 0)),
+        Some(Ok(()))
+    );
+    assert_eq!(lock.last_end(), Some(NOW.plus(50)), "never earlier");
+    assert!(lock.change(&token("x"), |_| ()).is_none());
+}
+
+#[test]
+fn the_tightest_cap_counts_from_the_grant() {
+    let terms = Terms {
+        max_hold: 10,
+        ..terms(&token("a"), 1000)
+    };
+    let mut hold = Hold::new(&terms, 1, NOW);
+    assert_eq!(hold.renew(NOW.plus(4000), 6000, 0), Ok(()));
+    assert_eq!(
+        hold.renew(NOW.plus(4000), 6001, 0),
+        Err(OverCap { left: 6000 })
+    );
+    assert_eq!(
+        hold.renew(NOW.plus(4000), 4000, 7),
+        Err(OverCap { left: 3000 })
+    );
+    assert_eq!(hold.renew(NOW.plus(20_000), 1, 0), Err(OverCap { left: 0 }));
+    assert_eq!(
+        hold.end,
+        NOW.plus(10_000),
+        "a refusal leaves the lease as it was"
+    );
+    hold.note(&Terms {
+        max_hold: 20,
+        ..terms.clone()
+    });
+    assert_eq!(hold.max_hold(), 10, "a cap never widens");
+    hold.note(&Terms {
+        max_hold: 5,
+        ..terms
+    });
+    assert_eq!(hold.max_hold(), 5);
+}
+
+#[test]
+fn a_label_stays_until_another_one_comes() {
+    let labelled = |label: &[u8]| Terms {
+        owner: Some(label.into()),
+        ..terms(&token("a"), 10)
+    };
+    let mut hold = Hold::new(&labelled(b"one"), 1, NOW);
+    hold.note(&terms(&token("a"), 10));
+    assert_eq!(hold.owner(), b"one");
+    hold.note(&labelled(b"two"));
+    assert_eq!(hold.owner(), b"two");
+}
+
+#[test]
+fn holders_are_told_in_the_order_of_their_fences() {
+    let lock = held(SHARED, &[("c", 30), ("a", 10), ("b", 20)]);
+    let order: Vec<_> = lock
+        .holds_in_order()
+        .into_iter()
+        .map(|hold| hold.token.clone())
+        .collect();
+    assert_eq!(order, [token("c"), token("a"), token("b")]);
+    assert_eq!(lock.holds().count(), 3);
+    assert!(lock.heap_bytes() > held(SHARED, &[("a", 10)]).heap_bytes());
+}
+
+#[test]
+fn only_the_holder_takes_its_hold_away() {
+    for (mode, left) in [(Mode::Exclusive, 0), (SHARED, 1)] {
+        let owners: &[_] = if left == 0 {
+            &[("a", 10)]
+        } else {
+            &[("a", 10), ("b", 10)]
+        };
+        let mut lock = held(mode, owners);
+        assert!(lock.take(&token("x")).is_none());
+        assert_eq!(lock.holders(), owners.len());
+        assert!(lock.take(&token("a")).is_some() && lock.take(&token("a")).is_none());
+        assert_eq!(lock.holders(), left);
+        assert_eq!(lock.is_free(), left == 0);
+    }
+}

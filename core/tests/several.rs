@@ -1,0 +1,244 @@
+//! Several keys at once: all or none, order on every key, who may pass whom, circles of waits.
+
+use redislock_core::lock::{Mode, OverCap, Terms};
+use redislock_core::table::{Denial, Granted, Verdict};
+
+use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+
+fn node() -> Node {
+    Node::new(ROOMY)
+}
+
+const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
+
+#[test]
+fn all_keys_are_had_under_one_fence_or_none_is() {
+    let mut node = node();
+    let fences = node.hold("a", "kl");
+    assert_eq!(fences[0], fences[1]);
+    assert_eq!(node.ask("b", "jk", Mode::Exclusive, None), Verdict::Busy);
+    assert!(!node.holds("b", "j"));
+    assert_eq!(node.table.locks(), 2);
+}
+
+#[test]
+fn a_key_that_is_held_already_is_re_entered_under_its_own_fence() {
+    let mut node = node();
+    let own = node.hold("a", "k")[0];
+    let Verdict::Granted(Granted::Each(fences)) = node.ask("a", "lkm", Mode::Exclusive, None)
+    else {
+        panic!("granted");
+    };
+    assert_eq!((fences[1], fences[0]), (own, fences[2]));
+    assert!(fences[0] > own);
+    let count = node
+        .lock(&key("k"))
+        .and_then(|lock| lock.hold(&token("a")))
+        .map(|hold| hold.count);
+    assert_eq!(count, Some(2));
+}
+
+#[test]
+fn a_key_that_cannot_be_re_entered_leaves_the_others_free() {
+    let mut node = node();
+    let capped = Terms {
+        max_hold: 5000,
+        ..terms(&token("a"), SECOND)
+    };
+    node.acquire(&[key("k")], &capped, None);
+    node.take();
+    let over = Verdict::Denied(Denial::OverCap(OverCap { left: 5 * SECOND }));
+    assert_eq!(node.ask("a", "jkl", Mode::Exclusive, None), over);
+    assert_eq!((node.table.locks(), node.take().0.len()), (1, 0));
+}
+
+#[test]
+fn whoever_waits_for_several_keys_holds_none_and_nobody_takes_the_free_one_from_it() {
+    let mut node = node();
+    node.hold("a", "l");
+    let both = node.wait("b", "kl");
+    assert!(!node.holds("b", "k"));
+    assert_eq!(
+        node.table
+            .waiting_for(&key("k"))
+            .map(|(waiters, _)| waiters),
+        Some(1)
+    );
+    assert_eq!(node.ask("c", "k", Mode::Exclusive, None), Verdict::Busy);
+    let behind = node.wait("c", "k");
+    node.let_go("a", "l");
+    assert_eq!(node.granted(), [both]);
+    node.let_go("b", "k");
+    assert_eq!(node.granted(), [behind]);
+}
+
+#[test]
+fn crossed_requests_cannot_block_each_other() {
+    let mut node = node();
+    node.hold("a", "kl");
+    let (first, second) = (node.wait("b", "kl"), node.wait("c", "lk"));
+    node.let_go("a", "k");
+    node.let_go("a", "l");
+    assert_eq!(node.granted(), [first]);
+    node.let_go("b", "l");
+    node.let_go("b", "k");
+    assert_eq!(node.granted(), [second]);
+}
+
+#[test]
+fn a_waiter_that_waits_for_what_the_requester_holds_is_not_ahead_of_it() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiter = node.wait("b", "kl");
+    assert_eq!(node.ask("c", "l", Mode::Exclusive, None), Verdict::Busy);
+    node.hold("a", "l");
+    node.let_go("a", "l");
+    assert_eq!(node.granted(), []);
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), [waiter]);
+}
+
+#[test]
+fn an_owner_in_line_may_pass_as_soon_as_it_holds_what_the_one_ahead_waits_for() {
+    let mut node = node();
+    node.hold("x", "l");
+    node.hold("a", "m");
+    node.wait("b", "kl");
+    let passing = node.wait("a", "k");
+    node.rename(&key("m"), &key("l"));
+    node.serve();
+    assert_eq!(node.granted(), [passing]);
+}
+
+#[test]
+fn a_lease_that_has_ended_lets_nobody_pass() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.wait("b", "kl");
+    node.advance(10 * SECOND);
+    assert_eq!(node.ask("a", "l", Mode::Exclusive, None), Verdict::Busy);
+}
+
+#[test]
+fn a_semaphore_that_becomes_full_lets_its_holders_pass() {
+    let mut node = node();
+    node.hold("d", "m");
+    node.ask("b", "k", semaphore(2), None);
+    node.wait_in("a", "lmk", semaphore(2));
+    let passing = node.wait("b", "l");
+    assert!(matches!(
+        node.ask("d", "k", semaphore(2), None),
+        Verdict::Granted(_)
+    ));
+    assert_eq!(node.granted(), [passing]);
+}
+
+#[test]
+fn a_lock_that_a_waiter_was_granted_in_the_same_decision_is_not_made_twice() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiter = node.wait_in("b", "kl", SHARED);
+    node.advance(10 * SECOND);
+    let Verdict::Granted(granted) = node.ask("c", "lk", SHARED, None) else {
+        panic!("shared with b")
+    };
+    assert_eq!(node.granted(), [waiter]);
+    assert_eq!(granted.fences().len(), 2);
+    assert_eq!(node.table.locks(), 2);
+    assert_eq!(node.lock(&key("l")).map(|lock| lock.holders()), Some(2));
+}
+
+#[test]
+fn a_circle_of_two_is_told_at_once() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("b", "l");
+    node.wait("a", "l");
+    assert_eq!(node.ask("b", "k", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert_eq!(
+        node.ask("b", "k", Mode::Exclusive, None),
+        Verdict::Busy,
+        "who does not wait closes no circle"
+    );
+    assert_eq!(node.table.waiters(), 1);
+}
+
+#[test]
+fn a_circle_over_many_keys_and_modes_is_told() {
+    let mut node = node();
+    for (owner, name) in [("a", "k"), ("b", "l"), ("c", "m")] {
+        node.ask(owner, name, SHARED, None);
+    }
+    node.wait("a", "lx");
+    node.wait("b", "ym");
+    assert_eq!(node.ask("c", "zk", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert!(matches!(
+        node.ask("c", "zk", SHARED, None),
+        Verdict::Granted(_)
+    ));
+}
+
+#[test]
+fn a_circle_through_a_place_in_line_is_told() {
+    let mut node = node();
+    node.hold("x", "k");
+    node.hold("b", "l");
+    node.wait_in("a", "kl", Mode::Exclusive);
+    // b would stand behind a, which waits for what b holds: but then a is not ahead of b.
+    let passing = node.wait("b", "k");
+    node.let_go("x", "k");
+    assert_eq!(node.granted(), [passing]);
+
+    let mut node = self::node();
+    node.hold("x", "k");
+    node.hold("y", "m");
+    node.hold("b", "l");
+    node.wait("a", "kc");
+    node.wait("c", "cl");
+    // a is ahead of c; b waits behind a, which waits for x alone: no circle.
+    node.wait("b", "k");
+    // c waits for b, so whoever c waits behind may not wait for c: y may.
+    node.wait("y", "c");
+    assert_eq!(node.table.waiters(), 4);
+}
+
+#[test]
+fn a_line_closes_a_circle_when_the_one_ahead_depends_on_the_newcomer() {
+    let mut node = node();
+    node.hold("n", "k");
+    node.hold("x", "m");
+    node.hold("v", "p");
+    node.wait("v", "k");
+    node.wait("w", "mp");
+    // w is ahead on m and waits for v, which waits for n.
+    assert_eq!(node.ask("n", "m", Mode::Exclusive, FOR_EVER), DEADLOCK);
+}
+
+#[test]
+fn one_holder_of_a_full_semaphore_that_can_go_on_is_enough() {
+    let mut node = node();
+    node.hold("n", "l");
+    for owner in ["a", "b"] {
+        node.ask(owner, "k", semaphore(2), None);
+    }
+    node.wait("a", "l");
+    let waiter = node.wait_in("n", "k", semaphore(2));
+    node.abandon(waiter);
+    node.wait("b", "l");
+    assert_eq!(node.ask("n", "k", semaphore(2), FOR_EVER), DEADLOCK);
+    assert_eq!(node.ask("n", "k", Mode::Exclusive, FOR_EVER), DEADLOCK);
+}
+
+#[test]
+fn an_ended_lease_is_part_of_no_circle() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.advance(5 * SECOND);
+    node.hold("b", "l");
+    node.wait("a", "l");
+    node.advance(5 * SECOND);
+    assert!(matches!(
+        node.ask("b", "k", Mode::Exclusive, FOR_EVER),
+        Verdict::Granted(_)
+    ));
+}

@@ -1,0 +1,258 @@
+//! Lines: first in, first out, none past another; what one owner's requests mean to each other.
+
+use redislock_core::lock::{Mode, Refusal};
+use redislock_core::table::{Answer, Denial, Presence, Verdict};
+
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+
+fn node() -> Node {
+    Node::new(ROOMY)
+}
+
+#[test]
+fn the_first_in_is_the_first_out_and_the_key_stays_in_place() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiting = [
+        node.wait("b", "k"),
+        node.wait("c", "k"),
+        node.wait("d", "k"),
+    ];
+    node.take();
+    for (owner, waiter) in ["a", "b", "c"].into_iter().zip(waiting) {
+        node.let_go(owner, "k");
+        let (changes, answers) = node.take();
+        assert_eq!(
+            answers.iter().map(|(id, _)| *id).collect::<Vec<_>>(),
+            [waiter]
+        );
+        assert_eq!(
+            changes
+                .iter()
+                .map(|change| change.presence)
+                .collect::<Vec<_>>(),
+            [Presence::Kept]
+        );
+    }
+}
+
+#[test]
+fn the_lease_of_a_waiter_starts_at_its_grant() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.wait("b", "k");
+    node.advance(7 * SECOND);
+    node.let_go("a", "k");
+    let end = node.lock(&key("k")).and_then(|lock| lock.last_end());
+    assert_eq!(end, Some(node.now.mono.plus(10 * SECOND)));
+}
+
+#[test]
+fn a_wait_ends_when_its_time_is_up_and_not_before() {
+    let mut node = node();
+    node.hold("a", "k");
+    let until = node.now.mono.plus(SECOND);
+    let Verdict::Waits(waiter) =
+        node.acquire(&[key("k")], &terms(&token("b"), SECOND), Some(Some(until)))
+    else {
+        panic!("it waits");
+    };
+    node.advance(SECOND - 1);
+    node.tick();
+    assert_eq!(node.take().1, []);
+    node.advance(1);
+    node.tick();
+    assert_eq!(node.take().1, [(waiter, Answer::Nothing)]);
+    assert_eq!(node.table.waiters(), 0);
+}
+
+#[test]
+fn shared_waiters_next_to_each_other_are_granted_together_and_none_passes_a_writer() {
+    let mut node = node();
+    node.hold("a", "k");
+    let readers = [
+        node.wait_in("b", "k", SHARED),
+        node.wait_in("c", "k", SHARED),
+    ];
+    let writer = node.wait("d", "k");
+    let late = node.wait_in("e", "k", SHARED);
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), readers);
+    assert_eq!(
+        node.ask("f", "k", SHARED, None),
+        Verdict::Busy,
+        "no barging"
+    );
+    node.let_go("b", "k");
+    assert_eq!(node.granted(), []);
+    node.let_go("c", "k");
+    assert_eq!(node.granted(), [writer]);
+    node.let_go("d", "k");
+    assert_eq!(node.granted(), [late]);
+}
+
+#[test]
+fn a_dead_permit_of_a_semaphore_frees_itself() {
+    let mut node = node();
+    for owner in ["a", "b"] {
+        assert!(matches!(
+            node.ask(owner, "k", semaphore(2), None),
+            Verdict::Granted(_)
+        ));
+        node.advance(SECOND);
+    }
+    let waiter = node.wait_in("c", "k", semaphore(2));
+    node.advance(8 * SECOND + 1024);
+    node.tick();
+    assert_eq!(node.granted(), [waiter]);
+    assert!(!node.holds("a", "k") && node.holds("b", "k"));
+}
+
+#[test]
+fn an_unlike_limit_is_refused_at_the_request_and_again_at_the_grant() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.wait_in("b", "k", semaphore(2));
+    let unlike = node.wait_in("c", "k", semaphore(3));
+    node.let_go("a", "k");
+    let (_, answers) = node.take();
+    let refused = Denial::Refused(Refusal::UnlikeLimit);
+    assert_eq!(answers[1], (unlike, Answer::Denied(refused)));
+    assert_eq!(
+        node.ask("d", "k", semaphore(3), None),
+        Verdict::Denied(refused)
+    );
+}
+
+#[test]
+fn a_disconnected_waiter_leaves_and_lets_those_behind_it_go() {
+    let mut node = node();
+    node.ask("a", "k", SHARED, None);
+    let writer = node.wait("b", "k");
+    let reader = node.wait_in("c", "k", SHARED);
+    node.abandon(writer);
+    assert_eq!(node.granted(), [reader]);
+}
+
+#[test]
+fn releasing_all_cancels_what_the_owner_still_waits_for_there() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("b", "l");
+    let (waiter, elsewhere) = (node.wait("b", "k"), node.wait("c", "l"));
+    assert_eq!(node.release(&key("k"), &token("b"), false), 0);
+    assert_eq!(node.table.waiters(), 2, "one hold cancels nothing");
+    assert_eq!(node.release(&key("k"), &token("b"), true), 0);
+    assert_eq!(node.take().1, [(waiter, Answer::Nothing)]);
+    assert_eq!(node.release(&key("l"), &token("b"), true), 1);
+    assert_eq!(node.granted(), [elsewhere]);
+}
+
+#[test]
+fn an_owner_that_releases_all_is_not_granted_what_it_cancels() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("b", "l");
+    let waiter = node.wait("a", "kl");
+    assert_eq!(node.release(&key("k"), &token("a"), true), 1);
+    assert_eq!(node.take().1, [(waiter, Answer::Nothing)]);
+    node.let_go("b", "l");
+    assert_eq!((node.table.locks(), node.table.waiters()), (0, 0));
+}
+
+#[test]
+fn when_one_request_of_an_owner_is_granted_its_others_for_the_key_re_enter() {
+    let mut node = node();
+    node.hold("a", "k");
+    let first = node.wait("b", "k");
+    node.wait("c", "k");
+    let second = node.wait_in("b", "k", SHARED);
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), [first, second]);
+    let count = node
+        .lock(&key("k"))
+        .and_then(|lock| lock.hold(&token("b")))
+        .map(|hold| hold.count);
+    assert_eq!(count, Some(2));
+}
+
+#[test]
+fn an_owner_that_shares_is_refused_the_exclusive_lock_it_waits_for() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.wait_in("b", "k", SHARED);
+    let upgrade = node.wait("b", "k");
+    node.let_go("a", "k");
+    assert_eq!(
+        node.take().1[1],
+        (upgrade, Answer::Denied(Denial::Refused(Refusal::Upgrade)))
+    );
+}
+
+#[test]
+fn requests_of_one_owner_keep_their_order() {
+    let mut node = node();
+    node.ask("a", "k", SHARED, None);
+    node.hold("a", "l");
+    let writer = node.wait("b", "k");
+    let reader = node.wait_in("b", "kl", SHARED);
+    node.let_go("a", "l");
+    assert_eq!(
+        node.granted(),
+        [],
+        "the later request would turn the earlier one into an upgrade"
+    );
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), [writer, reader]);
+}
+
+#[test]
+fn a_lock_that_was_granted_again_while_leases_were_ended_is_found_at_its_own_end() {
+    let mut node = node();
+    node.hold("a", "bd");
+    let twenty = terms(&token("a"), 20 * SECOND);
+    node.acquire(&[key("c")], &twenty, None);
+    let until = node.now.mono.plus(10 * SECOND);
+    let several = [key("b"), key("d"), key("c")];
+    node.acquire(&several, &terms(&token("x"), SECOND), Some(Some(until)));
+    let waiter = node.wait("x", "d");
+    node.advance(10 * SECOND + 1024);
+    node.tick();
+    assert_eq!(node.take().1.last().map(|(id, _)| *id), Some(waiter));
+    node.advance(10 * SECOND + 1024);
+    node.tick();
+    assert_eq!(node.table.locks(), 0);
+}
+
+#[test]
+fn those_who_are_unblocked_come_again() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("a", "l");
+    let (k, l) = (node.wait("b", "k"), node.wait("c", "l"));
+    node.table.unblock_line(&key("k"));
+    node.serve();
+    assert_eq!(node.take().1, [(k, Answer::Unblocked)]);
+    node.table.unblock_all();
+    node.serve();
+    assert_eq!(node.take().1, [(l, Answer::Unblocked)]);
+    assert_eq!(node.table.waiting_for(&key("l")), None);
+}
+
+#[test]
+fn a_lock_that_is_moved_to_its_holders_own_request_is_re_entered() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("b", "x");
+    node.wait("c", "kx");
+    node.let_go("a", "k");
+    node.hold("a", "y");
+    let own = node.wait("a", "k");
+    node.rename(&key("y"), &key("k"));
+    node.serve();
+    assert_eq!(node.granted(), [own]);
+    let mode = node
+        .lock(&key("k"))
+        .map(|lock| (lock.mode(), lock.holders()));
+    assert_eq!(mode, Some((Mode::Exclusive, 1)));
+}
