@@ -33,6 +33,7 @@ mod quarantine;
 mod races;
 mod release;
 mod replication;
+mod resharding;
 mod sentinel;
 mod shared;
 mod transactions;
