@@ -187,6 +187,7 @@ impl Table {
     }
 
     /// Extends the lease of `token`'s hold, and raises its fence to at least `fence`.
+    #[allow(clippy::too_many_arguments)]
     pub fn extend(
         &mut self,
         lock: Option<LockId>,
