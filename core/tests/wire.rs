@@ -94,7 +94,7 @@ fn shapes(length: usize) -> Vec<Lock> {
     };
     vec![
         lock(Mode::Exclusive, &[plain(b"a", 9)]),
-        lock(Mode::Exclusive, &[least.clone()]),
+        lock(Mode::Exclusive, std::slice::from_ref(&least)),
         lock(Mode::Exclusive, &[most(1)]),
         lock(SHARED, &[plain(b"a", 9)]),
         lock(SHARED, &[plain(b"a", 9), most(1), least, plain(b"b", 9)]),

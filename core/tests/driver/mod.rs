@@ -34,7 +34,7 @@ pub struct Driver {
 
 fn bytes(token: Token) -> core_token::Token {
     // Some do not fit into the token itself.
-    let length = if token % 2 == 0 { 36 } else { 41 };
+    let length = if token.is_multiple_of(2) { 36 } else { 41 };
     core_token::Token::new(&vec![b'A' + token; length]).expect("a token")
 }
 
@@ -240,7 +240,7 @@ impl Driver {
                 vec![Box::new(move |model| model.force(at) == holders)]
             }
             Step::Advance { ticks, timer } => self.advance(ticks * step::TICK, timer),
-            Step::StepWallClock(by) => {
+            Step::MoveWallClock(by) => {
                 let wall = self.suspect.node.now.wall.saturating_add_signed(by);
                 self.suspect.node.now.wall = wall;
                 always(move |model| model.wall = wall)
