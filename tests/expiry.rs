@@ -143,6 +143,22 @@ fn the_holders_of_a_shared_lock_end_one_by_one() {
 }
 
 #[test]
+fn a_lease_ends_although_its_predecessor_was_flushed() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for _ in 0..300 {
+        // The flushed value is freed on another thread, at any moment after this.
+        let replies = c.pipeline(&[
+            "LOCK.ACQUIRE job me 600000",
+            "FLUSHALL ASYNC",
+            "LOCK.ACQUIRE job me 1",
+        ]);
+        granted(&replies[2]);
+        wait_until_gone(&mut c, "job");
+    }
+}
+
+#[test]
 fn a_release_leaves_nothing_behind() {
     let server = Server::start();
     let mut c = server.connect();
