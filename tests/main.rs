@@ -15,6 +15,8 @@ mod arguments;
 mod cluster;
 mod configuration;
 mod crash;
+#[cfg(target_os = "linux")]
+mod disk;
 mod ephemeral;
 mod expiry;
 mod extend;

@@ -157,6 +157,11 @@ impl Server {
         self.wait()
     }
 
+    /// For a server that ends by itself.
+    pub fn wait_for_the_end(&mut self) -> ExitStatus {
+        self.wait()
+    }
+
     /// Starts again what was stopped or killed, on the same data.
     #[track_caller]
     pub fn start_again(&mut self) {

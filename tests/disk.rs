@@ -1,0 +1,265 @@
+//! Disks that fail: nothing is granted without its effect being written where the configuration promises it, by a command
+//! or behind its back, and what was acknowledged before is there afterwards.
+
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use crate::lock::wait_for_waiters;
+use crate::resp::{Connection, Value, granted, refused};
+use crate::server::{Server, info_field, info_number, wait_until};
+
+/// Long enough for the set-up around it on a busy machine.
+const SOON: i64 = 1000;
+
+/// The disk under a server's folder, whose space a test can take away and give back.
+enum Disk {
+    /// A tiny tmpfs, mounted over the folder.
+    Tiny(PathBuf),
+    /// Without the right to mount: a limit on the length of the server's files.
+    Limited(i32),
+}
+
+impl Disk {
+    /// Puts a server that has written nothing yet onto a disk of its own.
+    fn under(server: &Server) -> Disk {
+        let mut c = server.connect();
+        let folder = server.folder().to_owned();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=512k", "tmpfs"])
+            .arg(&folder)
+            .output()
+            .is_ok_and(|output| output.status.success());
+        if mounted {
+            c.ok(&format!("CONFIG SET dir {}", folder.display()));
+            return Disk::Tiny(folder);
+        }
+        let process = info_number(&mut c, "server", "process_id");
+        Disk::Limited(i32::try_from(process).expect("a process id"))
+    }
+
+    /// From now on nothing more can be written.
+    fn fill(&self) {
+        match self {
+            Disk::Tiny(folder) => {
+                let mut filler = fs::File::create(folder.join("filler")).expect("a file");
+                while filler.write_all(&[0; 4096]).is_ok() {}
+            }
+            Disk::Limited(process) => assert!(limit::set(*process, 0), "the limit is not set"),
+        }
+    }
+
+    fn free(&self) {
+        match self {
+            Disk::Tiny(folder) => fs::remove_file(folder.join("filler")).expect("the filler goes"),
+            // A server that has given up has taken its limit along.
+            Disk::Limited(process) => {
+                limit::set(*process, limit::NONE);
+            }
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        if let Disk::Tiny(folder) = self {
+            // Fails only if it is gone already.
+            let _ = Command::new("umount").arg("-l").arg(folder).status();
+        }
+    }
+}
+
+/// The limit on the length of a process's files. Passing it is an error like any other for a server whose parent
+/// ignores the signal that comes with it.
+mod limit {
+    #[repr(C)]
+    struct Limit {
+        now: u64,
+        most: u64,
+    }
+
+    unsafe extern "C" {
+        fn prlimit(process: i32, resource: i32, new: *const Limit, old: *mut Limit) -> i32;
+        fn signal(number: i32, handler: usize) -> usize;
+    }
+
+    pub const NONE: u64 = u64::MAX;
+    const FILE_LENGTH: i32 = 1;
+    const FILE_TOO_LONG: i32 = 25;
+    const IGNORE: usize = 1;
+
+    /// Servers that are started from now on inherit it.
+    pub fn ignore_the_signal() {
+        // SAFETY: plain numbers; ignoring a signal runs no code of ours.
+        unsafe { signal(FILE_TOO_LONG, IGNORE) };
+    }
+
+    /// False if there is no such process.
+    pub fn set(process: i32, bytes: u64) -> bool {
+        let limit = Limit {
+            now: bytes,
+            most: NONE,
+        };
+        // SAFETY: the structure lives during the call; the old limit is not asked for.
+        unsafe { prlimit(process, FILE_LENGTH, &raw const limit, std::ptr::null_mut()) == 0 }
+    }
+}
+
+/// A server with an AOF on a disk of its own. The disk is to go first.
+fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
+    limit::ignore_the_signal();
+    let mut server = Server::options()
+        .config("auto-aof-rewrite-percentage 0")
+        .config("enable-protected-configs yes")
+        .start();
+    let disk = Disk::under(&server);
+    let mut c = server.connect();
+    c.ok(&format!("CONFIG SET appendfsync {fsync}"));
+    c.ok("CONFIG SET appendonly yes");
+    crate::persistence::wait_for_rewrite(&mut c);
+    server.reconfigure(|options| options.appendonly(fsync));
+    (server, disk)
+}
+
+fn status(c: &mut Connection) -> String {
+    info_field(c, "persistence", "aof_last_write_status")
+}
+
+/// Every command that would need to be written is refused, and those who wait are not served by the clock either.
+fn nothing_is_granted(c: &mut Connection, waiter: &mut Connection) {
+    for line in [
+        "LOCK.ACQUIRE other me 1000",
+        "LOCK.ACQUIRE other me 1000 BLOCK 0",
+        "LOCK.MACQUIRE 2 one other me 1000",
+        "LOCK.EXTEND kept me 600000",
+        "LOCK.RELEASE kept me",
+    ] {
+        refused(&c.call(line), "MISCONF");
+    }
+    wait_until("the lease is over", || {
+        c.call("LOCK.INFO job holder") == Value::Null
+    });
+    assert!(
+        waiter.is_silent_for(Duration::from_millis(300)),
+        "granted without being written"
+    );
+    assert_ne!(c.call("LOCK.INFO kept me"), Value::Null);
+    assert_eq!(c.call("EXISTS other"), Value::Integer(0));
+}
+
+/// One lock that stays, one whose lease ends soon, and one who waits for that.
+fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
+    granted(&c.call("LOCK.ACQUIRE kept me 600000"));
+    granted(&c.call(&format!("LOCK.ACQUIRE job holder {SOON}")));
+    let mut waiter = server.connect();
+    waiter.send("LOCK.ACQUIRE job waiter 600000 BLOCK 0");
+    wait_for_waiters(c, "job", 1);
+    waiter
+}
+
+#[test]
+fn a_full_disk_grants_nothing_until_there_is_room_again() {
+    let (mut server, disk) = on_a_small_disk("everysec");
+    let mut c = server.connect();
+    let mut waiter = hold_and_wait(&server, &mut c);
+    disk.fill();
+    // What is left of the last page must not be enough.
+    let value = "x".repeat(5000);
+    wait_until("a write fails", || {
+        c.call(&format!("SET string {value}"));
+        status(&mut c) == "err"
+    });
+    nothing_is_granted(&mut c, &mut waiter);
+    disk.free();
+    wait_until("writing works again", || status(&mut c) == "ok");
+    let fence = granted(&waiter.receive());
+    wait_until("all is on the disk", || {
+        granted(&c.call("LOCK.EXTEND kept me 600000"));
+        info_field(&mut c, "persistence", "aof_pending_bio_fsync") == "0"
+    });
+    drop(c);
+    server.kill();
+    server.start_again();
+    let mut c = server.connect();
+    assert_ne!(c.call("LOCK.INFO kept me"), Value::Null);
+    assert_eq!(c.call("LOCK.INFO job waiter").number("fence"), fence);
+}
+
+/// Under `always` the server gives up rather than acknowledge what is not written.
+#[test]
+fn a_full_disk_acknowledges_nothing_under_always() {
+    let (mut server, disk) = on_a_small_disk("always");
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE kept me 600000"));
+    disk.fill();
+    let mut acknowledged = Vec::new();
+    for n in 0.. {
+        let label = "x".repeat(256);
+        c.send(&format!("LOCK.ACQUIRE job-{n} me 600000 OWNER {label}"));
+        match c.try_receive() {
+            Ok(reply) => acknowledged.push(granted(&reply)),
+            Err(_) => break,
+        }
+    }
+    wait_until("the server has given up", || !server.is_alive());
+    server.wait_for_the_end();
+    disk.free();
+    server.start_again();
+    let mut c = server.connect();
+    assert_eq!(c.call("LOCK.INFO kept me").number("fence"), fence);
+    for (n, fence) in acknowledged.into_iter().enumerate() {
+        let hold = c.call(&format!("LOCK.INFO job-{n} me"));
+        assert_ne!(hold, Value::Null, "job-{n} was acknowledged");
+        assert_eq!(hold.number("fence"), fence);
+    }
+}
+
+/// A snapshot that cannot be made: a folder stands where its file should go.
+fn spoil_snapshots(server: &Server) -> PathBuf {
+    let path = server.folder().join("dump.rdb");
+    fs::create_dir(&path).expect("a folder in the way");
+    fs::write(path.join("in the way"), "").expect("a file in it");
+    path
+}
+
+fn save(c: &mut Connection, until: &str) {
+    wait_until("a snapshot was tried", || {
+        let _ = c.call("BGSAVE");
+        info_field(c, "persistence", "rdb_bgsave_in_progress") == "0"
+            && info_field(c, "persistence", "rdb_last_bgsave_status") == until
+    });
+}
+
+fn clear(path: &Path) {
+    fs::remove_dir_all(path).expect("the folder goes");
+}
+
+#[test]
+fn snapshots_that_fail_grant_nothing_until_one_is_made() {
+    let server = Server::options().config("save 3600 1000000").start();
+    let mut c = server.connect();
+    let mut waiter = hold_and_wait(&server, &mut c);
+    let path = spoil_snapshots(&server);
+    save(&mut c, "err");
+    nothing_is_granted(&mut c, &mut waiter);
+    clear(&path);
+    save(&mut c, "ok");
+    granted(&waiter.receive());
+}
+
+/// Whoever switches the server's protection off has decided that snapshots may fail.
+#[test]
+fn snapshots_that_may_fail_stop_nobody() {
+    let server = Server::options()
+        .config("save 3600 1000000")
+        .config("stop-writes-on-bgsave-error no")
+        .start();
+    let mut c = server.connect();
+    let mut waiter = hold_and_wait(&server, &mut c);
+    spoil_snapshots(&server);
+    save(&mut c, "err");
+    granted(&c.call("LOCK.ACQUIRE other me 1000"));
+    granted(&waiter.receive());
+}
