@@ -26,6 +26,7 @@ mod guarded;
 mod handover;
 mod hostile;
 mod info;
+mod interruptions;
 mod leaving;
 mod multi;
 mod node;
