@@ -218,6 +218,19 @@ fn after_a_promotion_it_is_an_ordinary_lease() {
 }
 
 #[test]
+fn after_a_migration_it_is_an_ordinary_lease() {
+    let source = Server::start();
+    let target = Server::start();
+    let mut holder = source.connect();
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    let migrated = holder.call(&format!("MIGRATE 127.0.0.1 {} job 0 10000", target.port()));
+    assert_eq!(migrated, Value::Status("OK".into()));
+    drop(holder);
+    std::thread::sleep(A_WHILE);
+    assert_ne!(target.connect().call("LOCK.INFO job me"), Value::Null);
+}
+
+#[test]
 fn the_end_of_an_ephemeral_hold_reaches_the_replica() {
     let master = Server::start();
     let replica = Server::options().replica_of(&master).start();

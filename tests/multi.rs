@@ -354,3 +354,22 @@ fn every_key_counts_for_routing_and_acl() {
     refused(&app.call("LOCK.MACQUIRE 2 a b me 600000"), "NOPERM");
     refused(&app.call("LOCK.MRELEASE 2 a b me"), "NOPERM");
 }
+
+#[test]
+fn the_cap_of_one_hold_refuses_them_all() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE b me 60000 MAXHOLD 90000"));
+    refused(&c.call("LOCK.MACQUIRE 2 a b me 120000"), "LOCKLIMIT");
+    refused(
+        &c.call("LOCK.MACQUIRE 2 a c me 120000 MAXHOLD 90000"),
+        "LOCKLIMIT",
+    );
+    assert_eq!(c.call("EXISTS a c"), Value::Integer(0));
+    assert_eq!(c.call("LOCK.INFO b me").number("holds"), 1);
+    fences(&c.call("LOCK.MACQUIRE 2 a b me 60000"));
+    let reply = c.call("LOCK.MEXTEND 2 a b me 120000");
+    granted(&reply.items()[0]);
+    refused(&reply.items()[1], "LOCKLIMIT");
+    assert!(c.call("LOCK.INFO b me").number("ttl") <= 90_000);
+}

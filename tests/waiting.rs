@@ -353,6 +353,43 @@ fn many_connections_take_turns_and_none_is_forgotten() {
     assert_eq!(c.call("LOCK.NODE").number("waiters"), 0);
 }
 
+#[test]
+fn a_wait_that_ends_in_vain_is_null_in_both_protocols() {
+    let (server, _c) = held();
+    for (mut waiter, null) in [
+        (server.connect(), "$-1\r\n"),
+        (server.connect().resp3(), "_\r\n"),
+    ] {
+        waiter.send("LOCK.ACQUIRE job you 60000 BLOCK 1");
+        assert_eq!(String::from_utf8_lossy(&waiter.raw(null.len())), null);
+    }
+}
+
+#[test]
+fn what_a_waiter_sends_behind_its_request_is_answered_behind_it() {
+    let (server, mut c) = held();
+    let mut waiter = waiter(&server, "you", "BLOCK 0");
+    waiter.send("PING");
+    waiter.send("LOCK.RELEASE job you");
+    c.ok("LOCK.RELEASE job me");
+    granted(&waiter.receive());
+    assert_eq!(waiter.receive(), Value::Status("PONG".into()));
+    assert_eq!(waiter.receive(), Value::Integer(1));
+}
+
+#[test]
+fn a_waiter_that_would_reenter_past_the_cap_of_the_hold_is_told() {
+    let (server, mut c) = held();
+    let mut first = waiter(&server, "you", "BLOCK 0 MAXHOLD 600000");
+    let mut second = server.connect();
+    second.send("LOCK.ACQUIRE job you 700000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 2);
+    c.ok("LOCK.RELEASE job me");
+    granted(&first.receive());
+    refused(&second.receive(), "LOCKLIMIT");
+    assert_eq!(sole_holder(&mut c, "job").number("holds"), 1);
+}
+
 #[cfg(target_os = "linux")]
 mod with_a_stepped_wall_clock {
     use super::*;
