@@ -194,7 +194,7 @@ impl Table {
         let ids: Vec<_> = self
             .slots
             .iter()
-            .filter(|(_, entry)| flushed(&entry.key))
+            .filter(|(_, entry)| entry.attached && flushed(&entry.key))
             .map(|(id, _)| id)
             .collect();
         let lease_now = self.clock.at(now.mono);
@@ -226,6 +226,7 @@ impl Table {
         let moved: Vec<_> = self
             .slots
             .iter()
+            .filter(|(_, entry)| entry.attached)
             .filter_map(|(id, entry)| other(entry.key.db()).map(|db| (id, entry.key.in_db(db))))
             .collect();
         let lines: Vec<_> = self
@@ -255,12 +256,14 @@ impl Table {
             return;
         };
         let end = self.clock.at(end.max(now.mono));
+        let is_tied = |(id, token): &(LockId, Token)| {
+            let entry = self.slots.get(*id).filter(|entry| entry.attached);
+            let hold = entry.and_then(|entry| entry.lock.hold(token));
+            hold.and_then(Hold::connection) == Some(connection)
+        };
+        let tied: Vec<_> = bound.into_iter().filter(is_tied).collect();
         // All of them first: nobody is granted anything while some of them seem to last.
-        for (id, token) in &bound {
-            let hold = self.lock(*id).and_then(|lock| lock.hold(token));
-            if hold.and_then(Hold::connection) != Some(connection) {
-                continue;
-            }
+        for (id, token) in &tied {
             self.touch_hold(*id, token, |_| ());
             if let Some(entry) = self.slots.get_mut(*id) {
                 entry
@@ -268,7 +271,7 @@ impl Table {
                     .change(token, |hold| hold.end = hold.end.min(end));
             }
         }
-        for (id, _) in bound {
+        for (id, _) in tied {
             self.settle(id, now, keyspace);
         }
     }
