@@ -101,7 +101,7 @@ impl Driver {
                 .values()
                 .filter(|value| **value != Value::Other)
                 .count();
-            same(whose, &node.table.locks(), &keys)?;
+            same(whose, &node.table.locks(), &(keys + node.unlinked.len()))?;
         }
 
         let all_locks = locks.clone();
@@ -176,6 +176,7 @@ impl Driver {
     /// What is left.
     pub fn end(mut self) -> Result<(), String> {
         let node = &mut self.suspect.node;
+        node.free();
         node.table.unblock_all();
         node.table.holds_back = false;
         let keys: Vec<_> = node.keys.0.keys().cloned().collect();

@@ -412,7 +412,14 @@ impl Driver {
                 });
                 vec![flush]
             }
-            Step::Delete(at) => {
+            Step::Free => {
+                node.free();
+                Vec::new()
+            }
+            Step::Delete { key: at, lazily } => {
+                if lazily {
+                    node.remove_lazily(&key(at));
+                }
                 node.remove(&key(at));
                 self.replica.remove(&key(at));
                 always(move |model| model.delete(at))

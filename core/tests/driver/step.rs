@@ -62,7 +62,12 @@ pub enum Step {
         loading: u64,
     },
     Flush(Option<u32>),
-    Delete(Key),
+    Delete {
+        key: Key,
+        lazily: bool,
+    },
+    /// What was deleted lazily is freed.
+    Free,
     Overwrite(Key),
     Rename(Key, Key),
     Restore(Key, Key),
@@ -214,7 +219,8 @@ fn step() -> impl Strategy<Value = Step> {
     let outside = prop_oneof![
         2 => (0..3u64).prop_map(|ticks| Step::Reload { loading: ticks * TICK }),
         1 => option::of(0..2u32).prop_map(Step::Flush),
-        2 => key().prop_map(Step::Delete),
+        3 => (key(), any::<bool>()).prop_map(|(key, lazily)| Step::Delete { key, lazily }),
+        1 => Just(Step::Free),
         1 => key().prop_map(Step::Overwrite),
         3 => (key(), key()).prop_map(|(from, to)| Step::Rename(from, to)),
         1 => (key(), key()).prop_map(|(from, to)| Step::Restore(from, to)),

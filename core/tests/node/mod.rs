@@ -49,6 +49,8 @@ pub struct Node {
     pub table: Table,
     pub keys: Keys,
     pub now: Now,
+    /// Values without a key that are not freed yet.
+    pub unlinked: Vec<LockId>,
     changes: Vec<Change>,
     answers: Vec<(WaiterId, Answer)>,
 }
@@ -73,6 +75,7 @@ impl Node {
             table: Table::new(limits),
             keys: Keys::default(),
             now: START,
+            unlinked: Vec::new(),
             changes,
             answers,
         }
@@ -240,6 +243,21 @@ impl Node {
         }
     }
 
+    /// The key is removed, but its value is freed later.
+    pub fn remove_lazily(&mut self, key: &Key) {
+        if let Some(Value::Lock(id)) = self.keys.0.remove(key) {
+            self.table.unlinked(id);
+            self.unlinked.push(id);
+        }
+    }
+
+    /// What was removed is freed.
+    pub fn free(&mut self) {
+        for id in std::mem::take(&mut self.unlinked) {
+            self.table.forget(id);
+        }
+    }
+
     /// RENAME or MOVE.
     pub fn rename(&mut self, from: &Key, to: &Key) {
         let Some(value) = self.keys.0.remove(from) else {
@@ -305,6 +323,7 @@ impl Node {
             .keys()
             .filter_map(|key| Some((key.clone(), self.dump(key)?)))
             .collect();
+        self.unlinked.clear();
         let mut table = Table::new(self.table.limits);
         table.raise_fence(self.table.fence());
         table.loading_began(self.now.mono);
