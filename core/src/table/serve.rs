@@ -295,7 +295,9 @@ impl Table {
                     .and_then(|line| line.lock)
                     .and_then(|id| self.lock(id));
                 lock.is_some_and(|lock| {
-                    lock.hold(token).is_some_and(|hold| hold.end > now)
+                    let holds = |token| lock.hold(token).is_some_and(|hold| hold.end > now);
+                    holds(token)
+                        && !holds(&waiter.terms.token)
                         && lock.excludes(waiter.terms.mode, now)
                 })
             })
