@@ -120,6 +120,17 @@ fn a_lease_that_has_ended_lets_nobody_pass() {
 }
 
 #[test]
+fn whoever_re_enters_a_full_semaphore_waits_for_none_of_its_holders() {
+    let mut node = node();
+    node.hold("x", "m");
+    for owner in ["a", "b"] {
+        node.ask(owner, "k", semaphore(2), None);
+    }
+    node.wait_in("a", "klm", semaphore(2));
+    assert_eq!(node.ask("b", "l", Mode::Exclusive, None), Verdict::Busy);
+}
+
+#[test]
 fn a_semaphore_that_becomes_full_lets_its_holders_pass() {
     let mut node = node();
     node.hold("d", "m");
