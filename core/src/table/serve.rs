@@ -286,21 +286,17 @@ impl Table {
 
     /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead of that owner.
     pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token, now: Instant) -> bool {
-        let mut keys = waiter.keys.iter();
-        waiter.terms.token != *token
-            && keys.any(|key| {
-                let lock = self
-                    .queue
-                    .line(key)
-                    .and_then(|line| line.lock)
-                    .and_then(|id| self.lock(id));
-                lock.is_some_and(|lock| {
-                    let holds = |token| lock.hold(token).is_some_and(|hold| hold.end > now);
-                    holds(token)
-                        && !holds(&waiter.terms.token)
-                        && lock.excludes(waiter.terms.mode, now)
-                })
+        waiter.keys.iter().any(|key| {
+            let lock = self
+                .queue
+                .line(key)
+                .and_then(|line| line.lock)
+                .and_then(|id| self.lock(id));
+            lock.is_some_and(|lock| {
+                let holds = |token| lock.hold(token).is_some_and(|hold| hold.end > now);
+                holds(token) && !holds(&waiter.terms.token) && lock.excludes(waiter.terms.mode, now)
             })
+        })
     }
 
     /// Those in the line of `key` who hold another key that its first waiter waits for.
