@@ -171,6 +171,44 @@ fn a_lease_that_ended_is_not_forced() {
 }
 
 #[test]
+fn everything_is_counted_once() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("a", "k");
+    node.wait("b", "k");
+    node.ask("c", "k", Mode::Exclusive, None);
+    node.extend(&key("k"), &token("a"), SECOND, 0, 0);
+    node.advance(SECOND);
+    node.release(&key("k"), &token("a"), true);
+    node.force(&key("k"));
+    node.hold("c", "k");
+    node.advance(10 * SECOND);
+    node.let_go("c", "k");
+    node.hold("a", "k");
+    node.hold("b", "l");
+    node.wait("a", "l");
+    node.ask("b", "k", Mode::Exclusive, FOR_EVER);
+    let counted = node.table.counters;
+    assert_eq!(
+        (counted.grants, counted.reentries, counted.denials),
+        (5, 1, 1)
+    );
+    assert_eq!(
+        (counted.releases, counted.extends, counted.forced),
+        (1, 1, 1)
+    );
+    assert_eq!(
+        (counted.expiries, counted.deadlocks, counted.quarantined),
+        (1, 1, 0)
+    );
+    assert_eq!(
+        (node.table.wait_times.total(), node.table.hold_times.total()),
+        (1, 3)
+    );
+    assert!(node.table.wait_times.percentile(500) >= SECOND);
+}
+
+#[test]
 fn limits_refuse_and_change_nothing() {
     let mut node = Node::new(Limits {
         max_hold: 0,

@@ -3,10 +3,11 @@
 use std::collections::BTreeMap;
 
 use redislock_core::lock as core_lock;
+use redislock_core::table::Events;
 use redislock_core::time::Instant;
 
-use super::{Driver, key};
-use crate::node::{Node, Value};
+use super::{Driver, Told, key};
+use crate::node::{Change, Node, Value};
 use crate::reference::{Answer, Hold, Key, Lock, Mode, Model};
 
 /// Every lock of a node as the model would write it, leases that have ended included.
@@ -87,6 +88,32 @@ impl Driver {
         }
         self.highest_fence = highest;
         Ok(())
+    }
+
+    /// Everybody who was granted, extended or forced something is told of once.
+    pub(super) fn compare_events(
+        &self,
+        changes: &[Change],
+        answers: &[(u64, Answer)],
+    ) -> Result<(), String> {
+        let mut expected = self.expected;
+        for (_, answer) in answers {
+            if let Answer::Fences(fences) = answer {
+                expected.acquired += fences.len();
+            }
+        }
+        let sum = |count: fn(&Events) -> u32| {
+            changes
+                .iter()
+                .map(|change| count(&change.events) as usize)
+                .sum()
+        };
+        let told = Told {
+            acquired: sum(|events| events.acquired),
+            extended: sum(|events| events.extended),
+            forced: sum(|events| events.forced),
+        };
+        same("events", &told, &expected)
     }
 
     /// Everything that can be seen of the core, against its replica and the model.

@@ -30,6 +30,16 @@ pub struct Driver {
     highest_fence: u64,
     /// The server's names for the three connections; one that has closed comes again under another.
     connections: [u64; 3],
+    /// What the replies of this step mean for the events that are told.
+    expected: Told,
+}
+
+/// How often what is told of the keys, as far as replies and answers say it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Told {
+    acquired: usize,
+    extended: usize,
+    forced: usize,
 }
 
 fn bytes(token: Token) -> core_token::Token {
@@ -145,6 +155,7 @@ impl Driver {
             undelivered: Vec::new(),
             highest_fence: 0,
             connections: [1, 2, 3],
+            expected: Told::default(),
         }
     }
 
@@ -154,6 +165,7 @@ impl Driver {
     /// What the core did that the contract does not allow.
     pub fn step(&mut self, step: &Step) -> Result<(), String> {
         let before = self.model.clone();
+        self.expected = Told::default();
         let actions = self.act(step);
         let (changes, answers) = self.suspect.take();
         let answers: Vec<_> = answers
@@ -169,7 +181,8 @@ impl Driver {
         }
         self.model = explain(&before, &actions, &answers, &|model| self.compare(model))
             .map_err(|why| format!("{why}\nanswers: {answers:?}\nbefore: {before:?}"))?;
-        self.note_grants(&answers)
+        self.note_grants(&answers)?;
+        self.compare_events(&changes, &answers)
     }
 
     /// Does the step to the core; returns what it is for the model, with the core's replies.
@@ -218,7 +231,10 @@ impl Driver {
                         .suspect
                         .extend(&key(at), &bytes(token), ttl, wish, connection)
                     {
-                        Extended::To(fence) => Ok(Some(fence)),
+                        Extended::To(fence) => {
+                            self.expected.extended = 1;
+                            Ok(Some(fence))
+                        }
                         Extended::NotHeld => Ok(None),
                         Extended::Denied(denial) => Err(error(denial)),
                     };
@@ -237,6 +253,7 @@ impl Driver {
             }
             Step::Force { key: at } => {
                 let holders = self.suspect.node.force(&key(at)) as usize;
+                self.expected.forced = usize::from(holders > 0);
                 vec![Box::new(move |model| model.force(at) == holders)]
             }
             Step::Advance { ticks, timer } => self.advance(ticks * step::TICK, timer),
@@ -285,7 +302,10 @@ impl Driver {
             block.map(|until| until.map(Instant)),
         );
         let (reply, id) = match verdict {
-            Verdict::Granted(granted) => (Reply::Fences(granted.fences().to_vec()), None),
+            Verdict::Granted(granted) => {
+                self.expected.acquired = granted.fences().len();
+                (Reply::Fences(granted.fences().to_vec()), None)
+            }
             Verdict::Busy => (Reply::Busy, None),
             Verdict::Waits(id) => (Reply::Waits, Some(id.0)),
             Verdict::Denied(denial) => (Reply::Error(error(denial)), None),
