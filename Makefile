@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run test lint matrix
+.PHONY: help setup build run test chaos lint matrix
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -22,6 +22,10 @@ run: build ## Start a server with the module in the foreground (port 6379, the n
 
 test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
 	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
+
+chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks and links, CHAOS_ROUNDS (10) times as often
+	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
+		--nocapture --test-threads 2 crash:: sentinel:: resharding:: disk:: interruptions::
 
 lint: ## Check format, clippy, documentation and scripts; warnings are errors
 	@scripts/setup.sh lint

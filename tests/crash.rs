@@ -67,7 +67,7 @@ fn survive_crashes_under_load(keeps: Keeps) {
     let mut server = keeps.quarantined().start();
     let plan = Plan::new(&["job", "report", "import"], QUARANTINE / 2);
     let load = plan.start(always_to(server.port()));
-    for round in 0..rounds(3) {
+    for round in rounds(3) {
         load.wait_for_grants(20);
         let written = (keeps == Keeps::AllButTheTail).then(|| length(&aof(&server)));
         if keeps == Keeps::Snapshots && round % 2 == 0 {
@@ -232,7 +232,7 @@ fn crash_among_acknowledgements(server: &mut Server) -> (Vec<Owner>, History) {
 #[test]
 fn under_always_everything_that_was_acknowledged_is_there_after_a_crash() {
     let mut server = Keeps::Everything.options().start();
-    for _ in 0..rounds(3) {
+    for _ in rounds(3) {
         assert_eq!(server.connect().call("LOCK.NODE").number("durable"), 1);
         let (owners, history) = crash_among_acknowledgements(&mut server);
         assert!(history.grants() > 20, "{}", history.grants());

@@ -86,7 +86,7 @@ fn nobody_is_granted_anything_during_a_failover_and_all_goes_on_when_it_is_abort
 
 #[test]
 fn a_failover_takes_the_locks_along_and_sends_those_who_wait_to_the_new_master() {
-    for _ in 0..rounds(1) {
+    for _ in rounds(1) {
         let master = Server::start();
         let replica = Server::options().replica_of(&master).start();
         let (mut m, mut r) = (master.connect(), replica.connect());
@@ -154,7 +154,7 @@ fn a_replica_that_lost_its_master_says_so_or_tells_what_it_last_heard() {
         let replica = replica_behind(&link, options);
         let (mut m, mut r) = (master.connect(), replica.connect());
         granted(&m.call("LOCK.ACQUIRE kept me 600000"));
-        granted(&m.call(&format!("LOCK.ACQUIRE short me {SOON}")));
+        granted(&m.call(&format!("LOCK.ACQUIRE short me {}", 3 * SOON)));
         wait_for_sync(&mut m, &mut r);
         link.cut();
         wait_until("the link is down", || {
@@ -193,7 +193,7 @@ fn a_partition_under_load_ends_with_a_partial_resync() {
     wait_for_sync(&mut m, &mut r);
     let plan = Plan::new(&["one", "two", "three"], Duration::from_millis(100));
     let load = plan.start(always_to(master.port()));
-    for _ in 0..rounds(2) {
+    for _ in rounds(2) {
         load.wait_for_grants(20);
         link.stall();
         load.wait_for_grants(20);

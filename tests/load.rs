@@ -21,10 +21,17 @@ const REDIRECTS: usize = 8;
 
 static OWNERS: AtomicU64 = AtomicU64::new(1);
 
-/// How often a scenario is repeated: `CHAOS_ROUNDS` times as often as usual.
-pub fn rounds(usual: usize) -> usize {
-    let more = std::env::var("CHAOS_ROUNDS").ok();
-    usual * more.and_then(|more| more.parse().ok()).unwrap_or(1)
+/// The rounds of a scenario: `CHAOS_ROUNDS` times as many as usual, which are told about as they begin.
+pub fn rounds(usual: usize) -> impl Iterator<Item = usize> {
+    let times = std::env::var("CHAOS_ROUNDS").ok();
+    let times = times.and_then(|times| times.parse().ok()).unwrap_or(1);
+    (0..usual * times).inspect(move |round| {
+        if times > 1 {
+            let test = std::thread::current();
+            let test = test.name().unwrap_or_default().to_owned();
+            eprintln!("round {} of {}: {test}", round + 1, usual * times);
+        }
+    })
 }
 
 /// For what several servers have to agree about first: an election may have to be held twice.

@@ -175,7 +175,7 @@ fn move_a_slot_under_load(step: impl Fn(&Cluster, usize, usize)) {
     let mut holder = Client::new(cluster.route());
     let (owner, fence) = holder.acquire("{job}held", LONG, None);
     assert!(matches!(fence, Outcome::Ok(_)), "{fence:?}");
-    for round in 0..rounds(4) {
+    for round in rounds(4) {
         let (from, to) = (round % MASTERS, (round + 1) % MASTERS);
         load.wait_for_grants(20);
         let mut waiter = cluster.nodes[from].connect();
@@ -272,7 +272,7 @@ fn a_failover_that_both_agree_on_loses_and_doubles_nothing() {
     let mut holder = Client::new(cluster.route());
     let (owner, fence) = holder.acquire("{job}held", LONG, None);
     assert!(matches!(fence, Outcome::Ok(_)), "{fence:?}");
-    for round in 0..rounds(2) {
+    for round in rounds(2) {
         let (old, new) = if round % 2 == 0 {
             (0, MASTERS)
         } else {
@@ -294,7 +294,7 @@ fn a_failover_that_both_agree_on_loses_and_doubles_nothing() {
 
 #[test]
 fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
-    for _ in 0..rounds(1) {
+    for _ in rounds(1) {
         let mut cluster = Cluster::start(&quarantined());
         let plan = Plan::new(&["{job}a", "{job}b"], QUARANTINE / 2);
         let load = plan.start(cluster.route());
@@ -326,7 +326,7 @@ fn elect_a_lagging_replica(options: &Options, ttl: Duration) -> History {
 
 #[test]
 fn a_lagging_replica_that_is_elected_gives_nobody_what_it_has_not_heard_of() {
-    for _ in 0..rounds(1) {
+    for _ in rounds(1) {
         elect_a_lagging_replica(&quarantined(), QUARANTINE).assert_safe();
     }
 }
