@@ -54,6 +54,10 @@ pub(crate) struct Attempt {
     pub(crate) verdicts: Vec<Verdict>,
     /// Nodes that may hold something of this token.
     pub(crate) owing: NodeSet,
+    /// Whose word a polite attempt waits for.
+    turnstile: Option<usize>,
+    /// The turnstile said no to a polite attempt.
+    overtaking: bool,
     /// What the winners did not wait for.
     pub(crate) late: Option<Late>,
     /// A BLOCK request under way.
@@ -68,11 +72,23 @@ impl Attempt {
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
+            turnstile: None,
+            overtaking: false,
             late: None,
             blocked: None,
             client,
             spec,
         }
+    }
+
+    /// Asks all nodes at once without waiting in any queue. Whoever is `polite`, because it can wait, does not win against
+    /// the turnstile: somebody is ahead in its queue, and may be about to take the other nodes.
+    pub(crate) async fn dash(&mut self, polite: bool) -> Outcome {
+        self.turnstile = match polite {
+            true => self.client.fleet.turnstile(),
+            false => None,
+        };
+        self.round(NodeSet::default()).await
     }
 
     /// Asks all nodes at once: `held` to extend what they granted, the others to grant. Returns as soon as the answer
@@ -125,6 +141,11 @@ impl Attempt {
         tokio::pin!(timer);
         loop {
             match self.ballot.decide(Moment::now()) {
+                _ if self.overtaking => return Outcome::Busy,
+                Decision::Won { .. }
+                    if self
+                        .turnstile
+                        .is_some_and(|place| self.ballot.open().contains(place)) => {}
                 Decision::Open => {}
                 Decision::Won {
                     fence, valid_until, ..
@@ -134,6 +155,8 @@ impl Attempt {
                     }
                     return Outcome::Won { fence, valid_until };
                 }
+                // Who has a place in a queue to lose hears everybody out: a node that was not heard may be kept.
+                Decision::Failed if !held.is_empty() && !self.ballot.open().is_empty() => {}
                 Decision::Failed => return self.failure(),
                 Decision::WriteBack { fence, to } => {
                     let raise = command::extend(&self.spec, self.token, self.spec.ttl, Some(fence));
@@ -181,6 +204,7 @@ impl Attempt {
                 // The token is held there by nobody, so there is nothing to give back.
                 self.owing.remove(place);
                 self.ballot.deny(place);
+                self.overtaking |= self.turnstile == Some(place);
                 self.verdicts[place] = match question.exactly {
                     Some(_) => Verdict::NotHeld,
                     None => held_by_somebody(),

@@ -20,7 +20,8 @@ const PULSE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … up to this one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A proposal leads what was last seen by so much, in µs: more than the time a request takes.
+/// A proposal leads the nodes' clocks by so much, in µs: more than the time a request takes. It leads their counters by one
+/// only, or many grants a second would drive it away from the clocks.
 const FENCE_LEAD: u64 = 3_000;
 /// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
 /// refuse what is 10 s ahead of their clocks.
@@ -64,21 +65,26 @@ impl Fleet {
         }
     }
 
+    /// Where waiters queue: the first node that can be reached.
+    pub(crate) fn turnstile(&self) -> Option<usize> {
+        self.nodes.iter().position(|node| node.is_up())
+    }
+
     /// A fence above everything that the nodes are known to have given out; none is needed for one node.
     pub(crate) fn proposal(&self, now: Moment) -> Option<u64> {
         if self.nodes.len() == 1 {
             return None;
         }
-        let mut marks: Vec<u64> = self.nodes.iter().map(|node| node.high_mark(now)).collect();
-        marks.sort_unstable();
-        let middle = marks.get(marks.len() / 2).copied().unwrap_or(0);
+        let mut fences: Vec<u64> = Vec::with_capacity(self.nodes.len());
+        fences.extend(
+            self.nodes
+                .iter()
+                .map(|node| node.next_fence(now, FENCE_LEAD)),
+        );
+        fences.sort_unstable();
+        let middle = fences.get(fences.len() / 2).copied().unwrap_or(0);
         let bound = middle.saturating_add(FENCE_OUTLIER);
-        let highest = marks
-            .into_iter()
-            .filter(|mark| *mark <= bound)
-            .max()
-            .unwrap_or(0);
-        Some(highest.saturating_add(FENCE_LEAD))
+        fences.into_iter().rfind(|fence| *fence <= bound)
     }
 
     /// Reports with the verdict that `verdict` gives for each place.
@@ -313,4 +319,53 @@ async fn quarantine_is_set(node: &Node, patience: Duration) -> bool {
     fields
         .and_then(|fields| fields.number("lock.quarantine"))
         .is_some_and(|ms| ms > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::link::Link;
+
+    fn fleet(nodes: usize) -> Fleet {
+        let node = |place: usize| {
+            let client = redis::Client::open(format!("redis://127.0.0.1:{}", place + 1)).unwrap();
+            Arc::new(Node::new(
+                place.to_string(),
+                Link::Single(Box::new(client)),
+                PULSE,
+            ))
+        };
+        Fleet::new((0..nodes).map(node).collect(), PULSE)
+    }
+
+    #[test]
+    fn proposals_grow_and_many_grants_do_not_drive_them_away_from_the_clocks() {
+        let fleet = fleet(5);
+        let now = Moment::now();
+        let first = fleet.proposal(now).unwrap();
+        let mut last = first;
+        for _ in 0..10_000 {
+            fleet.nodes.iter().for_each(|node| node.saw_fence(last));
+            let next = fleet.proposal(now).unwrap();
+            assert!(next > last);
+            last = next;
+        }
+        assert_eq!(last, first + 10_000);
+    }
+
+    #[test]
+    fn a_node_far_ahead_does_not_set_the_proposal() {
+        let fleet = fleet(3);
+        let now = Moment::now();
+        let usual = fleet.proposal(now).unwrap();
+        fleet.nodes[1].saw_fence(usual + 2 * FENCE_OUTLIER);
+        assert_eq!(fleet.proposal(now), Some(usual));
+        fleet.nodes[2].saw_fence(usual + 100);
+        assert_eq!(fleet.proposal(now), Some(usual + 101));
+    }
+
+    #[test]
+    fn one_node_needs_no_proposal() {
+        assert_eq!(fleet(1).proposal(Moment::now()), None);
+    }
 }

@@ -40,7 +40,9 @@ impl GiveBack {
     pub(crate) async fn run(mut self) -> Vec<(usize, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
         let mut asked = FuturesUnordered::new();
-        for place in self.left.iter() {
+        // The turnstile comes last: whoever it lets in next then finds the other nodes free.
+        let places: Vec<usize> = self.left.iter().collect();
+        for place in places.into_iter().rev() {
             let node = &fleet.nodes[place];
             if node.is_up() {
                 let answer = node.ask(Arc::clone(&self.release));

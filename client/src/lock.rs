@@ -15,7 +15,6 @@ use crate::guard::{Guard, Held};
 use crate::hold::{Hold, Released};
 use crate::options::Spec;
 use crate::owner::Owner;
-use crate::quorum::NodeSet;
 
 /// Who lost against others that started at the same moment waits up to this long, so that they do not meet again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -191,8 +190,11 @@ impl Lock {
             let mut attempt = Attempt::new(Arc::clone(&self.client), Arc::clone(&spec));
             let outcome = match may_wait && self.client.seems_busy(&spec) {
                 true => attempt.queue(deadline).await,
-                false => attempt.round(NodeSet::default()).await,
+                false => attempt.dash(may_wait).await,
             };
+            if !matches!(outcome, Outcome::Won { .. }) {
+                tracing::debug!(lock = %spec.name(), ?outcome, nodes = %attempt.reports(), "attempt failed");
+            }
             let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
             match outcome {
                 Outcome::Won { fence, valid_until } => {

@@ -251,9 +251,10 @@ impl Node {
         u64::try_from(clock).unwrap_or(0)
     }
 
-    /// The highest of its clock and its counter, as far as we know, at `now`.
-    pub(crate) fn high_mark(&self, now: Moment) -> u64 {
-        self.clock(now).max(self.fence.load(Ordering::Relaxed))
+    /// A fence that the node would grant as it is: `lead` µs above its clock, and above its counter.
+    pub(crate) fn next_fence(&self, now: Moment, lead: u64) -> u64 {
+        let counter = self.fence.load(Ordering::Relaxed);
+        self.clock(now).saturating_add(lead).max(counter + 1)
     }
 
     /// The node has given out this fence.

@@ -27,6 +27,8 @@ use crate::reply::Reply;
 const RETRIES: u32 = 3;
 /// The pause before the first of these, doubled each time.
 const RETRY_PAUSE: Duration = Duration::from_micros(500);
+/// Who came out of the queue later than this had to wait: the lock is contended.
+const NO_WAIT: Duration = Duration::from_millis(1);
 /// A cancelled request that does not end is asked to, so often …
 const CANCELS: u32 = 10;
 /// … and each time given so long.
@@ -45,17 +47,19 @@ pub(crate) struct Blocked {
 impl Attempt {
     /// Waits until the lock can be had, at most until `deadline`.
     pub(crate) async fn queue(&mut self, deadline: Option<Moment>) -> Outcome {
-        let fleet = Arc::clone(&self.client.fleet);
-        let Some(turnstile) = (0..fleet.nodes.len()).find(|place| fleet.nodes[*place].is_up())
-        else {
+        let Some(turnstile) = self.client.fleet.turnstile() else {
             // Nobody is believed up; a plain round says so, node by node.
             return self.round(NodeSet::default()).await;
         };
         let mut held = NodeSet::default();
         let mut place = turnstile;
         loop {
+            let queued = Moment::now();
             if let Err(outcome) = self.block(place, deadline, held).await {
                 return outcome;
+            }
+            if Moment::now().since(queued) > NO_WAIT {
+                self.client.was_busy(&self.spec);
             }
             held.insert(place);
             match self.take_the_rest(&mut held, deadline).await {
