@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run test chaos lint matrix
+.PHONY: help setup build run test chaos lint bench matrix
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -33,6 +33,9 @@ lint: ## Check format, clippy, documentation and scripts; warnings are errors
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+
+bench: build ## Compare with what people use instead, as ratios in one run (BENCH='pairs memory': only these sections)
+	REDIS_SERVER="$$(scripts/server.sh)" cargo run --release -p redislock-bench -- $(BENCH)
 
 matrix: build ## Run the end-to-end tests against Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that one)
 	@scripts/matrix.sh
