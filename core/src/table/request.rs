@@ -111,13 +111,7 @@ impl Table {
         if let Err(denial) = self.check_quarantine(now) {
             return Verdict::Denied(denial);
         }
-        for want in wanted {
-            want.lock.map(|lock| self.settle(lock, now, keyspace));
-        }
-        let mut locks = Places::new();
-        for want in wanted {
-            locks.push(self.place(want));
-        }
+        let locks = self.settled(wanted, now, keyspace);
         let mut free = true;
         for (want, lock) in wanted.iter().zip(locks.as_slice()) {
             match self.standing(*lock, terms) {
@@ -171,9 +165,9 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> u32 {
-        want.lock.map(|lock| self.settle(lock, now, keyspace));
+        let found = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
         let mut taken = 0;
-        if let Some(id) = self.place(want) {
+        if let Some(id) = found.or_else(|| self.place(want)) {
             taken = self.take_off(id, token, all, now);
         }
         if taken > 0 {
@@ -289,6 +283,19 @@ impl Table {
         Ok(holds)
     }
 
+    /// The locks at the wanted keys, their ended leases taken off.
+    #[inline]
+    fn settled(&mut self, wanted: &[Wanted<'_>], now: Now, keyspace: &mut dyn Keyspace) -> Places {
+        if let [want] = wanted {
+            return Places::One(want.lock.filter(|lock| self.settle(*lock, now, keyspace)));
+        }
+        // All of them first: settling one may lead to a grant of another.
+        for want in wanted {
+            want.lock.map(|lock| self.settle(lock, now, keyspace));
+        }
+        Places::Many(wanted.iter().map(|want| self.place(want)).collect())
+    }
+
     /// The lock at a wanted key: the one that was found there, or one that a waiter was granted since.
     fn place(&self, want: &Wanted<'_>) -> Option<LockId> {
         if want.lock.is_some_and(|id| self.slots.get(id).is_some()) {
@@ -319,8 +326,15 @@ impl Table {
         }
     }
 
-    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for.
-    fn check_terms(&self, locks: &[Option<LockId>], terms: &Terms, now: Now) -> Result<(), Denial> {
+    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for. Says whether all are
+    /// held already.
+    #[inline]
+    fn check_terms(
+        &self,
+        locks: &[Option<LockId>],
+        terms: &Terms,
+        now: Now,
+    ) -> Result<bool, Denial> {
         let lease_now = self.clock.at(now.mono);
         let cap = tighter(terms.max_hold, self.limits.max_hold);
         let mut all_held = true;
@@ -335,10 +349,10 @@ impl Table {
             };
             check_end(latest, lease_now, terms.ttl).map_err(Denial::OverCap)?;
         }
-        if all_held {
-            return Ok(());
+        if !all_held {
+            check_lead(now.wall, terms.fence).map_err(Denial::Fence)?;
         }
-        check_lead(now.wall, terms.fence).map_err(Denial::Fence)
+        Ok(all_held)
     }
 
     /// Whether somebody may wait for the key of this lock, or for a key that has none.
@@ -358,12 +372,8 @@ impl Table {
         now: Now,
     ) -> Result<Granted, Denial> {
         // Asked of all first: a key that cannot be had leaves the others as they were.
-        self.check_terms(locks, terms, now)?;
+        let all_held = self.check_terms(locks, terms, now)?;
         let lease_now = self.clock.at(now.mono);
-        let all_held = locks.iter().all(|lock| {
-            let lock = lock.and_then(|id| self.lock(id));
-            lock.is_some_and(|lock| lock.hold(&terms.token).is_some())
-        });
         let fence = if all_held {
             0
         } else {
@@ -531,18 +541,6 @@ enum Places {
 }
 
 impl Places {
-    fn new() -> Self {
-        Self::Many(Vec::new())
-    }
-
-    fn push(&mut self, lock: Option<LockId>) {
-        match self {
-            Self::Many(many) if many.is_empty() && many.capacity() == 0 => *self = Self::One(lock),
-            Self::Many(many) => many.push(lock),
-            Self::One(first) => *self = Self::Many(vec![*first, lock]),
-        }
-    }
-
     fn as_slice(&self) -> &[Option<LockId>] {
         match self {
             Self::One(lock) => std::slice::from_ref(lock),
