@@ -214,6 +214,38 @@ fn a_partition_under_load_ends_with_a_partial_resync() {
     assert_eq!(counter(&mut r), counter(&mut m));
 }
 
+/// Nobody listened before, and nothing is lost between the moment at which the copy is made and the first effect after it.
+#[test]
+fn a_replica_or_an_aof_that_comes_under_load_misses_nothing() {
+    for _ in rounds(1) {
+        let mut server = Server::start();
+        let mut m = server.connect();
+        let plan = Plan::new(&["one", "two", "three"], Duration::from_millis(100));
+        let load = plan.start(always_to(server.port()));
+        load.wait_for_grants(20);
+        let replica = Server::options().replica_of(&server).start();
+        let mut r = replica.connect();
+        wait_for_sync(&mut m, &mut r);
+        m.ok("CONFIG SET appendfsync always");
+        m.ok("CONFIG SET appendonly yes");
+        load.wait_for_grants(20);
+        crate::persistence::wait_for_rewrite(&mut m);
+        load.stop().assert_safe();
+        granted(&m.call("LOCK.ACQUIRE kept me 600000"));
+        wait_until("all leases are over", || {
+            m.call("DBSIZE") == Value::Integer(1)
+        });
+        wait_for_sync(&mut m, &mut r);
+        assert_eq!(all_locks(&mut r), all_locks(&mut m));
+        assert_eq!(counter(&mut r), counter(&mut m));
+        let before = all_locks(&mut m);
+        server.kill();
+        server.reconfigure(|options| options.appendonly("always"));
+        server.start_again();
+        assert_eq!(all_locks(&mut server.connect()), before);
+    }
+}
+
 /// A sync that ends in the middle leaves the replica with what it had, with nothing, or with a part, as the server does with any
 /// data; the module's books agree with the keyspace each time, and the next sync brings everything.
 #[test]
@@ -241,6 +273,11 @@ fn a_diskless_sync_that_is_cut_in_the_middle_leaves_the_replica_whole() {
             info_field(&mut r, "replication", "master_sync_in_progress") == "0"
                 && info_field(&mut r, "persistence", "loading") == "0"
         });
+        if load == "on-empty-db" {
+            // Or else it was not the load that was cut.
+            let log = replica.log();
+            assert!(log.contains("with EOF to parser"), "{log}");
+        }
         let locks = r.call("LOCK.NODE").number("locks");
         assert_eq!(r.call("DBSIZE"), Value::Integer(locks), "{load}");
         assert!(locks <= 1, "{load}: half a dataset is none");

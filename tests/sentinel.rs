@@ -233,6 +233,7 @@ fn a_lagging_replica_that_is_promoted_gives_nobody_what_it_has_not_heard_of() {
     for _ in rounds(1) {
         let history = promote_a_lagging_replica(protected(), QUARANTINE);
         history.assert_safe();
+        assert!(history.refusals("QUARANTINE") > 0);
         assert_eq!(history.violations_of_one_counter(), []);
     }
 }
