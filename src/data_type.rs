@@ -220,12 +220,13 @@ extern "C" fn free(value: *mut c_void) {
 extern "C" fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     node::unlinked(lock_of(value.cast_mut()), || {
         // SAFETY: the context of this callback; the name is valid during it.
-        let name = unsafe { api!(RedisModule_GetKeyNameFromOptCtx(ctx)) };
-        // SAFETY: as above.
-        if name.is_null() {
-            0
-        } else {
-            node::fingerprint(unsafe { Arg::new(name.cast_mut()) }.bytes())
+        unsafe {
+            let name = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
+            if name.is_null() {
+                0
+            } else {
+                node::fingerprint(Arg::new(name.cast_mut()).bytes())
+            }
         }
     });
     lifecycle::wake_soon_if_anyone_waits();

@@ -24,10 +24,11 @@ pub(crate) use api;
 
 /// Whether the server has a function.
 macro_rules! there {
-    ($function:ident) => {
+    ($function:ident) => {{
         // SAFETY: a function pointer that the server has filled in at load, or not; it is copied.
-        matches!(unsafe { redis_module::raw::$function }, Some(_))
-    };
+        let function = unsafe { redis_module::raw::$function };
+        function.is_some()
+    }};
 }
 pub(crate) use there;
 

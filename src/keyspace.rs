@@ -81,117 +81,139 @@ pub fn decide<R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
     let now = ffi::now();
-    let (result, output) = node::with(|node| {
+    let (result, output, effect) = node::with(|node| {
         let result = decide(node, now, &mut Keys(ctx));
-        (result, node.table.take_output(now))
+        let output = node.table.take_output(now);
+        (result, output, Effect::begin(node, !own.is_empty()))
     });
-    apply(ctx, own, output);
+    apply(ctx, own, output, effect);
     result
 }
 
 /// Applies an output: keys, replication, events, answers, and the alarm for what comes next.
-fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
-    match &*output.touched {
-        [] => {}
-        [touched] => apply_to(ctx, own, touched, &output),
-        many => apply_many(ctx, own, many, &output),
+fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output, mut effect: Effect) {
+    if !output.touched.is_empty() {
+        apply_changes(ctx, own, &output, &mut effect);
+    }
+    if !effect.listened_to && !output.touched.is_empty() {
+        // Nobody listens, so nothing is sent; this only counts the change, for the server's save points.
+        ctx.replicate_as_is();
     }
     if !output.answers.is_empty() {
         waiters::deliver(std::mem::take(&mut output.answers));
     }
+    // What only goes away brings no new deadline.
+    let may_be_sooner = own.is_empty()
+        || node::anyone_waits()
+        || output
+            .touched
+            .iter()
+            .any(|touched| touched.presence != Presence::Gone);
     let next = node::with(|node| {
         node.table.return_output(output);
-        node.table.next_deadline()
+        node.effect = effect.bytes;
+        if may_be_sooner {
+            node.table.next_deadline()
+        } else {
+            None
+        }
     });
     if let Some(next) = next {
         lifecycle::wake_at(next);
     }
 }
 
-fn apply_to(ctx: Ctx, own: &[Opened<'_>], touched: &Touched, output: &Output) {
-    let change = output.bytes.get(touched.change.clone()).unwrap_or_default();
-    if let Some(opened) = own.iter().find(|opened| is_at(opened, touched)) {
-        change_key(ctx, touched, opened.name, &opened.key);
-        replicate(ctx, change, &[opened.name.raw()]);
-        tell(ctx, touched, opened.name);
-        return;
-    }
-    let Some(place) = key_of(touched) else {
-        return;
-    };
-    let name = OwnedString::new(place.name());
+/// Changes the keys, and replicates the changes: one effect for all keys of a database that stand next to each other. In a
+/// cluster each key that the command did not name has its own, as it may be of another slot.
+fn apply_changes(ctx: Ctx, own: &[Opened<'_>], output: &Output, effect: &mut Effect) {
     let before = ctx.db();
-    ctx.select(place.db());
-    change_key(
-        ctx,
-        touched,
-        name.arg(),
-        &ctx.open(name.arg(), For::Writing),
-    );
-    replicate(ctx, change, &[name.arg().raw()]);
-    tell(ctx, touched, name.arg());
-    ctx.select(before);
-}
-
-/// Several changes of one decision: one effect for all keys of a database. In a cluster each key has its own, as
-/// they may be of different slots.
-fn apply_many(ctx: Ctx, own: &[Opened<'_>], many: &[Touched], output: &Output) {
-    if node::with(|node| node.cluster) && own.len() < 2 {
-        for touched in many {
-            apply_to(ctx, own, touched, output);
-        }
-        return;
-    }
-    let before = ctx.db();
-    let keys: Vec<_> = many
-        .iter()
-        .map(|touched| key_of(touched).unwrap_or_default())
-        .collect();
-    let names: Vec<_> = keys
-        .iter()
-        .map(|key| OwnedString::new(key.name()))
-        .collect();
-    for (touched, (key, name)) in many.iter().zip(keys.iter().zip(&names)) {
-        ctx.select(key.db());
-        match own
-            .iter()
-            .find(|opened| opened.db == key.db() && opened.name.bytes() == key.name())
-        {
-            Some(opened) => change_key(ctx, touched, opened.name, &opened.key),
-            None => change_key(
+    let mut keys = KeyList::default();
+    let mut own_at = 0;
+    for touched in &output.touched {
+        let change = output.bytes.get(touched.change.clone()).unwrap_or_default();
+        // Core touches the keys of a command in their order, so the next one is nearly always it.
+        let next = own.get(own_at).filter(|opened| is_at(opened, touched));
+        if let Some(opened) = next.or_else(|| own.iter().find(|opened| is_at(opened, touched))) {
+            own_at += 1;
+            keys.make_room(ctx, effect, opened.db, false);
+            change_key(ctx, touched, opened.name, &opened.key);
+            tell(ctx, touched, opened.name);
+            keys.push(opened.name.raw(), None);
+        } else if let Some(key) = key_of(touched) {
+            keys.make_room(ctx, effect, key.db(), effect.cluster);
+            ctx.select(key.db());
+            let name = OwnedString::new(key.name());
+            change_key(
                 ctx,
                 touched,
                 name.arg(),
                 &ctx.open(name.arg(), For::Writing),
-            ),
+            );
+            tell(ctx, touched, name.arg());
+            ctx.select(before);
+            keys.push(name.arg().raw(), Some(name));
+        } else {
+            continue;
         }
-        tell(ctx, touched, name.arg());
+        effect.bytes.extend_from_slice(change);
+        if effect.cluster && !keys.made.is_empty() {
+            keys.replicate(ctx, effect);
+        }
     }
-    let mut at = 0;
-    for run in many.chunk_by(|a, b| key_db(&keys, many, a) == key_db(&keys, many, b)) {
-        let names: Vec<_> = names
-            .iter()
-            .skip(at)
-            .take(run.len())
-            .map(|name| name.arg().raw())
-            .collect();
-        let (first, last) = (run.first(), run.last());
-        let start = first.map_or(0, |touched| touched.change.start);
-        let end = last.map_or(0, |touched| touched.change.end);
-        ctx.select(keys.get(at).map_or(before, Key::db));
-        replicate(
-            ctx,
-            output.bytes.get(start..end).unwrap_or_default(),
-            &names,
-        );
-        at += run.len();
-    }
-    ctx.select(before);
+    keys.replicate(ctx, effect);
 }
 
-fn key_db(keys: &[Key], many: &[Touched], touched: &Touched) -> u32 {
-    let at = many.iter().position(|other| std::ptr::eq(other, touched));
-    at.and_then(|at| keys.get(at)).map_or(0, Key::db)
+/// Keys whose changes go into one effect.
+#[derive(Default)]
+struct KeyList {
+    db: u32,
+    first: Option<*mut raw::RedisModuleString>,
+    more: Vec<*mut raw::RedisModuleString>,
+    /// Kept until the effect is sent.
+    made: Vec<OwnedString>,
+}
+
+impl KeyList {
+    fn push(&mut self, name: *mut raw::RedisModuleString, made: Option<OwnedString>) {
+        self.made.extend(made);
+        match self.first {
+            None => self.first = Some(name),
+            Some(first) => {
+                if self.more.is_empty() {
+                    self.more.push(first);
+                }
+                self.more.push(name);
+            }
+        }
+    }
+
+    /// Sends what is there if the next key, of `db`, cannot go with it.
+    fn make_room(&mut self, ctx: Ctx, effect: &mut Effect, db: u32, alone: bool) {
+        if self.first.is_some() && (self.db != db || alone) {
+            self.replicate(ctx, effect);
+        }
+        self.db = db;
+    }
+
+    fn replicate(&mut self, ctx: Ctx, effect: &mut Effect) {
+        let Some(first) = self.first.take() else {
+            return;
+        };
+        if effect.listened_to {
+            let before = ctx.db();
+            ctx.select(self.db);
+            let keys = if self.more.is_empty() {
+                &[first][..]
+            } else {
+                &self.more
+            };
+            ctx.replicate(&effect.bytes, keys);
+            ctx.select(before);
+        }
+        effect.bytes.truncate(effect.head);
+        self.more.clear();
+        self.made.clear();
+    }
 }
 
 /// The key of a touched lock.
@@ -204,12 +226,17 @@ fn key_of(touched: &Touched) -> Option<Key> {
 
 /// Whether this open key is the one of a touched lock.
 fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
-    match touched.presence {
-        Presence::Kept | Presence::Gone => opened.lock == Some(touched.id),
-        Presence::New => opened.lock.is_none(),
+    match (touched.presence, opened.lock) {
+        (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
+        (Presence::New, None) => node::with(|node| {
+            let key = node.table.key(touched.id);
+            key.is_some_and(|key| key.db() == opened.db && key.name() == opened.name.bytes())
+        }),
+        _ => false,
     }
 }
 
+/// Makes or deletes the key of a touched lock. What stands there may be another value by now: then it is left alone.
 fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
     match (touched.presence, key.standing()) {
         (Presence::New, Standing::Nothing) => key.set(touched.id),
@@ -238,18 +265,37 @@ fn tell(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
     }
 }
 
-/// Sends changes to replicas and the AOF, with the fence counter and what quarantine has to remember in front.
-pub fn replicate(ctx: Ctx, changes: &[u8], keys: &[*mut raw::RedisModuleString]) {
-    let effect = node::with(|node| {
-        let mut effect = std::mem::take(&mut node.effect);
-        effect.clear();
-        effect_head(node, &mut effect);
-        effect
-    });
-    let mut effect = effect;
-    effect.extend_from_slice(changes);
-    ctx.replicate(&effect, keys);
-    node::with(|node| node.effect = effect);
+/// An effect in the making: what every effect begins with, and the changes behind it.
+struct Effect {
+    bytes: Vec<u8>,
+    head: usize,
+    cluster: bool,
+    listened_to: bool,
+}
+
+impl Effect {
+    /// Begins with the fence counter and what quarantine has to remember. Outside of a command it is always sent.
+    fn begin(node: &mut Node, in_command: bool) -> Self {
+        let mut bytes = std::mem::take(&mut node.effect);
+        bytes.clear();
+        let listened_to = node.listened_to || !in_command;
+        if listened_to {
+            effect_head(node, &mut bytes);
+        }
+        Self {
+            head: bytes.len(),
+            bytes,
+            cluster: node.cluster,
+            listened_to,
+        }
+    }
+}
+
+/// Sends the fence counter alone.
+pub fn replicate_counter(ctx: Ctx) {
+    let mut effect = Vec::new();
+    node::with(|node| effect_head(node, &mut effect));
+    ctx.replicate(&effect, &[]);
 }
 
 /// What every effect begins with.

@@ -37,6 +37,8 @@ pub struct Node {
     pub closed: Vec<(u64, Instant)>,
     /// Whether the server is in cluster mode.
     pub cluster: bool,
+    /// Whether the AOF or a replica may be listening to what is replicated; see [`crate::lifecycle::listen`].
+    pub listened_to: bool,
     /// The fence counter is to go into the stream once more.
     pub counter_is_due: bool,
     /// Random, new with each start.
@@ -59,6 +61,7 @@ lazy_static! {
         undeliverable: Vec::new(),
         closed: Vec::new(),
         cluster: false,
+        listened_to: true,
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: 0,

@@ -5,10 +5,10 @@
 //! that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
 //! Whatever ends the wait, the server frees the private data last: there it is known whether the client was answered.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
 
+use foldhash::HashMap;
 use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::Answer;
@@ -55,6 +55,8 @@ impl Places {
 thread_local! {
     /// The server blocks and unblocks on its main thread only.
     static PLACES: RefCell<Places> = RefCell::default();
+    /// Whether the end of each turn is told.
+    static LISTENS: Cell<bool> = const { Cell::new(false) };
     /// Those whose answer is there and who are still blocked.
     static ANSWERED: RefCell<Vec<WaiterId>> = RefCell::default();
 }
@@ -87,12 +89,16 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         client
     };
     PLACES.with_borrow_mut(|places| places.insert(id, Place { client, parked }));
+    if !LISTENS.replace(true) {
+        // Only a server on which somebody has waited pays for being called each turn.
+        lifecycle::call_each_turn(unblock_answered);
+    }
 }
 
 /// Answers those who waited, as soon as the server has done with what it is doing.
 ///
 /// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
-/// not the one that counts. A timer without delay runs after all clients of this turn and before their replies are sent.
+/// not the one that counts. So it waits for the end of the turn, before replies are sent.
 pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
     for (id, answer) in answers {
         let parked =
@@ -105,11 +111,18 @@ pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
         }
         ANSWERED.with_borrow_mut(|answered| answered.push(id));
     }
-    lifecycle::call_soon(unblock_answered);
 }
 
 /// Lets the server reply to those who were answered.
-unsafe extern "C" fn unblock_answered(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
+unsafe extern "C" fn unblock_answered(
+    _: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    moment: u64,
+    _: *mut c_void,
+) {
+    if moment != raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        return;
+    }
     for id in ANSWERED.take() {
         if let Some(place) = PLACES.with_borrow_mut(|places| places.remove(id)) {
             // SAFETY: still blocked, as it had a place until now.

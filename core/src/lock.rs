@@ -6,7 +6,9 @@
 //! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in [`Lock::standing`] or
 //! [`Hold::renew`], and is kept in [`Hold`] (or in [`Extra`], if few holds have it).
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
+
+use foldhash::HashMap;
 
 use crate::time::{Instant, from_millis};
 use crate::token::Token;

@@ -3,8 +3,10 @@
 //! Arrival gives each request its number, and every key that somebody waits for has a line of those numbers. A request
 //! for several keys stands in all their lines at once.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+
+use foldhash::HashMap;
 
 use crate::lock::Terms;
 use crate::slots::LockId;

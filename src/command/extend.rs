@@ -17,9 +17,13 @@ pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let token = options::token(token)?;
     let ttl = options::ttl(ttl)?;
     let own = [Opened::new(ctx, key)?];
-    for extended in prolong(ctx, &own, &token, ttl, fence) {
-        reply(ctx, extended)?;
-    }
+    let connection = ctx.client();
+    let extended = decide(ctx, &own, |node, now, keyspace| {
+        let lock = own[0].lock();
+        node.table
+            .extend(lock, &token, ttl, fence, connection, now, keyspace)
+    });
+    reply(ctx, extended)?;
     Ok(())
 }
 

@@ -1,8 +1,5 @@
 //! `LOCK.RELEASE key token [ALL]`: how many holds were taken off, or null.
 
-use redislock_core::table::Wanted;
-use redislock_core::token::Token;
-
 use super::options;
 use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
@@ -15,25 +12,12 @@ pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let all = all(args, 3)?;
     let token = options::token(token)?;
     let own = [Opened::new(ctx, key)?];
-    let taken = take_off(ctx, &own, &[own[0].wanted()], &token, all);
-    taken.into_iter().for_each(|taken| reply(ctx, taken));
+    let taken = decide(ctx, &own, |node, now, keyspace| {
+        node.table
+            .release(&own[0].wanted(), &token, all, now, keyspace)
+    });
+    reply(ctx, taken);
     Ok(())
-}
-
-/// Releases each of these; how many holds were taken off of each.
-pub fn take_off(
-    ctx: Ctx,
-    own: &[Opened<'_>],
-    wanted: &[Wanted<'_>],
-    token: &Token,
-    all: bool,
-) -> Vec<u32> {
-    decide(ctx, own, |node, now, keyspace| {
-        wanted
-            .iter()
-            .map(|want| node.table.release(want, token, all, now, keyspace))
-            .collect()
-    })
 }
 
 /// Replies to a release: null if nothing was held.

@@ -4,13 +4,13 @@
 
 use std::collections::HashSet;
 
-use redislock_core::table::{Denial, Extended};
+use redislock_core::table::{Denial, Extended, Wanted};
 
 use super::acquire::Request;
 use super::reply::Failure;
 use super::{extend, options, release};
 use crate::ffi::{Args, Ctx};
-use crate::keyspace::Opened;
+use crate::keyspace::{Opened, decide};
 
 /// The most keys that one request may name.
 const MAX_KEYS: i64 = 1000;
@@ -38,8 +38,10 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let all = release::all(args, next + 1)?;
     let token = options::token(token)?;
     let own = open(ctx, keys)?;
-    let wanted: Vec<_> = own.iter().map(Opened::wanted).collect();
-    let taken = release::take_off(ctx, &own, &wanted, &token, all);
+    let taken: Vec<_> = decide(ctx, &own, |node, now, keyspace| {
+        let mut release = |want: Wanted<'_>| node.table.release(&want, &token, all, now, keyspace);
+        own.iter().map(|opened| release(opened.wanted())).collect()
+    });
     ctx.reply_array(taken.len());
     taken
         .into_iter()

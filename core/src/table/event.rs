@@ -175,10 +175,11 @@ impl Table {
 
     /// The value of `id` was freed.
     pub fn forget(&mut self, id: LockId) {
-        self.wheel.unset(id.index());
+        // A letter about a value that was flushed long ago may come when another lock has its place.
         let Some(entry) = self.slots.remove(id) else {
             return;
         };
+        self.wheel.unset(id.index());
         for hold in entry.lock.holds() {
             self.unbind(id, hold);
         }

@@ -8,11 +8,13 @@ mod event;
 mod request;
 mod serve;
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::BTreeSet;
 
 pub use event::Loaded;
 pub use request::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use serve::Undelivered;
+
+use foldhash::{HashMap, HashMapExt};
 
 use crate::fence::FenceCounter;
 use crate::lock::{Hold, Lock};

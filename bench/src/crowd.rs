@@ -1,0 +1,219 @@
+//! Main-thread time of the LOCK.RELEASE that hands a lock over, when very many wait and when few do.
+
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use crate::Outcome;
+use crate::measure::{ROUNDS, Side, alternate};
+use crate::report::{Row, Target, micros};
+use crate::resp::{Tcp, Unix, Value, command, put};
+use crate::server::Server;
+
+/// Many and few.
+const MANY: usize = 10_000;
+const FEW: usize = 10;
+/// Hand-overs of each round.
+const HANDOVERS: usize = 200;
+
+pub fn measure() -> Outcome<Vec<Row>> {
+    allow_files(MANY + 200)?;
+    let server = Server::start(&["maxclients 10100", "lock.max-waiters 100000"])?;
+    let mut control = server.connect()?;
+    // All of them stay connected all the time, so that only the waiting differs.
+    let mut crowd = (0..MANY)
+        .map(|_| Guest::arrive(&server))
+        .collect::<Outcome<Vec<_>>>()?;
+    let places: [(&str, Place); 2] = [("one key", Place::OneKey), ("a key each", Place::KeyEach)];
+    places
+        .into_iter()
+        .map(|(how, place)| {
+            let what = format!("release with {MANY} waiters on {how}, over {FEW}");
+            let found = alternate(&what, ROUNDS, |side| {
+                let guests = if side == Side::Ours { MANY } else { FEW };
+                let guests = crowd.get_mut(..guests).unwrap_or_default();
+                hand_over(&mut control, guests, place)
+            })?;
+            Ok(Row::ratio(what, &found, Target::AtMost(1.2), micros))
+        })
+        .collect()
+}
+
+/// Where the crowd waits.
+#[derive(Clone, Copy)]
+enum Place {
+    OneKey,
+    KeyEach,
+}
+
+/// A connection that waits.
+struct Guest {
+    connection: Unix,
+    id: String,
+}
+
+impl Guest {
+    fn arrive(server: &Server) -> Outcome<Self> {
+        let mut connection = server.connect_nearby()?;
+        match connection.call(&["CLIENT", "ID"])? {
+            Value::Number(id) => Ok(Self {
+                connection,
+                id: id.to_string(),
+            }),
+            other => Err(format!("CLIENT ID: {other:?}").into()),
+        }
+    }
+
+    fn wait_for(&mut self, key: &str, token: &str) -> Outcome<()> {
+        let words = ["LOCK.ACQUIRE", key, token, "3600000", "BLOCK", "0"];
+        self.connection.send(&command(&words))
+    }
+
+    fn is_granted(&mut self) -> Outcome<()> {
+        match self.connection.receive()? {
+            Value::Number(_) => Ok(()),
+            other => Err(format!("a waiter got {other:?}").into()),
+        }
+    }
+}
+
+/// Microseconds of a LOCK.RELEASE that hands over, as INFO commandstats has them, with all of `guests` waiting.
+fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f64> {
+    let key = |number: usize| match place {
+        Place::OneKey => "crowd".to_owned(),
+        Place::KeyEach => format!("crowd:{number:06}"),
+    };
+    let token = |number: usize| format!("guest-{number:030}");
+    let held = match place {
+        Place::OneKey => 1,
+        Place::KeyEach => guests.len(),
+    };
+    let mut buffer = Vec::new();
+    for number in 0..held {
+        put(
+            &mut buffer,
+            &["LOCK.ACQUIRE", &key(number), "host", "3600000"],
+        );
+    }
+    control.pipeline(&buffer, held)?;
+    for (number, guest) in guests.iter_mut().enumerate() {
+        guest.wait_for(&key(number), &token(number))?;
+        // One after the other where the order matters.
+        if matches!(place, Place::OneKey) && number % 256 == 255 {
+            await_waiters(control, number + 1)?;
+        }
+    }
+    await_waiters(control, guests.len())?;
+    control.call(&["CONFIG", "RESETSTAT"])?;
+    let granted_before = grants(control)?;
+    // On one key the guest that was served last holds the lock, and comes again when it has released it.
+    let mut holder = None;
+    for turn in 0..HANDOVERS {
+        let number = turn % guests.len();
+        let key = key(number);
+        let releasing = holder.map_or_else(|| "host".to_owned(), token);
+        yes(&control.call(&["LOCK.RELEASE", &key, &releasing])?)?;
+        let next = guests.get_mut(number).ok_or("nobody waits")?;
+        next.is_granted()?;
+        match place {
+            Place::OneKey => {
+                if let Some(number) = holder.replace(number) {
+                    let again = guests.get_mut(number).ok_or("nobody comes again")?;
+                    again.wait_for(&key, &token(number))?;
+                }
+            }
+            Place::KeyEach => {
+                yes(&control.call(&["LOCK.FORCE", &key])?)?;
+                take(control, &key, "host")?;
+                next.wait_for(&key, &token(number))?;
+            }
+        }
+    }
+    let (waiting, by_host) = match place {
+        Place::OneKey => (guests.len() - 1, 0),
+        Place::KeyEach => (guests.len(), HANDOVERS),
+    };
+    await_waiters(control, waiting)?;
+    if grants(control)? - granted_before != HANDOVERS + by_host {
+        return Err("a release has woken more than one".into());
+    }
+    let stats = control.info("commandstats")?;
+    let release = stats.text("cmdstat_lock.release");
+    let per_call = release
+        .and_then(|text| {
+            text.split(',')
+                .find_map(|part| part.strip_prefix("usec_per_call="))
+        })
+        .ok_or("no figures of LOCK.RELEASE")?
+        .parse()?;
+    go_home(control, guests, holder)?;
+    control.call(&["FLUSHALL"])?;
+    Ok(per_call)
+}
+
+/// Ends all waits; the one who holds the lock does not wait.
+fn go_home(control: &mut Tcp, guests: &mut [Guest], holder: Option<usize>) -> Outcome<()> {
+    let waiting = guests
+        .iter_mut()
+        .enumerate()
+        .filter(|(number, _)| holder != Some(*number));
+    let mut waiting: Vec<_> = waiting.map(|(_, guest)| guest).collect();
+    let mut buffer = Vec::new();
+    for guest in &waiting {
+        put(&mut buffer, &["CLIENT", "UNBLOCK", &guest.id]);
+    }
+    control.pipeline(&buffer, waiting.len())?;
+    for guest in &mut waiting {
+        match guest.connection.receive()? {
+            Value::Null => {}
+            other => return Err(format!("a waiter that was sent home got {other:?}").into()),
+        }
+    }
+    await_waiters(control, 0)
+}
+
+fn take(control: &mut Tcp, key: &str, token: &str) -> Outcome<()> {
+    yes(&control.call(&["LOCK.ACQUIRE", key, token, "3600000"])?)
+}
+
+fn yes(reply: &Value) -> Outcome<()> {
+    if reply.is_yes() {
+        Ok(())
+    } else {
+        Err(format!("not a yes: {reply:?}").into())
+    }
+}
+
+fn await_waiters(control: &mut Tcp, number: usize) -> Outcome<()> {
+    while waiters(control)? != number {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+fn grants(control: &mut Tcp) -> Outcome<usize> {
+    Ok(control.info("lock_stats")?.number("lock_grants")? as usize)
+}
+
+fn waiters(control: &mut Tcp) -> Outcome<usize> {
+    Ok(control.info("lock_state")?.number("lock_waiters")? as usize)
+}
+
+/// Lets this process have so many files open, and the server that it starts.
+fn allow_files(number: usize) -> Outcome<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let wanted = number as u64;
+    if limit.current.is_some_and(|current| current < wanted) {
+        if limit.maximum.is_some_and(|maximum| maximum < wanted) {
+            return Err(format!("{number} open files are needed: raise `ulimit -Hn`").into());
+        }
+        setrlimit(
+            Resource::Nofile,
+            Rlimit {
+                current: Some(wanted),
+                maximum: limit.maximum,
+            },
+        )?;
+    }
+    Ok(())
+}

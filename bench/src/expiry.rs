@@ -1,0 +1,110 @@
+//! Very many locks that end together, beside as many strings.
+
+use std::time::{Duration, Instant};
+
+use crate::Outcome;
+use crate::locks::{name, token};
+use crate::measure::{Figures, Side, alternate, progress};
+use crate::report::{Row, Target};
+use crate::resp::{Tcp, Value, put};
+use crate::server::Server;
+
+const LOCKS: usize = 1_000_000;
+const PIPELINE: usize = 10_000;
+const ROUNDS: usize = 5;
+
+pub fn measure() -> Outcome<Vec<Row>> {
+    let server = Server::start(&[])?;
+    let mut connection = server.connect()?;
+    // Room to make them all before they end; then it is known how long that takes.
+    let mut room = Duration::from_secs(10);
+    let found = alternate("a million at once", ROUNDS, |side| {
+        let filled = loop {
+            if let Some(filled) = fill(&mut connection, side, room)? {
+                break filled;
+            }
+            // A machine that is busy with other things takes longer.
+            connection.call(&["FLUSHALL"])?;
+            room = room * 2;
+        };
+        room = room.min(filled.took * 2 + Duration::from_millis(500));
+        progress(&format!("a million at once: {side:?} until they are gone"));
+        gone(&mut connection, filled.deadline)
+    })?;
+    let slice = connection
+        .info("lock")?
+        .number("lock_longest_expiry_slice_us")?;
+    let mut longest = Figures::default();
+    longest.push(slice);
+    Ok(vec![
+        Row::ratio(
+            "a million leases that end at once, until all are gone",
+            &found,
+            Target::AtMost(1.5),
+            |seconds| format!("{seconds:.2} s"),
+        ),
+        Row {
+            what: "longest slice of expiry".to_owned(),
+            ours: format!("{slice:.0} µs"),
+            peer: String::new(),
+            figure: longest,
+            unit: "µs",
+            target: Target::AtMost(5_000.0),
+        },
+    ])
+}
+
+struct Filled {
+    deadline: Instant,
+    took: Duration,
+}
+
+/// Makes all of them, each to end when `room` has passed from now, if that is long enough.
+fn fill(connection: &mut Tcp, side: Side, room: Duration) -> Outcome<Option<Filled>> {
+    let start = Instant::now();
+    let deadline = start + room;
+    for first in (0..LOCKS).step_by(PIPELINE) {
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Ok(None);
+        }
+        let ttl = left.as_millis().max(1).to_string();
+        let mut buffer = Vec::with_capacity(PIPELINE * 128);
+        for number in first..first + PIPELINE {
+            let (name, token) = (name(number), token(number));
+            match side {
+                Side::Ours => put(&mut buffer, &["LOCK.ACQUIRE", &name, &token, &ttl]),
+                Side::Peer => put(&mut buffer, &["SET", &name, &token, "NX", "PX", &ttl]),
+            }
+        }
+        connection.pipeline(&buffer, PIPELINE)?;
+    }
+    if Instant::now() >= deadline || size(connection)? != LOCKS as i64 {
+        return Ok(None);
+    }
+    Ok(Some(Filled {
+        deadline,
+        took: start.elapsed(),
+    }))
+}
+
+/// Seconds from the deadline until the last has gone.
+fn gone(connection: &mut Tcp, deadline: Instant) -> Outcome<f64> {
+    std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+    let start = Instant::now();
+    while size(connection)? > 0 {
+        if start.elapsed() > Duration::from_secs(120) {
+            return Err("not all are gone two minutes later".into());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// How many keys there are, expired ones that are still there too.
+fn size(connection: &mut Tcp) -> Outcome<i64> {
+    match connection.call(&["DBSIZE"])? {
+        Value::Number(size) => Ok(size),
+        other => Err(format!("DBSIZE: {other:?}").into()),
+    }
+}
