@@ -4,9 +4,11 @@ mod driver;
 mod node;
 mod reference;
 
+mod connections;
+mod holding;
 mod lock;
+mod outside;
 mod properties;
 mod several;
-mod table;
 mod waiting;
 mod wire;

@@ -18,7 +18,7 @@ fn lead(bug: Option<Bug>, life: &Life) -> Result<(), String> {
 }
 
 proptest! {
-    // A life that fails becomes a test of its own, in table.rs.
+    // A life that fails becomes a test of its own.
     #![proptest_config(Config { failure_persistence: None, ..Config::default() })]
 
     #[test]

@@ -51,6 +51,8 @@ pub struct Node {
     pub now: Now,
     /// Values without a key that are not freed yet.
     pub unlinked: Vec<LockId>,
+    /// Values that were flushed, and are freed again by whoever the server lets do that.
+    flushed: Vec<LockId>,
     changes: Vec<Change>,
     answers: Vec<(WaiterId, Answer)>,
 }
@@ -76,6 +78,7 @@ impl Node {
             keys: Keys::default(),
             now: START,
             unlinked: Vec::new(),
+            flushed: Vec::new(),
             changes,
             answers,
         }
@@ -253,6 +256,7 @@ impl Node {
 
     /// What was removed is freed.
     pub fn free(&mut self) {
+        self.unlinked.append(&mut self.flushed);
         for id in std::mem::take(&mut self.unlinked) {
             self.table.forget(id);
         }
@@ -288,9 +292,13 @@ impl Node {
 
     /// How long the last flushed lease had to go, µs.
     pub fn flush(&mut self, db: Option<u32>) -> u64 {
-        self.keys
-            .0
-            .retain(|key, _| db.is_some_and(|db| db != key.db()));
+        let is_flushed = |key: &Key| db.is_none_or(|db| db == key.db());
+        for (_, value) in self.keys.0.iter().filter(|(key, _)| is_flushed(key)) {
+            if let Value::Lock(id) = value {
+                self.flushed.push(*id);
+            }
+        }
+        self.keys.0.retain(|key, _| !is_flushed(key));
         self.table.flushed(db, self.now)
     }
 
@@ -323,7 +331,7 @@ impl Node {
             .keys()
             .filter_map(|key| Some((key.clone(), self.dump(key)?)))
             .collect();
-        self.unlinked.clear();
+        (self.unlinked, self.flushed) = (Vec::new(), Vec::new());
         let mut table = Table::new(self.table.limits);
         table.raise_fence(self.table.fence());
         table.loading_began(self.now.mono);

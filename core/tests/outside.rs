@@ -1,0 +1,143 @@
+//! What others do: keys that go, move and are written over, flushes, quarantine.
+
+use redislock_core::lock::Mode;
+use redislock_core::quarantine::Reason;
+use redislock_core::table::{Answer, Denial, Extended, Verdict};
+use redislock_core::time::Instant;
+
+use crate::node::{FOR_EVER, Node, ROOMY, SECOND, Value, key, token};
+
+fn node() -> Node {
+    Node::new(ROOMY)
+}
+
+#[test]
+fn quarantine_grants_nothing_and_lets_go_of_everything() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiter = node.wait("b", "k");
+    node.table.quarantine.configure(1000);
+    node.table
+        .quarantine
+        .enter(Reason::Promotion, 0, node.now.mono);
+    let denial = Denial::Quarantined(1_020_000, Reason::Promotion);
+    assert_eq!(
+        node.ask("c", "l", Mode::Exclusive, FOR_EVER),
+        Verdict::Denied(denial)
+    );
+    assert_eq!(
+        node.extend(&key("k"), &token("a"), SECOND, 0, 0),
+        Extended::Denied(denial)
+    );
+    assert_eq!(node.guards(&key("k"), &token("a")), Err(denial));
+    assert_eq!(node.let_go("a", "k"), 1);
+    node.advance(1_019_999);
+    node.tick();
+    assert_eq!(node.granted(), []);
+    assert_eq!(
+        node.table.next_deadline(),
+        Some(Instant(node.now.mono.0 + 1))
+    );
+    node.advance(1);
+    node.tick();
+    assert_eq!(node.granted(), [waiter]);
+}
+
+#[test]
+fn whoever_is_held_back_is_granted_later_and_passed_by_nobody() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiter = node.wait("b", "k");
+    node.table.holds_back = true;
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), []);
+    assert_eq!(node.ask("c", "k", Mode::Exclusive, None), Verdict::Busy);
+    node.table.holds_back = false;
+    node.serve();
+    assert_eq!(node.granted(), [waiter]);
+}
+
+#[test]
+fn removal_by_others_serves_those_who_wait() {
+    type Remove = fn(&mut Node);
+    let removals: [Remove; 4] = [
+        |node| node.remove(&key("k")),
+        |node| node.rename(&key("k"), &key("l")),
+        |node| node.swap(0, 1),
+        |node| assert_eq!(node.flush(None), 10 * SECOND),
+    ];
+    for remove in removals {
+        let mut node = node();
+        node.hold("a", "k");
+        let waiter = node.wait("b", "k");
+        remove(&mut node);
+        node.serve();
+        assert_eq!(node.granted(), [waiter]);
+        assert!(node.holds("b", "k") && !node.holds("a", "k"));
+    }
+}
+
+#[test]
+fn overwriting_a_key_tells_its_waiters_that_its_type_is_wrong() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.wait("b", "k");
+    node.remove(&key("k"));
+    node.keys.0.insert(key("k"), Value::Other);
+    node.serve();
+    let (_, answers) = node.take();
+    assert_eq!(answers[0].1, Answer::Denied(Denial::WrongType));
+}
+
+#[test]
+fn a_lock_that_moves_takes_its_holder_and_its_lease_along() {
+    let mut node = node();
+    let fence = node.hold("a", "k")[0];
+    node.rename(&key("k"), &key("l"));
+    assert_eq!(
+        node.extend(&key("k"), &token("a"), SECOND, 0, 0),
+        Extended::NotHeld
+    );
+    assert_eq!(
+        node.extend(&key("l"), &token("a"), SECOND, 0, 0),
+        Extended::To(fence)
+    );
+    node.swap(0, 7);
+    let moved = key("l").in_db(7);
+    assert_eq!(
+        node.extend(&moved, &token("a"), SECOND, 0, 0),
+        Extended::To(fence)
+    );
+    node.advance(10 * SECOND + 1024);
+    node.tick();
+    assert_eq!(
+        (node.table.locks(), node.keys.0.len()),
+        (0, 0),
+        "it is found where it went"
+    );
+}
+
+#[test]
+fn a_flushed_value_that_is_freed_late_leaves_the_lock_in_its_place_alone() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.flush(None);
+    node.hold("b", "l");
+    node.free();
+    assert!(node.holds("b", "l"));
+    node.advance(10 * SECOND + 1024);
+    node.tick();
+    assert_eq!(node.table.locks(), 0, "its deadline is still known");
+}
+
+#[test]
+fn flushing_never_resets_the_fence() {
+    let mut node = node();
+    let fence = node.hold("a", "k")[0];
+    node.now.wall = 0;
+    node.flush(None);
+    assert_eq!(node.hold("a", "k"), [fence + 1]);
+    node.reload(0);
+    node.remove(&key("k"));
+    assert_eq!(node.hold("a", "k"), [fence + 2]);
+}
