@@ -68,21 +68,21 @@ impl Driver {
             .filter(|(_, answer)| matches!(answer, Answer::Fences(_)));
         self.undelivered.extend(granted.map(|(id, _)| *id));
         let held: Vec<_> = self
-            .model
+            .model()
             .held()
             .into_values()
             .flat_map(|lock| lock.holds.into_values())
             .collect();
         let new = held
             .iter()
-            .filter(|hold| hold.granted == self.model.now && hold.fence > self.highest_fence);
+            .filter(|hold| hold.granted == self.model().now && hold.fence > self.highest_fence);
         let highest = new
             .map(|hold| hold.fence)
             .max()
             .unwrap_or(self.highest_fence);
         if held
             .iter()
-            .any(|hold| hold.fence > highest.max(self.model.fence))
+            .any(|hold| hold.fence > highest.max(self.model().fence))
         {
             return Err("a fence above the node's counter".into());
         }

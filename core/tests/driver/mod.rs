@@ -22,7 +22,8 @@ type Action = Box<dyn Fn(&mut Model) -> bool>;
 pub struct Driver {
     suspect: Suspect,
     replica: Node,
-    model: Model,
+    /// One, or several that differ in nothing that could be seen so far.
+    models: Vec<Model>,
     /// Granted requests whose clients have not been seen to receive the answer.
     undelivered: Vec<u64>,
     /// When the timer last ran: what has ended since may still be there.
@@ -93,42 +94,44 @@ fn answer(answer: &table::Answer) -> Answer {
     }
 }
 
-/// The model after all actions and all answers, in some order in which each was right and after which it `fits`: the
-/// actions in their order, the answers in theirs.
-fn explain(
-    model: &Model,
-    actions: &[Action],
-    answers: &[(u64, Answer)],
-    fits: &dyn Fn(&Model) -> Result<(), String>,
-) -> Result<Model, String> {
-    if actions.is_empty() && answers.is_empty() {
-        if !model.owes_nothing() {
-            return Err("somebody was not answered".into());
+/// What a step may have been: the model after all actions and all answers, in every order in which each was right and after
+/// which it fits, the actions in their order, the answers in theirs.
+struct Explanations<'a> {
+    fits: &'a dyn Fn(&Model) -> Result<(), String>,
+    found: Vec<Model>,
+    wrong: String,
+}
+
+impl Explanations<'_> {
+    fn search(&mut self, model: &Model, actions: &[Action], answers: &[(u64, Answer)]) {
+        if actions.is_empty() && answers.is_empty() {
+            match (self.fits)(model) {
+                _ if !model.owes_nothing() => self.wrong = "somebody was not answered".into(),
+                Err(wrong) => self.wrong = wrong,
+                // What can be seen is the same in all that fit.
+                Ok(()) if self.found.iter().any(|found| found.is_like(model)) => {}
+                Ok(()) => self.found.push(model.clone()),
+            }
         }
-        return fits(model).map(|()| model.clone());
-    }
-    let mut wrong = "a reply is wrong".to_owned();
-    if let Some((action, rest)) = actions.split_first()
-        && model.owes_nothing()
-    {
-        let mut next = model.clone();
-        if action(&mut next) {
-            match explain(&next, rest, answers, fits) {
-                Err(why) => wrong = why,
-                found => return found,
+        if let Some(((id, answer), rest)) = answers.split_first() {
+            let mut next = model.clone();
+            if next.accepts(*id, answer) {
+                self.search(&next, actions, rest);
+            } else if actions.is_empty() {
+                self.wrong = format!("{id} should not have been told {answer:?}");
+            }
+        }
+        if let Some((action, rest)) = actions.split_first()
+            && model.owes_nothing()
+        {
+            let mut next = model.clone();
+            if action(&mut next) {
+                self.search(&next, rest, answers);
+            } else {
+                self.wrong = "a reply is wrong".into();
             }
         }
     }
-    if let Some(((id, answer), rest)) = answers.split_first() {
-        let mut next = model.clone();
-        if next.accepts(*id, answer) {
-            return explain(&next, actions, rest, fits);
-        }
-        if actions.is_empty() {
-            return Err(format!("{id} should not have been told {answer:?}"));
-        }
-    }
-    Err(wrong)
 }
 
 fn always(action: impl Fn(&mut Model) + 'static) -> Vec<Action> {
@@ -151,7 +154,7 @@ impl Driver {
             timer_ran: model.now,
             replica: Node::new(core_limits(limits)),
             suspect: Suspect::new(node, bug),
-            model,
+            models: vec![model],
             undelivered: Vec::new(),
             highest_fence: 0,
             connections: [1, 2, 3],
@@ -164,7 +167,6 @@ impl Driver {
     /// # Errors
     /// What the core did that the contract does not allow.
     pub fn step(&mut self, step: &Step) -> Result<(), String> {
-        let before = self.model.clone();
         self.expected = Told::default();
         let actions = self.act(step);
         let (changes, answers) = self.suspect.take();
@@ -179,8 +181,21 @@ impl Driver {
             self.replica.table.raise_fence(fence);
             self.replica.replay(change);
         }
-        self.model = explain(&before, &actions, &answers, &|model| self.compare(model))
-            .map_err(|why| format!("{why}\nanswers: {answers:?}\nbefore: {before:?}"))?;
+        let fits = |model: &Model| self.compare(model);
+        let mut explanations = Explanations {
+            fits: &fits,
+            found: Vec::new(),
+            wrong: String::new(),
+        };
+        for model in &self.models {
+            explanations.search(model, &actions, &answers);
+        }
+        let Explanations { found, wrong, .. } = explanations;
+        if found.is_empty() {
+            let before = self.model();
+            return Err(format!("{wrong}\nanswers: {answers:?}\nbefore: {before:?}"));
+        }
+        self.models = found;
         self.note_grants(&answers)?;
         self.compare_events(&changes, &answers)
     }
@@ -199,7 +214,7 @@ impl Driver {
                 if request
                     .keys
                     .iter()
-                    .any(|key| self.model.others.contains(key))
+                    .any(|key| self.model().others.contains(key))
                 {
                     return Vec::new();
                 }
@@ -272,9 +287,13 @@ impl Driver {
         }
     }
 
+    pub(super) fn model(&self) -> &Model {
+        &self.models[0]
+    }
+
     /// The owner that a step means.
     fn owner(&self, at: Key, token: Token) -> Token {
-        let held = self.model.live(at);
+        let held = self.model().live(at);
         let holders: Vec<_> = held
             .into_iter()
             .flat_map(|lock| lock.holds.into_keys())
@@ -288,14 +307,14 @@ impl Driver {
     fn wished(&self, wish: Wish) -> u64 {
         match wish {
             Wish::None => 0,
-            Wish::AboveLast(by) => self.model.fence + by,
-            Wish::AboveWall(by) => self.model.wall + by,
+            Wish::AboveLast(by) => self.model().fence + by,
+            Wish::AboveWall(by) => self.model().wall + by,
         }
     }
 
     fn acquire(&mut self, request: Request, block: Option<Option<u64>>) -> Action {
         let keys: Vec<_> = request.keys.iter().map(|at| key(*at)).collect();
-        let block = block.map(|until| until.map(|ticks| self.model.now + ticks));
+        let block = block.map(|until| until.map(|ticks| self.model().now + ticks));
         let verdict = self.suspect.acquire(
             &keys,
             &terms(&request),
@@ -339,8 +358,8 @@ impl Driver {
                 self.suspect.node.hang_up(connection, grace);
                 always(move |model| model.hang_up(connection, grace))
             }
-            Step::Abandon(nth) if !self.model.queue.is_empty() => {
-                let id = self.model.queue[nth % self.model.queue.len()].id;
+            Step::Abandon(nth) if !self.model().queue.is_empty() => {
+                let id = self.model().queue[nth % self.model().queue.len()].id;
                 self.suspect.abandon(WaiterId(id));
                 always(move |model| model.abandon(id))
             }
@@ -405,8 +424,9 @@ impl Driver {
         // Where a hold went between its grant and the news that nobody received it is not followed.
         for id in std::mem::take(&mut self.undelivered) {
             self.suspect.delivered(WaiterId(id));
-            self.model.delivered(id);
+            self.models.iter_mut().for_each(|model| model.delivered(id));
         }
+        let held = |at| self.models[0].live(at).is_some();
         let node = &mut self.suspect.node;
         let actions = match *step {
             Step::Reload { loading } => {
@@ -417,7 +437,8 @@ impl Driver {
             Step::Flush(db) => {
                 let left = self.suspect.flush(db);
                 self.replica.flush(db);
-                let (node, spans) = (&mut self.suspect.node, self.model.quarantine_until > 0);
+                let spans = self.model().quarantine_until > 0;
+                let node = &mut self.suspect.node;
                 node.table.quarantine.enter_for(
                     redislock_core::quarantine::Reason::Flush,
                     left,
@@ -456,7 +477,7 @@ impl Driver {
                 self.replica.rename(&key(from), &key(to));
                 always(move |model| model.rename(from, to))
             }
-            Step::Restore(from, to) if from != to && self.model.live(from).is_some() => {
+            Step::Restore(from, to) if from != to && held(from) => {
                 let dump = node.dump(&key(from)).unwrap_or_default();
                 node.restore(&key(to), &dump);
                 self.replica.restore(&key(to), &dump);

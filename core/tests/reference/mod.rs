@@ -120,7 +120,7 @@ pub struct Waiter {
 }
 
 /// A grant that its client has not been seen to receive, and the holds (by key and fence) that it added one to.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Undelivered {
     id: u64,
     token: Token,
@@ -199,6 +199,11 @@ impl Model {
 
     pub fn in_quarantine(&self) -> bool {
         self.quarantine_until > self.now
+    }
+
+    /// Whether it differs from `other` in nothing that cannot be seen, where all that can be seen is the same.
+    pub fn is_like(&self, other: &Self) -> bool {
+        self.undelivered == other.undelivered
     }
 
     pub fn owes_nothing(&self) -> bool {
