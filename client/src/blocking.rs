@@ -29,11 +29,15 @@ pub struct Redlock {
 impl Redlock {
     /// Connects to these nodes with the default settings.
     pub fn connect<U: AsRef<str>>(urls: impl IntoIterator<Item = U>) -> Result<Self, Error> {
-        Self::from_builder(crate::Redlock::builder().nodes(urls))
+        Self::builder().nodes(urls).connect()
     }
 
-    /// Connects with the settings of an ordinary builder.
-    pub fn from_builder(builder: crate::Builder) -> Result<Self, Error> {
+    /// Where the nodes are and how to treat them.
+    pub fn builder() -> Builder {
+        Builder(crate::Redlock::builder())
+    }
+
+    fn start(builder: crate::Builder) -> Result<Self, Error> {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .thread_name("redislock")
@@ -58,6 +62,59 @@ impl Redlock {
     fn request(&self, inner: crate::Lock) -> Lock {
         let runtime = Arc::clone(&self.runtime);
         Lock { inner, runtime }
+    }
+}
+
+/// The settings of a client that is yet to be connected; they are those of [`crate::Builder`].
+#[derive(Clone)]
+pub struct Builder(crate::Builder);
+
+impl Builder {
+    /// See [`crate::Builder::node`].
+    pub fn node(self, url: impl AsRef<str>) -> Self {
+        Self(self.0.node(url))
+    }
+
+    /// See [`crate::Builder::nodes`].
+    pub fn nodes<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
+        Self(self.0.nodes(urls))
+    }
+
+    /// See [`crate::Builder::sentinel`].
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel<U: AsRef<str>>(
+        self,
+        name: impl Into<String>,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Self {
+        Self(self.0.sentinel(name, urls))
+    }
+
+    /// See [`crate::Builder::cluster`].
+    #[cfg(feature = "cluster")]
+    pub fn cluster<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
+        Self(self.0.cluster(urls))
+    }
+
+    /// See [`crate::Builder::node_timeout`].
+    pub fn node_timeout(self, timeout: Duration) -> Self {
+        Self(self.0.node_timeout(timeout))
+    }
+
+    /// See [`crate::Builder::connect_timeout`].
+    pub fn connect_timeout(self, timeout: Duration) -> Self {
+        Self(self.0.connect_timeout(timeout))
+    }
+
+    /// See [`crate::Builder::root_certificate`].
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(self, pem: impl Into<Vec<u8>>) -> Self {
+        Self(self.0.root_certificate(pem))
+    }
+
+    /// See [`crate::Builder::connect`].
+    pub fn connect(self) -> Result<Redlock, Error> {
+        Redlock::start(self.0)
     }
 }
 

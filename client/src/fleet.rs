@@ -22,7 +22,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(20);
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// A proposal leads the nodes' clocks by so much, in µs: more than the time a request takes. It leads their counters by one
 /// only, or many grants a second would drive it away from the clocks.
-const FENCE_LEAD: u64 = 3_000;
+const FENCE_LEAD: u64 = 10_000;
 /// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
 /// refuse what is 10 s ahead of their clocks.
 const FENCE_OUTLIER: u64 = 5_000_000;

@@ -146,13 +146,14 @@ impl Hold {
         self.lock().valid_until
     }
 
-    /// One more guard, unless the last one is already on its way out.
+    /// One more guard, unless the hold is lost or the last guard is already on its way out.
     pub(crate) fn enter(&self) -> bool {
         let one_more = |guards: usize| (guards > 0).then_some(guards + 1);
-        self.guards
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
-            .is_ok()
-            && !self.lost.is_cancelled()
+        !self.lost.is_cancelled()
+            && self
+                .guards
+                .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
+                .is_ok()
     }
 
     /// One guard less; true for the last one, which has to release.

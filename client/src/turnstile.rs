@@ -44,28 +44,58 @@ pub(crate) struct Blocked {
     _waiting: Waiting,
 }
 
+/// Why waiting at a node ended without a grant.
+enum Stop {
+    /// This attempt is over.
+    Over(Outcome),
+    /// The node refuses to let anybody wait; another one may not.
+    Unfit,
+}
+
 impl Attempt {
     /// Waits until the lock can be had, at most until `deadline`.
     pub(crate) async fn queue(&mut self, deadline: Option<Moment>) -> Outcome {
-        let Some(turnstile) = self.client.fleet.turnstile() else {
-            // Nobody is believed up; a plain round says so, node by node.
-            return self.round(NodeSet::default()).await;
-        };
         let mut held = NodeSet::default();
-        let mut place = turnstile;
+        let mut place = match self.pass_the_turnstile(deadline).await {
+            Ok(place) => place,
+            Err(outcome) => return outcome,
+        };
         loop {
-            let queued = Moment::now();
-            if let Err(outcome) = self.block(place, deadline, held).await {
-                return outcome;
-            }
-            if Moment::now().since(queued) > NO_WAIT {
-                self.client.was_busy(&self.spec);
-            }
             held.insert(place);
             match self.take_the_rest(&mut held, deadline).await {
                 Ok(next) => place = next,
                 Err(outcome) => return outcome,
             }
+            match self.block(place, deadline, held).await {
+                Ok(()) => {}
+                Err(Stop::Over(outcome)) => return outcome,
+                Err(Stop::Unfit) => return Outcome::NoQuorum,
+            }
+        }
+    }
+
+    /// Waits at the first node that lets anybody wait: one that is up, and neither quarantined nor otherwise unable.
+    async fn pass_the_turnstile(&mut self, deadline: Option<Moment>) -> Result<usize, Outcome> {
+        for place in 0..self.verdicts.len() {
+            if !self.client.fleet.nodes[place].is_up() {
+                continue;
+            }
+            let queued = Moment::now();
+            match self.block(place, deadline, NodeSet::default()).await {
+                Ok(()) => {
+                    if Moment::now().since(queued) > NO_WAIT {
+                        self.client.was_busy(&self.spec);
+                    }
+                    return Ok(place);
+                }
+                Err(Stop::Over(outcome)) => return Err(outcome),
+                Err(Stop::Unfit) => {}
+            }
+        }
+        // Nobody can be waited for; a plain round says why, node by node.
+        match self.round(NodeSet::default()).await {
+            Outcome::Busy => Err(Outcome::NoQuorum),
+            outcome => Err(outcome),
         }
     }
 
@@ -121,11 +151,11 @@ impl Attempt {
         place: usize,
         deadline: Option<Moment>,
         held: NodeSet,
-    ) -> Result<(), Outcome> {
+    ) -> Result<(), Stop> {
         let node = Arc::clone(&self.client.fleet.nodes[place]);
         let patience = match deadline.map(|deadline| command::millis(deadline.remaining())) {
             // Too late to wait; 0 would mean for ever.
-            Some(0) => return Err(Outcome::Busy),
+            Some(0) => return Err(Stop::Over(Outcome::Busy)),
             Some(millis) => millis,
             None => 0,
         };
@@ -134,7 +164,7 @@ impl Attempt {
             Err(verdict) => {
                 node.suspect(verdict.clone());
                 self.verdicts[place] = verdict;
-                return Err(Outcome::NoQuorum);
+                return Err(Stop::Unfit);
             }
         };
         let request = command::acquire(&self.spec, self.token, None, Some(patience));
@@ -153,7 +183,7 @@ impl Attempt {
         });
         loop {
             let Some(blocked) = self.blocked.as_mut() else {
-                return Err(Outcome::NoQuorum);
+                return Err(Stop::Over(Outcome::NoQuorum));
             };
             tokio::select! {
                 biased;
@@ -164,7 +194,7 @@ impl Attempt {
                 // The cancelled request is dealt with when this attempt is dropped.
                 () = node.went_down() => {
                     self.verdicts[place] = node.why_down().unwrap_or(Verdict::NotAsked);
-                    return Err(Outcome::NoQuorum);
+                    return Err(Stop::Over(Outcome::NoQuorum));
                 }
                 _ = keep_alive.tick(), if !held.is_empty() => self.extend_all(held).await,
             }
@@ -179,7 +209,7 @@ impl Attempt {
         result: RedisResult<Value>,
         connection: Connection,
         place: usize,
-    ) -> Result<(), Outcome> {
+    ) -> Result<(), Stop> {
         node.heard(generation, &result);
         let alive = match &result {
             Ok(_) => true,
@@ -197,10 +227,11 @@ impl Attempt {
             }
             Reply::No => {
                 self.owing.remove(place);
-                Err(Outcome::Busy)
+                Err(Stop::Over(Outcome::Busy))
             }
-            Reply::Trouble(verdict) if verdict.is_final() => Err(Outcome::Refused),
-            Reply::Trouble(_) => Err(Outcome::NoQuorum),
+            // A connection that breaks may have been granted something on the way.
+            Reply::Trouble(Verdict::Unreachable(_)) => Err(Stop::Over(Outcome::NoQuorum)),
+            Reply::Trouble(_) => Err(Stop::Unfit),
         };
         self.verdicts[place] = reply.verdict(Verdict::Held {
             owner: None,

@@ -145,6 +145,8 @@ async fn while_waiting_for_replicas() {
     })
     .await;
     let client = connect(&servers).await;
+    let soon = client.lock("x").ttl(TTL).replicas(1);
+    drop(crate::acquire::once_replicas_confirm(&soon).await);
     at_every_point(
         &servers,
         &client.lock("x").ttl(LONG).replicas(1),

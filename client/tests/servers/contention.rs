@@ -210,6 +210,64 @@ async fn release_and_extend_never_queue_behind_a_waiter() {
     assert_eq!(waiter.await.unwrap(), Released::WasHeld);
 }
 
+#[tokio::test]
+async fn waiters_move_on_when_the_node_of_their_queue_stops_answering() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(60))
+        .acquire()
+        .await
+        .unwrap();
+    let waiter = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client
+                .lock("x")
+                .ttl(Duration::from_secs(60))
+                .acquire()
+                .await
+                .unwrap()
+        }
+    });
+    until("it waits", || waiters(&servers[0], "x") == 1).await;
+    servers[0].stop();
+    until("it waits elsewhere", || waiters(&servers[1], "x") == 1).await;
+    guard.release().await;
+    assert_eq!(waiter.await.unwrap().release().await, Released::WasHeld);
+    servers[0].resume();
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn waiters_queue_elsewhere_while_the_first_node_is_quarantined() {
+    let quarantined = Server::start(&["lock.quarantine 60000"]);
+    let [second, third] = Server::start_many::<2>(&[]);
+    let servers = [quarantined, second, third];
+    let client = connect(&servers).await;
+    let guard = client
+        .lock("x")
+        .ttl(Duration::from_secs(30))
+        .acquire()
+        .await
+        .unwrap();
+    let waiter = tokio::spawn({
+        let client = client.clone();
+        async move {
+            client
+                .lock("x")
+                .ttl(Duration::from_secs(30))
+                .acquire()
+                .await
+                .unwrap()
+        }
+    });
+    until("it waits", || waiters(&servers[1], "x") == 1).await;
+    guard.release().await;
+    assert_eq!(waiter.await.unwrap().release().await, Released::WasHeld);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn crossed_queues_resolve() {
     let servers = Server::start_many::<3>(&[]);

@@ -127,7 +127,11 @@ fn the_blocking_names_do_the_same() {
     use redislock_client::{Error, Owner};
 
     let servers = Server::start_many::<3>(&[]);
-    let client = Redlock::connect(servers.iter().map(Server::url)).unwrap();
+    let client = Redlock::builder()
+        .nodes(servers.iter().map(Server::url))
+        .node_timeout(NODE_TIMEOUT)
+        .connect()
+        .unwrap();
     let lock = client.lock("x").ttl(TTL).owner(&Owner::named("thread"));
     let guard = lock.acquire().unwrap();
     assert!(guard.is_valid() && guard.fence() > 0);
