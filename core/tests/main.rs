@@ -4,6 +4,7 @@ mod driver;
 mod node;
 mod reference;
 
+mod allocation;
 mod connections;
 mod holding;
 mod lock;

@@ -319,30 +319,6 @@ fn what_no_command_could_have_made_is_malformed() {
 }
 
 #[test]
-fn hostile_lengths_are_refused_before_anything_is_set_aside_for_them() {
-    // Had a length been trusted, each of these would ask for gigabytes; the form itself has a few bytes.
-    for length in [257, 1 << 20, 1 << 32, u64::MAX] {
-        let token = [&[1, EXCLUSIVE_WHOLE, 0, 1][..], &number(length), b"abc"].concat();
-        assert_eq!(load(&token, NOW).err(), Some(Malformed));
-        let owner = form(
-            EXCLUSIVE_WHOLE,
-            0,
-            1,
-            &[&hold(b"a", 1, 1, 5, 0, b"")[..7], &number(length)].concat(),
-        );
-        assert_eq!(load(&owner, NOW).err(), Some(Malformed));
-        assert_eq!(
-            load(&form(SHARED_WHOLE, 0, length, &[]), NOW).err(),
-            Some(Malformed)
-        );
-    }
-    assert_eq!(
-        load(&form(SHARED_WHOLE, 0, MAX_HOLDERS.into(), &[]), NOW).err(),
-        Some(Malformed)
-    );
-}
-
-#[test]
 fn numbers_have_one_end_and_fit_64_bits() {
     for value in [
         0,
