@@ -30,6 +30,14 @@ fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
     waiter
 }
 
+/// A replica can take over once its master counts it as online, a little after the replica itself does.
+#[track_caller]
+fn wait_until_online(m: &mut Connection) {
+    wait_until("the replica is online", || {
+        info_field(m, "replication", "slave0").contains("state=online")
+    });
+}
+
 #[track_caller]
 fn assert_not_granted_when_the_lease_is_over(c: &mut Connection, waiter: &mut Connection) {
     wait_until("the lease is over", || {
@@ -72,6 +80,7 @@ fn nobody_is_granted_anything_during_a_failover_and_all_goes_on_when_it_is_abort
     let replica = replica_behind(&link, Server::options());
     let (mut m, mut r) = (master.connect(), replica.connect());
     wait_for_sync(&mut m, &mut r);
+    wait_until_online(&mut m);
     let mut waiter = hold_and_wait(&master, &mut m);
     link.stall();
     granted(&m.call("LOCK.ACQUIRE unsent me 600000"));
@@ -91,6 +100,7 @@ fn a_failover_takes_the_locks_along_and_sends_those_who_wait_to_the_new_master()
         let replica = Server::options().replica_of(&master).start();
         let (mut m, mut r) = (master.connect(), replica.connect());
         wait_for_sync(&mut m, &mut r);
+        wait_until_online(&mut m);
         let kept = granted(&m.call("LOCK.ACQUIRE kept me 600000"));
         let mut waiter = hold_and_wait(&master, &mut m);
         let load = Plan::new(&["one", "two"], Duration::from_millis(200));
