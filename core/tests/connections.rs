@@ -134,8 +134,8 @@ fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
         connection: 1,
         ..terms(&token(owner), 10 * SECOND)
     };
-    node.acquire(&[key("a")], &ephemeral("x"), None);
     node.acquire(&[key("b")], &ephemeral("y"), None);
+    node.acquire(&[key("a")], &ephemeral("x"), None);
     node.wait("x", "ab");
     node.hang_up(1, 0);
     let count = node

@@ -1,11 +1,11 @@
 //! What others do: keys that go, move and are written over, flushes, quarantine.
 
-use redislock_core::lock::Mode;
+use redislock_core::lock::{Mode, Terms};
 use redislock_core::quarantine::Reason;
 use redislock_core::table::{Answer, Denial, Extended, Verdict};
 use redislock_core::time::Instant;
 
-use crate::node::{FOR_EVER, Node, ROOMY, SECOND, Value, key, token};
+use crate::node::{FOR_EVER, Node, ROOMY, SECOND, Value, key, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -128,6 +128,29 @@ fn a_flushed_value_that_is_freed_late_leaves_the_lock_in_its_place_alone() {
     node.advance(10 * SECOND + 1024);
     node.tick();
     assert_eq!(node.table.locks(), 0, "its deadline is still known");
+}
+
+#[test]
+fn a_value_that_lost_its_key_and_is_freed_late_is_left_alone() {
+    let mut node = node();
+    let ephemeral = Terms {
+        ephemeral: true,
+        connection: 1,
+        ..terms(&token("a"), 10 * SECOND)
+    };
+    node.acquire(&[key("k")], &ephemeral, None);
+    node.remove_lazily(&key("k"));
+    node.take();
+    node.hang_up(1, SECOND);
+    assert!(node.take().0.is_empty(), "there is no key to change");
+    assert_eq!(node.flush(None), 0);
+    node.hold("b", "k");
+    let waiter = node.wait("c", "k");
+    node.swap(0, 1);
+    node.serve();
+    assert_eq!(node.granted(), [waiter]);
+    node.free();
+    assert_eq!(node.table.locks(), 2);
 }
 
 #[test]
