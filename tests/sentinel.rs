@@ -328,3 +328,37 @@ fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_ex
         together([old.history, new.history]).assert_safe();
     }
 }
+
+/// A master that stood still while it was replaced: when it runs again it finds what clients have sent it meanwhile.
+#[test]
+fn a_master_that_was_paused_while_it_was_replaced_grants_nothing_when_it_runs_again() {
+    for _ in rounds(1) {
+        let master = protected().start();
+        let link = Proxy::to(master.port());
+        let replica = protected()
+            .config(&format!("replicaof 127.0.0.1 {}", link.port()))
+            .start();
+        let (mut m, mut r) = (master.connect(), replica.connect());
+        wait_for_sync(&mut m, &mut r);
+        wait_until("the master grants", || {
+            info_number(&mut m, "replication", "min_slaves_good_slaves") == 1
+                && m.call("LOCK.NODE").number("quarantine") == 0
+        });
+        link.stall();
+        master.pause();
+        r.ok("REPLICAOF NO ONE");
+        r.ok("CONFIG SET min-replicas-to-write 0");
+        let mut new = Client::new(always_to(replica.port()));
+        wait_until("the new master grants", || {
+            matches!(new.acquire("job", QUARANTINE, None).1, Outcome::Ok(_))
+        });
+        let mut old = Client::new(always_to(master.port()));
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| old.acquire("job", QUARANTINE, None));
+            std::thread::sleep(Duration::from_millis(20));
+            master.resume();
+            late.join().expect("a client that works");
+        });
+        together([old.history, new.history]).assert_safe();
+    }
+}
