@@ -11,6 +11,7 @@
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
+//! | `allowed.rs` | what the server would allow outside of a command; whether anybody listens |
 //! | `node.rs` | the node's state, and how callbacks reach it |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `info.rs` | what INFO shows |
@@ -19,6 +20,7 @@
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
 //! `lock.rs` (`Terms`: what it means).
 
+mod allowed;
 mod command;
 mod config;
 mod data_type;

@@ -11,6 +11,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::{Instant, to_millis};
 use redislock_core::token::Key;
 
+use crate::allowed::{listen, may_grant, may_write};
 use crate::config::EPHEMERAL_GRACE;
 use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
 use crate::{keyspace, node};
@@ -164,13 +165,13 @@ pub fn call_each_turn(
     }
 }
 
-unsafe extern "C" fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
+extern "C" fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
     // SAFETY: the context of this callback.
     catch_up(unsafe { Ctx::new(ctx) });
 }
 
-unsafe extern "C" fn on_cron(
+extern "C" fn on_cron(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     _: u64,
@@ -243,80 +244,7 @@ fn catch_up(ctx: Ctx) {
     }
 }
 
-/// Whether a write outside of a command is allowed: on a master, with its data loaded, and no failover or pause under way.
-fn may_write(ctx: Ctx) -> bool {
-    let flags = ctx.flags();
-    let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-    // SAFETY: takes nothing, returns a truth value.
-    let avoid = unsafe { api!(RedisModule_AvoidReplicaTraffic()) } != 0;
-    flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & never == 0 && !avoid
-}
-
-/// Whether the server would let a command grant: enough replicas, a cluster that is up.
-fn may_grant(ctx: Ctx) -> bool {
-    if !node::with(|node| node.table.waiters() > 0) {
-        return true;
-    }
-    let needed: u64 = ctx
-        .config("min-replicas-to-write")
-        .and_then(|needed| needed.parse().ok())
-        .unwrap_or(0);
-    if needed > 0 {
-        let lag = ctx
-            .config("min-replicas-max-lag")
-            .and_then(|lag| lag.parse::<u64>().ok())
-            .unwrap_or(0);
-        if lag > 0
-            && field(ctx, "REPLICATION", "min_slaves_good_slaves").is_none_or(|good| good < needed)
-        {
-            return false;
-        }
-    }
-    if disk_fails(ctx) {
-        return false;
-    }
-    if node::with(|node| node.cluster) {
-        let info = ctx
-            .ask(c"CLUSTER", &[b"INFO"])
-            .and_then(|reply| reply.into_iter().next())
-            .unwrap_or_default();
-        return String::from_utf8_lossy(&info).contains("cluster_state:ok");
-    }
-    true
-}
-
-/// Whether the server refuses commands that write because it cannot save them.
-fn disk_fails(ctx: Ctx) -> bool {
-    let info = ctx
-        .ask(c"INFO", &[b"PERSISTENCE"])
-        .and_then(|reply| reply.into_iter().next())
-        .unwrap_or_default();
-    let info = String::from_utf8_lossy(&info);
-    let says = |line: &str| info.lines().any(|said| said.trim() == line);
-    let is = |name, value: &str| ctx.config(name).is_some_and(|set| set == value);
-    says("aof_enabled:1") && says("aof_last_write_status:err")
-        || says("rdb_last_bgsave_status:err")
-            && is("stop-writes-on-bgsave-error", "yes")
-            && !is("save", "")
-}
-
-/// A number of an INFO section.
-fn field(ctx: Ctx, section: &str, name: &str) -> Option<u64> {
-    let info = ctx
-        .ask(c"INFO", &[section.as_bytes()])?
-        .into_iter()
-        .next()?;
-    let info = String::from_utf8_lossy(&info).into_owned();
-    info.lines().find_map(|line| {
-        line.strip_prefix(name)?
-            .strip_prefix(':')?
-            .trim()
-            .parse()
-            .ok()
-    })
-}
-
-unsafe extern "C" fn on_role_change(
+extern "C" fn on_role_change(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     role: u64,
@@ -348,7 +276,7 @@ unsafe extern "C" fn on_role_change(
     }
 }
 
-unsafe extern "C" fn on_loading(
+extern "C" fn on_loading(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     stage: u64,
@@ -379,7 +307,7 @@ unsafe extern "C" fn on_loading(
     wake_soon();
 }
 
-unsafe extern "C" fn on_flush(
+extern "C" fn on_flush(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     stage: u64,
@@ -406,7 +334,7 @@ unsafe extern "C" fn on_flush(
     wake_soon();
 }
 
-unsafe extern "C" fn on_swap(
+extern "C" fn on_swap(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     _: u64,
@@ -422,7 +350,7 @@ unsafe extern "C" fn on_swap(
     }
 }
 
-unsafe extern "C" fn on_client_change(
+extern "C" fn on_client_change(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     change: u64,
@@ -450,7 +378,7 @@ unsafe extern "C" fn on_client_change(
 
 /// The server saves or rewrites in a child. A rewrite without an RDB preamble has no place for the fence counter, so it
 /// goes into the stream once more, as an effect without keys.
-unsafe extern "C" fn on_fork(
+extern "C" fn on_fork(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     stage: u64,
@@ -465,24 +393,8 @@ unsafe extern "C" fn on_fork(
     }
 }
 
-/// Looks whether anybody listens to what is replicated: the AOF, a replica, or the backlog for one that may come back.
-///
-/// Making an effect and handing it over is a third of what a command costs, so it is left out while nobody would get it.
-/// That is safe because nobody begins to listen unnoticed: a replica that finds no backlog starts from a snapshot, an AOF
-/// that is turned on from a rewrite, and both begin with a fork, of which the server tells ([`on_fork`]) before it
-/// runs another command. Whatever else may bring a backlog (a load, a change of roles) is taken for a listener until the
-/// next look. In a cluster a slot may be listened to while it moves, so there it is never left out.
-pub fn listen(ctx: Ctx) {
-    let nobody = !ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF)
-        && ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
-        && !ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
-        && field(ctx, "REPLICATION", "connected_slaves") == Some(0)
-        && field(ctx, "REPLICATION", "repl_backlog_active") == Some(0);
-    node::with(|node| node.listened_to = !nobody);
-}
-
 /// Values that come under another name, and evictions.
-unsafe extern "C" fn on_keyspace(
+extern "C" fn on_keyspace(
     ctx: *mut raw::RedisModuleCtx,
     _: c_int,
     event: *const std::ffi::c_char,

@@ -114,7 +114,7 @@ pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
 }
 
 /// Lets the server reply to those who were answered.
-unsafe extern "C" fn unblock_answered(
+extern "C" fn unblock_answered(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     moment: u64,

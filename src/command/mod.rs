@@ -59,7 +59,7 @@ pub struct Command {
 /// Makes a handler of a function: what the server calls, and the only edge that a panic could reach.
 macro_rules! handler {
     ($function:path) => {{
-        unsafe extern "C" fn handle(
+        extern "C" fn handle(
             ctx: *mut raw::RedisModuleCtx,
             argv: *mut *mut raw::RedisModuleString,
             argc: c_int,

@@ -2,16 +2,17 @@
 //!
 //! Every call that may change something collects what follows from it in an [`Output`]: which keys changed and how, and
 //! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
-//! ask for, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
+//! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
 
 mod event;
+mod outcome;
 mod request;
 mod serve;
 
 use std::collections::BTreeSet;
 
 pub use event::Loaded;
-pub use request::{Answer, Denial, Extended, Granted, Verdict, Wanted};
+pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use serve::Undelivered;
 
 use foldhash::{HashMap, HashMapExt};

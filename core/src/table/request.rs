@@ -1,102 +1,12 @@
 //! What clients ask for.
 
-use super::{Events, Keyspace, Table};
-use crate::fence::{FenceError, check_lead};
-use crate::lock::{
-    Hold, Lock, Mode, OverCap, Refusal, Standing, Terms, check_end, latest_end, tighter,
-};
-use crate::quarantine::Reason;
+use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted};
+use crate::fence::check_lead;
+use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
-
-/// One key that a request names, and the lock that was found there.
-#[derive(Clone, Copy, Debug)]
-pub struct Wanted<'a> {
-    /// The database.
-    pub db: u32,
-    /// The name.
-    pub name: &'a [u8],
-    /// The lock at it.
-    pub lock: Option<LockId>,
-}
-
-/// Why a request changes nothing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Denial {
-    /// The lock cannot be had in this mode.
-    Refused(Refusal),
-    /// The fence cannot be given.
-    Fence(FenceError),
-    /// The lease would end past its cap.
-    OverCap(OverCap),
-    /// As many requests wait as may.
-    TooManyWaiters,
-    /// Waiting would close a circle.
-    Deadlock,
-    /// The node may have forgotten grants; microseconds until it grants again.
-    Quarantined(u64, Reason),
-    /// The key holds a value of another type.
-    WrongType,
-}
-
-/// A lock was granted or re-entered: the fence of each key, in the order of the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Granted {
-    /// The one key's.
-    One(u64),
-    /// Each key's.
-    Each(Vec<u64>),
-}
-
-impl Granted {
-    /// The fences, a key each.
-    #[must_use]
-    pub fn fences(&self) -> &[u64] {
-        match self {
-            Self::One(fence) => std::slice::from_ref(fence),
-            Self::Each(fences) => fences,
-        }
-    }
-}
-
-/// What became of a request for locks.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// The token holds them.
-    Granted(Granted),
-    /// Somebody else does, or is ahead.
-    Busy,
-    /// It waits.
-    Waits(WaiterId),
-    /// It cannot be had.
-    Denied(Denial),
-}
-
-/// What a request that waited is told.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It has the locks.
-    Granted(Granted),
-    /// Its time is up, or it was cancelled.
-    Nothing,
-    /// It cannot have them.
-    Denied(Denial),
-    /// This node cannot serve it any longer; it may come again.
-    Unblocked,
-}
-
-/// What became of an extension.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Extended {
-    /// The hold's fence.
-    To(u64),
-    /// The token does not hold the lock.
-    NotHeld,
-    /// The lease is as it was.
-    Denied(Denial),
-}
 
 impl Table {
     /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (for ever, if `Some(None)`).
