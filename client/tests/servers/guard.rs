@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Moment, Released};
+use redislock_client::{Error, Moment, Redlock, Released};
 
+use crate::proxy::Proxy;
 use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
 
@@ -156,6 +157,36 @@ async fn dropping_a_guard_releases_at_once() {
     drop(client);
     drop(guard);
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
+async fn a_release_during_a_renewal_is_the_last_word() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[2].port).await;
+    let client = Redlock::builder()
+        .nodes([servers[0].url(), servers[1].url(), proxy.url()])
+        .node_timeout(NODE_TIMEOUT)
+        .connect()
+        .await
+        .unwrap();
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    until("all hold it", || {
+        servers.iter().all(|server| !server.is_free("x"))
+    })
+    .await;
+    // Renewal will find that the third node has forgotten, and ask it again; its answer takes a while.
+    let _: u64 = servers[2].run(&["LOCK.FORCE", "x"]);
+    proxy.delay_replies(Duration::from_millis(200));
+    until("renewal is under way", || {
+        servers[2].calls("lock.extend") > 0
+    })
+    .await;
+    assert_eq!(guard.release().await, Released::WasHeld);
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    assert!(
+        servers.iter().all(|server| server.is_free("x")),
+        "nothing was asked for after the release"
+    );
 }
 
 #[tokio::test]

@@ -7,12 +7,6 @@ mod connect;
 mod contention;
 mod examples;
 mod guard;
-#[cfg(all(
-    feature = "blocking",
-    feature = "cluster",
-    feature = "sentinel",
-    feature = "tls"
-))]
 mod links;
 mod nodes;
 mod owner;

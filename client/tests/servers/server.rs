@@ -37,12 +37,6 @@ impl Server {
     }
 
     /// A Sentinel that watches this master, alone, and impatiently.
-    #[cfg(all(
-        feature = "blocking",
-        feature = "cluster",
-        feature = "sentinel",
-        feature = "tls"
-    ))]
     pub fn start_sentinel(name: &str, master: &Server) -> Self {
         let folder = TempDir::new().unwrap();
         let port = free_port();
@@ -184,13 +178,15 @@ fn module() -> PathBuf {
     }
 }
 
-/// The server under test: REDIS_SERVER, which may be a command with arguments, or redis-server from the path.
+/// The server under test: the path in REDIS_SERVER, or what the path of the shell has.
 fn server_command() -> Command {
-    let words = std::env::var("REDIS_SERVER").unwrap_or_else(|_| "redis-server".to_owned());
-    let mut words = words.split_whitespace();
-    let mut command = Command::new(words.next().unwrap_or("redis-server"));
-    command.args(words);
-    command
+    if let Some(path) = std::env::var_os("REDIS_SERVER") {
+        return Command::new(path);
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let found = |name: &&str| std::env::split_paths(&path).any(|folder| folder.join(name).exists());
+    let name = ["redis-server", "valkey-server"].into_iter().find(found);
+    Command::new(name.expect("a server in the path, or REDIS_SERVER"))
 }
 
 fn spawn(folder: &TempDir, port: u16, options: &[String]) -> Child {
@@ -215,7 +211,5 @@ fn spawn(folder: &TempDir, port: u16, options: &[String]) -> Child {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .stdin(Stdio::null());
-    command
-        .spawn()
-        .expect("the server can be started: is redis-server in the path?")
+    command.spawn().expect("the server can be started")
 }
