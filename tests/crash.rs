@@ -194,8 +194,8 @@ fn lost(c: &mut Connection, owners: &[Owner], history: &History) -> Vec<String> 
     lost
 }
 
-/// Several clients, each with locks of its own, until the server is killed under their hands.
-fn crash_among_acknowledgements(server: &mut Server) -> (Vec<Owner>, History) {
+/// Several clients, each with locks of its own, until the server is killed under their hands. Meanwhile it is told this.
+fn crash_among_acknowledgements(server: &mut Server, meanwhile: &str) -> (Vec<Owner>, History) {
     let ttl = Duration::from_secs(600);
     let port = server.port();
     let workers: Vec<_> = (0..4)
@@ -218,7 +218,9 @@ fn crash_among_acknowledgements(server: &mut Server) -> (Vec<Owner>, History) {
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(50 + Random::seeded().below(150)));
+    std::thread::sleep(Duration::from_millis(50));
+    server.connect().ok(meanwhile);
+    std::thread::sleep(Duration::from_millis(Random::seeded().below(150)));
     server.kill();
     let (mut owners, mut history) = (Vec::new(), History::default());
     for worker in workers {
@@ -229,18 +231,16 @@ fn crash_among_acknowledgements(server: &mut Server) -> (Vec<Owner>, History) {
     (owners, history)
 }
 
-#[test]
-fn under_always_everything_that_was_acknowledged_is_there_after_a_crash() {
-    let mut server = Keeps::Everything.options().start();
+/// Whatever was acknowledged is there after each crash, and fences go on from there.
+fn crash_and_keep_everything(mut server: Server, meanwhile: &str) {
     for _ in rounds(3) {
         assert_eq!(server.connect().call("LOCK.NODE").number("durable"), 1);
-        let (owners, history) = crash_among_acknowledgements(&mut server);
+        let (owners, history) = crash_among_acknowledgements(&mut server, meanwhile);
         assert!(history.grants() > 20, "{}", history.grants());
         server.start_again();
         let mut c = server.connect();
         assert_eq!(lost(&mut c, &owners, &history), Vec::<String>::new());
-        // Nobody else gets what is held, and everybody else gets a higher fence.
-        let highest = history
+        let told = history
             .events
             .iter()
             .filter_map(|event| match event.outcome {
@@ -248,8 +248,22 @@ fn under_always_everything_that_was_acknowledged_is_there_after_a_crash() {
                 _ => None,
             });
         let next = granted(&c.call("LOCK.ACQUIRE after the-crash 1000"));
-        assert!(next > highest.max().unwrap_or(0));
+        assert!(next > told.max().unwrap_or(0));
         c.ok("FLUSHALL");
+    }
+}
+
+#[test]
+fn under_always_everything_that_was_acknowledged_is_there_after_a_crash() {
+    crash_and_keep_everything(Keeps::Everything.options().start(), "PING");
+}
+
+#[test]
+fn under_always_a_crash_in_the_middle_of_a_rewrite_loses_nothing() {
+    for preamble in ["yes", "no"] {
+        let options = Keeps::Everything.options();
+        let options = options.config(&format!("aof-use-rdb-preamble {preamble}"));
+        crash_and_keep_everything(options.start(), "BGREWRITEAOF");
     }
 }
 
@@ -258,7 +272,7 @@ fn under_always_everything_that_was_acknowledged_is_there_after_a_crash() {
 fn without_always_something_that_was_acknowledged_is_lost() {
     let mut server = Keeps::AllButTheTail.options().start();
     let written = length(&aof(&server));
-    let (owners, history) = crash_among_acknowledgements(&mut server);
+    let (owners, history) = crash_among_acknowledgements(&mut server, "PING");
     cut(&aof(&server), written);
     server.start_again();
     let mut c = server.connect();

@@ -356,3 +356,28 @@ fn without_a_quarantine_a_lagging_replica_that_is_elected_grants_twice() {
         "{violations:?}"
     );
 }
+
+/// The first master stands still until its replica has been elected and grants; then it finds what was sent to it meanwhile.
+#[test]
+fn a_master_that_was_paused_while_it_was_replaced_grants_nothing_when_it_runs_again() {
+    for _ in rounds(1) {
+        let cluster = Cluster::start(&quarantined());
+        let mut old = Client::new(always_to(cluster.nodes[0].port()));
+        let mut new = Client::new(always_to(cluster.nodes[MASTERS].port()));
+        // Its connection is there already.
+        let (owner, _) = old.acquire("job", QUARANTINE, None);
+        assert_eq!(old.release(&owner), Outcome::Ok(1));
+        cluster.nodes[0].pause();
+        wait_patiently("the new master grants", || {
+            matches!(new.acquire("job", QUARANTINE, None).1, Outcome::Ok(_))
+        });
+        std::thread::scope(|scope| {
+            let late = scope.spawn(|| old.acquire("job", QUARANTINE, None));
+            std::thread::sleep(Duration::from_millis(20));
+            cluster.nodes[0].resume();
+            late.join().expect("a client that works");
+        });
+        new.history.events.extend(old.history.events);
+        new.history.assert_safe();
+    }
+}
