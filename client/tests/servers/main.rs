@@ -6,6 +6,7 @@ mod cancel;
 mod connect;
 mod contention;
 mod examples;
+mod faults;
 mod guard;
 mod links;
 mod nodes;

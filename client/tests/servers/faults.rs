@@ -1,0 +1,221 @@
+//! Random faults on five durable nodes while four clients contend: the windows in which clients are told that they hold the
+//! lock never overlap, fences follow the order of the holders, and when the faults end everybody gets through.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use redislock_client::{Error, Moment, Redlock};
+
+use crate::proxy::{Flow, Proxy};
+use crate::server::Server;
+
+const NODE_TIMEOUT: Duration = Duration::from_millis(100);
+/// So short that leases end by themselves during the faults.
+const TTL: Duration = Duration::from_millis(600);
+const FAULTS: usize = 40;
+
+/// One hold as its holder saw it, on the one clock of this machine.
+#[derive(Clone, Copy, Debug)]
+struct Window {
+    asked: Moment,
+    from: Moment,
+    until: Moment,
+    fence: u64,
+}
+
+async fn contend(
+    client: Redlock,
+    stop: Arc<AtomicBool>,
+    history: Arc<Mutex<Vec<Window>>>,
+    seed: u64,
+) {
+    let mut random = StdRng::seed_from_u64(seed);
+    while !stop.load(Ordering::SeqCst) {
+        let asked = Moment::now();
+        let wait = Duration::from_millis(random.random_range(1..2_000));
+        let guard = match client.lock("x").ttl(TTL).wait(wait).acquire().await {
+            Ok(guard) => guard,
+            Err(Error::Busy { .. } | Error::NoQuorum { .. }) => continue,
+            Err(other) => panic!("{other}"),
+        };
+        let from = Moment::now();
+        // Holds are longer and shorter than the ttl, so that some are renewed and some are not.
+        let hold = Duration::from_millis(random.random_range(0..900));
+        tokio::select! {
+            () = tokio::time::sleep(hold) => {}
+            () = guard.lost() => {}
+        }
+        let until = guard.valid_until().min(Moment::now());
+        history.lock().unwrap().push(Window {
+            asked,
+            from,
+            until,
+            fence: guard.fence(),
+        });
+        match random.random_bool(0.5) {
+            true => drop(guard),
+            false => drop(guard.release().await),
+        }
+    }
+}
+
+async fn break_things(servers: &mut [Server], proxies: &[Proxy], random: &mut StdRng) {
+    for _ in 0..FAULTS {
+        let victim = random.random_range(0..servers.len());
+        let pause = Duration::from_millis(random.random_range(20..400));
+        match random.random_range(0..6) {
+            0 => {
+                servers[victim].stop();
+                tokio::time::sleep(pause).await;
+                servers[victim].resume();
+            }
+            1 => {
+                servers[victim].kill();
+                tokio::time::sleep(pause / 4).await;
+                servers[victim].restart();
+            }
+            2 => proxies[victim].cut(),
+            3 => {
+                proxies[victim].replies(Flow::Hold);
+                tokio::time::sleep(pause).await;
+                proxies[victim].replies(Flow::Pass);
+            }
+            4 => {
+                proxies[victim].requests(Flow::Hold);
+                tokio::time::sleep(pause).await;
+                proxies[victim].requests(Flow::Pass);
+            }
+            _ => {
+                proxies[victim].replies(Flow::Lose);
+                tokio::time::sleep(pause).await;
+                proxies[victim].cut();
+                proxies[victim].replies(Flow::Pass);
+            }
+        }
+    }
+}
+
+fn check(history: &[Window]) {
+    let mut sorted = history.to_vec();
+    sorted.sort_by_key(|window| window.from);
+    for pair in sorted.windows(2) {
+        assert!(
+            pair[0].until <= pair[1].from,
+            "two holders at once: {pair:?}"
+        );
+    }
+    for one in history {
+        let same = history
+            .iter()
+            .filter(|other| other.fence == one.fence)
+            .count();
+        assert_eq!(same, 1, "fence {} was given twice", one.fence);
+        for other in history.iter().filter(|other| one.from < other.asked) {
+            assert!(
+                one.fence < other.fence,
+                "fences out of order: {one:?} came before {other:?}"
+            );
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
+    let seed = rand::random();
+    println!("seed {seed}");
+    let mut random = StdRng::seed_from_u64(seed);
+    let mut servers = Server::start_many::<5>(&["appendonly yes", "appendfsync always"]);
+    let mut proxies = Vec::new();
+    for server in &servers {
+        proxies.push(Proxy::to(server.port).await);
+    }
+    let history = Arc::new(Mutex::new(Vec::new()));
+    let stop = Arc::new(AtomicBool::new(false));
+    let mut tasks = Vec::new();
+    let mut clients = Vec::new();
+    for client in 0..4 {
+        let urls = proxies.iter().map(Proxy::url);
+        let client_of = Redlock::builder()
+            .nodes(urls)
+            .node_timeout(NODE_TIMEOUT)
+            .connect()
+            .await
+            .unwrap();
+        clients.push(client_of.clone());
+        tasks.push(tokio::spawn(contend(
+            client_of,
+            Arc::clone(&stop),
+            Arc::clone(&history),
+            seed ^ client,
+        )));
+    }
+    break_things(&mut servers, &proxies, &mut random).await;
+    stop.store(true, Ordering::SeqCst);
+    for task in tasks {
+        task.await.unwrap();
+    }
+    for client in &clients {
+        let asked = Moment::now();
+        let guard = client
+            .lock("x")
+            .ttl(TTL)
+            .wait(Duration::from_secs(30))
+            .acquire()
+            .await
+            .unwrap();
+        let (from, fence) = (Moment::now(), guard.fence());
+        guard.release().await;
+        history.lock().unwrap().push(Window {
+            asked,
+            from,
+            until: from,
+            fence,
+        });
+    }
+    let history = history.lock().unwrap();
+    assert!(history.len() > 8, "only {} holds in all", history.len());
+    check(&history);
+}
+
+#[test]
+#[should_panic(expected = "two holders at once")]
+fn the_check_sees_an_overlap() {
+    let at = Moment::now();
+    let later = |ms: u64| at + Duration::from_millis(ms);
+    let one = Window {
+        asked: at,
+        from: later(1),
+        until: later(9),
+        fence: 1,
+    };
+    let two = Window {
+        asked: at,
+        from: later(5),
+        until: later(12),
+        fence: 2,
+    };
+    check(&[one, two]);
+}
+
+#[test]
+#[should_panic(expected = "fences out of order")]
+fn the_check_sees_a_fence_that_goes_backwards() {
+    let at = Moment::now();
+    let later = |ms: u64| at + Duration::from_millis(ms);
+    let one = Window {
+        asked: at,
+        from: later(1),
+        until: later(2),
+        fence: 2,
+    };
+    let two = Window {
+        asked: later(3),
+        from: later(4),
+        until: later(5),
+        fence: 1,
+    };
+    check(&[one, two]);
+}
