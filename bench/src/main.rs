@@ -11,11 +11,13 @@ mod locks;
 mod measure;
 mod memory;
 mod pairs;
+mod plot;
 mod report;
 mod resp;
 mod server;
 mod several;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -62,8 +64,8 @@ const SECTIONS: &[Section] = &[
 ];
 
 fn main() -> ExitCode {
-    let wanted: Vec<String> = std::env::args().skip(1).collect();
-    match run(&wanted) {
+    let wishes = Wishes::read(std::env::args().skip(1));
+    match wishes.and_then(|wishes| run(&wishes)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -72,29 +74,49 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(wanted: &[String]) -> Outcome<()> {
-    let names = || {
-        SECTIONS
-            .iter()
-            .map(|section| section.name)
-            .collect::<Vec<_>>()
-    };
-    if let Some(unknown) = wanted.iter().find(|name| !names().contains(&name.as_str())) {
-        return Err(format!("no section {unknown}; there are: {}", names().join(", ")).into());
-    }
-    let mut rows = Vec::new();
-    for section in SECTIONS {
-        if wanted.is_empty() || wanted.iter().any(|name| name == section.name) {
-            let start = Instant::now();
-            rows.extend((section.measure)().map_err(|error| format!("{}: {error}", section.name))?);
-            measure::progress("");
-            eprintln!(
-                "{} took {:.0} s",
-                section.name,
-                start.elapsed().as_secs_f64()
-            );
+/// What the command line asks for.
+struct Wishes {
+    sections: Vec<&'static Section>,
+    plots: Option<PathBuf>,
+}
+
+impl Wishes {
+    fn read(mut words: impl Iterator<Item = String>) -> Outcome<Self> {
+        let (mut sections, mut plots) = (Vec::new(), None);
+        while let Some(word) = words.next() {
+            if word == "--plots" {
+                plots = Some(words.next().ok_or("--plots needs a folder")?.into());
+                continue;
+            }
+            let section = SECTIONS.iter().find(|section| section.name == word);
+            sections.push(section.ok_or_else(|| {
+                let names: Vec<_> = SECTIONS.iter().map(|section| section.name).collect();
+                format!("no section {word}; there are: {}", names.join(", "))
+            })?);
         }
+        if sections.is_empty() {
+            sections = SECTIONS.iter().collect();
+        }
+        Ok(Self { sections, plots })
     }
-    println!("{}", report::table(&rows));
+}
+
+fn run(wishes: &Wishes) -> Outcome<()> {
+    let mut all = Vec::new();
+    for section in &wishes.sections {
+        let start = Instant::now();
+        let rows = (section.measure)().map_err(|error| format!("{}: {error}", section.name))?;
+        measure::progress("");
+        eprintln!(
+            "{} took {:.0} s",
+            section.name,
+            start.elapsed().as_secs_f64()
+        );
+        if let Some(folder) = &wishes.plots {
+            plot::draw(folder, section.name, &rows)?;
+        }
+        all.extend(rows);
+    }
+    println!("{}", report::table(&all));
     Ok(())
 }

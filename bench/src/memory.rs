@@ -29,7 +29,7 @@ fn fill(side: Side) -> Outcome<f64> {
     let pipeline = |start: usize| {
         let mut buffer = Vec::new();
         for number in start..start + PIPELINE {
-            wording.acquire(side, &mut buffer, number, "3600000");
+            wording.acquire(side, &mut buffer, number, "600000");
         }
         buffer
     };

@@ -53,14 +53,22 @@ impl Row {
         }
     }
 
-    fn verdict(&self) -> &'static str {
+    /// Whether the target is met, if there is one.
+    pub fn is_met(&self) -> Option<bool> {
         let median = self.figure.median();
-        let met = match self.target {
-            Target::AtLeast(bound) => median >= bound,
-            Target::AtMost(bound) => median <= bound,
-            Target::None => return "",
-        };
-        if met { "met" } else { "not met" }
+        match self.target {
+            Target::AtLeast(bound) => Some(median >= bound),
+            Target::AtMost(bound) => Some(median <= bound),
+            Target::None => None,
+        }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.is_met() {
+            Some(true) => "met",
+            Some(false) => "not met",
+            None => "",
+        }
     }
 
     fn cells(&self) -> [String; 7] {

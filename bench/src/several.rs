@@ -64,7 +64,7 @@ fn together() -> Vec<u8> {
 fn guarded(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
     let what = "GUARD SET, less SET";
     let (guard, token) = ("guard", token(0));
-    control.call(&["LOCK.ACQUIRE", guard, &token, "3600000"])?;
+    control.call(&["LOCK.ACQUIRE", guard, &token, "600000"])?;
     let mut ours = Vec::new();
     let mut peer = Vec::new();
     for number in 0..COMMANDS {
