@@ -3,6 +3,7 @@
 //! They follow redirects and reconnect, and never use a token twice: what was unknown stays unknown.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
@@ -180,11 +181,10 @@ impl Client {
     }
 
     fn connection(&mut self, port: u16) -> Option<&mut Connection> {
-        if !self.connections.contains_key(&port) {
-            self.connections
-                .insert(port, Connection::try_open(port).ok()?);
+        match self.connections.entry(port) {
+            Entry::Occupied(there) => Some(there.into_mut()),
+            Entry::Vacant(place) => Some(place.insert(Connection::try_open(port).ok()?)),
         }
-        self.connections.get_mut(&port)
     }
 }
 

@@ -158,11 +158,9 @@ impl Deployment {
         let mut client = Client::new(self.by_sentinel());
         let old = [self.link.port(), self.master.port()];
         wait_patiently("Sentinel names another master", || {
-            let named = self
-                .sentinels
+            self.sentinels
                 .iter()
-                .all(|sentinel| master_by(sentinel.port).is_some_and(|port| !old.contains(&port)));
-            named
+                .all(|sentinel| master_by(sentinel.port).is_some_and(|port| !old.contains(&port)))
         });
         wait_patiently("the new master grants", || {
             matches!(client.acquire("job", ttl, None).1, Outcome::Ok(_))
