@@ -25,7 +25,7 @@ pub fn measure() -> Outcome<Vec<Row>> {
             }
             // A machine that is busy with other things takes longer.
             connection.call(&["FLUSHALL"])?;
-            room = room * 2;
+            room *= 2;
         };
         room = room.min(filled.took * 2 + Duration::from_millis(500));
         progress(&format!("a million at once: {side:?} until they are gone"));

@@ -12,9 +12,9 @@ use crate::report::{Row, Target};
 use crate::resp::{Tcp, Value, command};
 use crate::server::Server;
 
-/// How long each side runs in a round: short, so that whatever else the machine does, it does to both.
 /// Many rounds, as they are short.
-const ROUNDS: usize = 15;
+const ROUNDS: usize = 21;
+/// How long each side runs in a round: short, so that whatever else the machine does, it does to both.
 const SLICE: Duration = Duration::from_millis(400);
 
 pub fn measure() -> Outcome<Vec<Row>> {
