@@ -80,9 +80,9 @@ pub enum Side {
 pub fn alternate(
     what: &str,
     rounds: usize,
-    mut measure: impl FnMut(Side) -> Outcome<f64>,
+    measure: impl FnMut(Side) -> Outcome<f64>,
 ) -> Outcome<Comparison> {
-    interleave(what, rounds, 1, |side, _| measure(side))
+    interleave(what, rounds, 1, measure)
 }
 
 /// The same with each round in several steps, and its mean: whatever else the machine does meanwhile, it does to both.
@@ -90,7 +90,7 @@ pub fn interleave(
     what: &str,
     rounds: usize,
     steps: usize,
-    mut measure: impl FnMut(Side, usize) -> Outcome<f64>,
+    mut measure: impl FnMut(Side) -> Outcome<f64>,
 ) -> Outcome<Comparison> {
     let mut comparison = Comparison::default();
     for round in 0..rounds {
@@ -98,11 +98,11 @@ pub fn interleave(
         let (mut ours, mut peer) = (0.0, 0.0);
         for step in 0..steps {
             if (round + step) % 2 == 0 {
-                ours += measure(Side::Ours, step)?;
-                peer += measure(Side::Peer, step)?;
+                ours += measure(Side::Ours)?;
+                peer += measure(Side::Peer)?;
             } else {
-                peer += measure(Side::Peer, step)?;
-                ours += measure(Side::Ours, step)?;
+                peer += measure(Side::Peer)?;
+                ours += measure(Side::Ours)?;
             }
         }
         comparison.push(ours / steps as f64, peer / steps as f64);

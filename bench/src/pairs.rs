@@ -8,8 +8,10 @@ use crate::server::Server;
 
 /// Locks that one pipeline acquires and releases.
 const PIPELINE: usize = 1_000;
-/// Pipelines of a round.
-const PIPELINES: usize = 30;
+/// Pipelines between two readings of the server's clock: so many that the reading hardly counts.
+const AT_ONCE: usize = 5;
+/// Readings of a round.
+const STEPS: usize = 8;
 
 pub fn measure() -> Outcome<Vec<Row>> {
     Ok(vec![
@@ -27,23 +29,22 @@ fn compare(what: &str, settings: &[&str], target: f64) -> Outcome<Row> {
     let (mut control, mut connection) = (server.connect()?, server.connect()?);
     let wording = Wording::new(&mut control)?;
     let pipelines = |side| -> Vec<Vec<u8>> {
-        (0..PIPELINES)
+        (0..AT_ONCE)
             .map(|number| wording.pairs(side, number * PIPELINE..(number + 1) * PIPELINE))
             .collect()
     };
     let (ours, peer) = (pipelines(Side::Ours), pipelines(Side::Peer));
-    let mut send = |side, number: usize| {
+    let mut send = |side| {
         let pipelines = if side == Side::Ours { &ours } else { &peer };
-        let Some(bytes) = pipelines.get(number) else {
-            return Ok(());
-        };
-        connection.pipeline(bytes, 2 * PIPELINE)
+        pipelines
+            .iter()
+            .try_for_each(|bytes| connection.pipeline(bytes, 2 * PIPELINE))
     };
     // What is done for the first time is no measure.
-    send(Side::Ours, 0)?;
-    send(Side::Peer, 0)?;
-    let found = interleave(what, ROUNDS, PIPELINES, |side, number| {
-        Ok(cpu_of(&mut control, || send(side, number))? / PIPELINE as f64)
+    send(Side::Ours)?;
+    send(Side::Peer)?;
+    let found = interleave(what, ROUNDS, STEPS, |side| {
+        Ok(cpu_of(&mut control, || send(side))? / (AT_ONCE * PIPELINE) as f64)
     })?;
     Ok(Row::gain(what, &found, Target::AtLeast(target), micros))
 }

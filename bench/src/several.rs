@@ -37,7 +37,7 @@ fn several(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
     };
     send(Side::Ours)?;
     send(Side::Peer)?;
-    let found = interleave(what, ROUNDS, PIPELINES, |side, _| {
+    let found = interleave(what, ROUNDS, PIPELINES, |side| {
         Ok(cpu_of(control, || send(side))? / REQUESTS as f64)
     })?;
     Ok(Row::ratio(what, &found, Target::AtMost(0.6), micros))
@@ -81,7 +81,7 @@ fn guarded(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
     };
     send(Side::Ours)?;
     send(Side::Peer)?;
-    let found = interleave(what, ROUNDS, PIPELINES, |side, _| {
+    let found = interleave(what, ROUNDS, PIPELINES, |side| {
         Ok(cpu_of(control, || send(side))? / COMMANDS as f64)
     })?;
     Ok(Row {
