@@ -288,7 +288,11 @@ impl Ctx {
         }
     }
 
-    pub fn client(self) -> u64 {
+    /// The connection that a command came by; 0 in a script, which has none of its own.
+    pub fn connection(self) -> u64 {
+        if self.has(raw::REDISMODULE_CTX_FLAGS_LUA) {
+            return 0;
+        }
         // SAFETY: a valid context.
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }

@@ -3,10 +3,10 @@
 use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
+use redislock_core::quarantine::Reason;
 use redislock_core::time::to_millis;
 
 use crate::ffi::{self, Ctx, api};
-use crate::lifecycle::why;
 use crate::node;
 
 /// Registers the sections.
@@ -41,20 +41,13 @@ extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) 
     node::with(|node| {
         let table = &node.table;
         if section(c"state") {
-            let (left, reason) =
-                table
-                    .quarantine
-                    .left(ffi::mono())
-                    .map_or((0, c"none"), |(left, reason)| {
-                        (
-                            left,
-                            match why(reason) {
-                                "after a start" => c"start",
-                                "after a promotion" => c"promotion",
-                                _ => c"flush",
-                            },
-                        )
-                    });
+            let (left, reason) = match table.quarantine.left(ffi::mono()) {
+                None => (0, c"none"),
+                Some((left, Reason::Start)) => (left, c"start"),
+                Some((left, Reason::Promotion)) => (left, c"promotion"),
+                Some((left, Reason::Flush)) => (left, c"flush"),
+                Some((left, Reason::Standstill)) => (left, c"standstill"),
+            };
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);
             number(c"fence", table.fence());

@@ -81,6 +81,7 @@ pub fn decide<R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
     let now = ffi::now();
+    lifecycle::notice_standstill(ctx, now.mono);
     let (result, output, effect) = node::with(|node| {
         let result = decide(node, now, &mut Keys(ctx));
         let output = node.table.take_output(now);

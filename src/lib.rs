@@ -77,6 +77,7 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
 
 fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     check_server()?;
+    node::started();
     data_type::register(ctx)?;
     command::register(ctx)?;
     config::register(ctx, args)?;

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
-use redislock_core::time::{Instant, to_millis};
+use redislock_core::time::{Instant, from_millis, to_millis};
 use redislock_core::token::Key;
 
 use crate::allowed::{listen, may_grant, may_write};
@@ -30,6 +30,12 @@ static ALARM: AtomicU64 = AtomicU64::new(0);
 static LOOKED: AtomicU32 = AtomicU32::new(0);
 /// Cron calls between two looks.
 const LOOK_EVERY: u32 = 10;
+/// When the server's cron last came by.
+static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
+/// A server whose cron did not come by for this long, µs, stood still. (`hz 1` is once a second.)
+const STANDSTILL: u64 = 1_500_000;
+/// How much later than min-replicas-max-lag the server notices that a replica is gone, µs: it counts whole seconds, once a second.
+const COUNTING: u64 = 2_000_000;
 /// The database that MOVE takes a key from.
 static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
@@ -179,6 +185,9 @@ extern "C" fn on_cron(
 ) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
+    let now = ffi::mono();
+    notice_standstill(ctx, now);
+    TICKED.store(now.0, Ordering::Relaxed);
     if node::with(|node| node.listened_to)
         && LOOKED
             .fetch_add(1, Ordering::Relaxed)
@@ -244,6 +253,35 @@ fn catch_up(ctx: Ctx) {
     }
 }
 
+/// For how long a master without replicas may go on as if it had some, µs; none if it need not have any.
+fn replicas_lag(ctx: Ctx) -> Option<u64> {
+    let number = |name| ctx.config(name)?.parse::<u64>().ok();
+    number("min-replicas-to-write").filter(|needed| *needed > 0)?;
+    let lag = number("min-replicas-max-lag").filter(|lag| *lag > 0)?;
+    Some(from_millis(lag.saturating_mul(1000)).saturating_add(COUNTING))
+}
+
+/// A server that stood still finds what clients have sent meanwhile before it finds that it was replaced, or that its
+/// replicas have left: it grants nothing until it must have heard of it. Asked before every decision.
+pub fn notice_standstill(ctx: Ctx, now: Instant) {
+    let ticked = TICKED.load(Ordering::Relaxed);
+    if now.0.saturating_sub(ticked) <= STANDSTILL {
+        return;
+    }
+    TICKED.store(now.0, Ordering::Relaxed);
+    let cluster = node::with(|node| node.cluster);
+    let Some(wait) = replicas_lag(ctx).or(cluster.then_some(COUNTING)) else {
+        return;
+    };
+    if ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
+        node::with(|node| {
+            let quarantine = &mut node.table.quarantine;
+            quarantine.enter_for(Reason::Standstill, wait, now);
+        });
+        announce_quarantine();
+    }
+}
+
 extern "C" fn on_role_change(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
@@ -254,19 +292,7 @@ extern "C" fn on_role_change(
     let ctx = unsafe { Ctx::new(ctx) };
     node::with(|node| node.listened_to = true);
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
-        let needed: u64 = ctx
-            .config("min-replicas-to-write")
-            .and_then(|needed| needed.parse().ok())
-            .unwrap_or(0);
-        let lag: u64 = ctx
-            .config("min-replicas-max-lag")
-            .and_then(|lag| lag.parse().ok())
-            .unwrap_or(0);
-        let more = if needed > 0 {
-            lag.saturating_add(2).saturating_mul(1000)
-        } else {
-            0
-        };
+        let more = replicas_lag(ctx).map_or(0, |lag| to_millis(lag + STANDSTILL));
         let now = ffi::mono();
         node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
         announce_quarantine();
@@ -291,6 +317,7 @@ extern "C" fn on_loading(
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
     let is_master = ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
+    TICKED.store(now.0, Ordering::Relaxed);
     let waits = node::with(|node| {
         node.table.loading_ended(now);
         node.counter_is_due = true;
@@ -450,6 +477,7 @@ pub fn why(reason: Reason) -> &'static str {
         Reason::Start => "after a start",
         Reason::Promotion => "after a promotion",
         Reason::Flush => "after a flush",
+        Reason::Standstill => "after a standstill",
     }
 }
 

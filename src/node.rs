@@ -5,7 +5,7 @@
 
 use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use lazy_static::lazy_static;
@@ -71,6 +71,8 @@ lazy_static! {
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
 
+/// The server itself; its children only read.
+static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_LETTERS: AtomicBool = AtomicBool::new(false);
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
@@ -87,6 +89,11 @@ pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
     let result = use_it(&mut node);
     ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
     result
+}
+
+/// Notes which process the server is.
+pub fn started() {
+    OWN_PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
 /// Leaves a letter.
@@ -150,6 +157,10 @@ pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
 }
 
 fn read_letters(node: &mut Node) {
+    if std::process::id() != OWN_PROCESS.load(Ordering::Relaxed) {
+        // A child that saves: the thread that may have been writing a letter at the fork is not here to finish it.
+        return;
+    }
     HAS_LETTERS.store(false, Ordering::Release);
     let letters = std::mem::take(&mut *LETTERS.lock().unwrap_or_else(PoisonError::into_inner));
     for letter in letters {

@@ -207,19 +207,23 @@ fn crash_among_acknowledgements(server: &mut Server, meanwhile: &str) -> (Vec<Ow
                     let lock = format!("job-{worker}-{port}-{n}");
                     let (owner, outcome) = client.acquire(&lock, ttl, None);
                     owners.push(owner.clone());
-                    if !matches!(outcome, Outcome::Ok(_)) {
+                    // Nobody answers any more.
+                    if matches!(outcome, Outcome::Fail(_)) {
                         break;
                     }
-                    if n % 3 == 0 && !matches!(client.release(&owner), Outcome::Ok(_)) {
-                        break;
+                    if n % 3 == 0 {
+                        client.release(&owner);
                     }
                 }
                 (owners, client.history)
             })
         })
         .collect();
-    std::thread::sleep(Duration::from_millis(50));
-    server.connect().ok(meanwhile);
+    let mut c = server.connect();
+    wait_until("some locks are held", || {
+        c.call("LOCK.NODE").number("locks") > 20
+    });
+    c.ok(meanwhile);
     std::thread::sleep(Duration::from_millis(Random::seeded().below(150)));
     server.kill();
     let (mut owners, mut history) = (Vec::new(), History::default());
@@ -236,7 +240,6 @@ fn crash_and_keep_everything(mut server: Server, meanwhile: &str) {
     for _ in rounds(3) {
         assert_eq!(server.connect().call("LOCK.NODE").number("durable"), 1);
         let (owners, history) = crash_among_acknowledgements(&mut server, meanwhile);
-        assert!(history.grants() > 20, "{}", history.grants());
         server.start_again();
         let mut c = server.connect();
         assert_eq!(lost(&mut c, &owners, &history), Vec::<String>::new());

@@ -280,3 +280,15 @@ fn ephemeral_given_twice_is_refused() {
     );
     assert_eq!(c.call("EXISTS job"), Value::Integer(0));
 }
+
+#[test]
+fn an_extension_by_a_script_leaves_the_hold_tied_to_its_connection() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut holder = server.connect();
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    let script = "return redis.call('LOCK.EXTEND', KEYS[1], 'me', '600000')";
+    granted(&holder.call_args(&["EVAL", script, "1", "job"]));
+    drop(holder);
+    wait_until_gone(&mut c, "job");
+}

@@ -198,3 +198,21 @@ fn a_transaction_and_a_script_may_guard() {
     assert_eq!(replies[3].items()[0], Value::Integer(1));
     refused(&replies[3].items()[1], "NOTHELD");
 }
+
+#[test]
+fn a_guard_within_a_guard_within_a_guard_is_refused_and_harmless() {
+    let (_server, mut c) = held();
+    let nested = |times: usize| {
+        let guard = ["LOCK.GUARD", "job", "me"].iter().copied();
+        let mut args: Vec<_> = std::iter::repeat_n(guard, times).flatten().collect();
+        args.extend(["GET", "a"]);
+        args
+    };
+    for times in [2, 1_000, 50_000] {
+        refused(&c.call_args(&nested(times)), "ERR");
+        let mut asked = vec!["COMMAND", "GETKEYS"];
+        asked.extend(nested(times));
+        assert_eq!(c.call_args(&asked).items().len(), 1);
+    }
+    c.ok("PING");
+}

@@ -292,6 +292,21 @@ fn without_min_replicas_an_old_master_that_lives_on_extends_what_the_new_one_gra
     assert_overlap(&history);
 }
 
+/// The longest lease that may be out there is the old master's, whatever the new one is configured for.
+#[test]
+fn a_promoted_replica_waits_for_the_leases_that_its_master_allowed() {
+    let master = Server::options().config("lock.quarantine 60000").start();
+    let replica = Server::options()
+        .replica_of(&master)
+        .config("lock.quarantine 100")
+        .start();
+    let mut r = replica.connect();
+    wait_for_sync(&mut master.connect(), &mut r);
+    r.ok("REPLICAOF NO ONE");
+    let left = r.call("LOCK.NODE").number("quarantine");
+    assert!(left > 30_000, "{left}");
+}
+
 /// The worst case: promoted at the very moment at which its link stalls, while the old master still counts it.
 #[test]
 fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_extend() {

@@ -1,8 +1,8 @@
 //! SHARED and LIMIT: readers, writers, semaphores.
 
-use crate::lock::{sole_holder, wait_for_waiters, waiters};
+use crate::lock::{sole_holder, wait_for_waiters, wait_until_gone, waiters};
 use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, wait_until};
+use crate::server::{Server, info_number, wait_until};
 
 #[track_caller]
 fn waiter(server: &Server, token: &str, options: &str) -> Connection {
@@ -400,4 +400,18 @@ fn extending_one_reader_leaves_the_others() {
         c.call("LOCK.INFO room short") == Value::Null
     });
     assert_ne!(c.call("LOCK.INFO room long"), Value::Null);
+}
+
+#[test]
+fn a_crowd_whose_leases_end_together_is_ended_in_slices() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let lines: Vec<_> = (0..5_000)
+        .map(|reader| format!("LOCK.ACQUIRE job reader:{reader} 1500 SHARED"))
+        .collect();
+    c.pipeline(&lines);
+    wait_until_gone(&mut c, "job");
+    // Each step ends a part of the crowd; the sum is what counts, not how fast it was.
+    assert_eq!(info_number(&mut c, "lock", "lock_expiries"), 5_000);
+    assert_eq!(info_number(&mut c, "lock", "lock_locks"), 0);
 }

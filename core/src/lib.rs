@@ -5,7 +5,6 @@
 
 #![forbid(unsafe_code)]
 
-pub mod deadlock;
 pub mod fence;
 pub mod lock;
 pub mod quarantine;

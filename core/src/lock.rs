@@ -44,7 +44,7 @@ pub struct Terms {
     pub owner: Option<Box<[u8]>>,
     /// The hold ends with the connection that used it last.
     pub ephemeral: bool,
-    /// The connection that asks.
+    /// The connection that asks; 0 for a script, which has none of its own.
     pub connection: u64,
 }
 

@@ -11,6 +11,8 @@ pub enum Reason {
     Promotion,
     /// Its locks were flushed: their holders do not know.
     Flush,
+    /// It stood still: it may have been replaced meanwhile, without having heard of it.
+    Standstill,
 }
 
 /// Whether grants may have been forgotten, and until when.
@@ -66,7 +68,7 @@ impl Quarantine {
         }
     }
 
-    /// Enters because leases were flushed of which the last has `left` µs to go.
+    /// Enters for `left` µs: what the last flushed lease had to go, or what it takes to hear of being replaced.
     pub fn enter_for(&mut self, reason: Reason, left: u64, mono: Instant) {
         if self.configured != 0 && left > 0 {
             self.until(reason, mono.plus(with_drift(left)));

@@ -65,7 +65,7 @@ impl Request {
             max_hold: options.max_hold,
             owner: options.owner.map(Box::from),
             ephemeral: options.ephemeral,
-            connection: ctx.client(),
+            connection: ctx.connection(),
         };
         Ok(Self {
             terms,

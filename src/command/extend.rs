@@ -17,7 +17,7 @@ pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let token = options::token(token)?;
     let ttl = options::ttl(ttl)?;
     let own = [Opened::new(ctx, key)?];
-    let connection = ctx.client();
+    let connection = ctx.connection();
     let extended = decide(ctx, &own, |node, now, keyspace| {
         let lock = own[0].lock();
         node.table
@@ -29,7 +29,7 @@ pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 
 /// Extends the hold of each of these keys.
 pub fn prolong(ctx: Ctx, own: &[Opened<'_>], token: &Token, ttl: u64, fence: u64) -> Vec<Extended> {
-    let connection = ctx.client();
+    let connection = ctx.connection();
     decide(ctx, own, |node, now, keyspace| {
         let mut extend = |lock: Option<LockId>| {
             node.table

@@ -11,6 +11,9 @@ use super::reply::Failure;
 use crate::ffi::{Args, Ctx, api};
 use crate::keyspace::{Opened, decide};
 
+/// What the names of our own commands begin with.
+const OURS: &[u8] = b"lock.";
+
 /// Where the inner command begins.
 const INNER: usize = 3;
 
@@ -41,7 +44,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let token = options::token(token)?;
     let command = command.bytes().to_ascii_lowercase();
-    if command.starts_with(b"lock.") {
+    if is_ours(&command) {
         return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
     }
     let name = CString::new(command.clone())
@@ -118,13 +121,14 @@ unsafe fn is_denied_by_acl(reply: *mut raw::RedisModuleCallReply) -> bool {
 fn tell_keys(ctx: Ctx, args: Args<'_>) {
     ctx.key_at(1, super::READ);
     let inner = args.from(INNER);
+    // A command of ours is refused when it comes to that; asking it for its keys would lead back here without end.
+    if inner.get(0).is_none_or(|name| is_ours(name.bytes())) {
+        return;
+    }
     let mut len = 0;
     let mut flags = std::ptr::null_mut();
     // SAFETY: a valid context that asks for keys; what the server allocates is freed here.
     unsafe {
-        if inner.len() == 0 {
-            return;
-        }
         let argv = inner.raw().as_ptr().cast_mut();
         let argc = inner.len() as c_int;
         let keys = api!(RedisModule_GetCommandKeysWithFlags(
@@ -156,6 +160,13 @@ fn tell_keys(ctx: Ctx, args: Args<'_>) {
             api!(RedisModule_Free(flags.cast()));
         }
     }
+}
+
+/// Whether a command is one of LOCK.*.
+fn is_ours(command: &[u8]) -> bool {
+    command
+        .get(..OURS.len())
+        .is_some_and(|prefix| prefix.eq_ignore_ascii_case(OURS))
 }
 
 /// What the server says about a command.

@@ -1,8 +1,7 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
 
-use super::{Answer, Entry, Keyspace, Table};
-use crate::deadlock::{self, Needs};
-use crate::lock::{Hold, Lock, Mode, Terms};
+use super::{Answer, Entry, Keyspace, PARTS, Table};
+use crate::lock::{Hold, Lock};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
@@ -40,7 +39,8 @@ impl Table {
                 self.wheel.set(index, end);
                 continue;
             }
-            self.take_ended_off(id, now);
+            // A crowd's leases are ended in parts, too: what is left is found again at once.
+            self.take_ended_off(id, PARTS, now);
             // The wheel has forgotten it, whatever else becomes of it in this decision.
             if let Some(touched) = self.touch(id) {
                 touched.end_before = None;
@@ -308,109 +308,5 @@ impl Table {
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
         std::mem::take(&mut self.unserved).into_iter().collect()
-    }
-
-    /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
-    pub(super) fn closes_a_circle(
-        &self,
-        keys: &[Key],
-        locks: &[Option<LockId>],
-        terms: &Terms,
-        now: Instant,
-    ) -> bool {
-        if self.queue.is_empty() {
-            return false;
-        }
-        let longest = keys
-            .iter()
-            .filter_map(|key| self.queue.line(key))
-            .map(|line| line.waiting.len())
-            .max();
-        if longest.unwrap_or(0) > self.queue.lines() && !self.holds_what_is_waited_for(&terms.token)
-        {
-            return false;
-        }
-        let mut needs = Vec::new();
-        for (key, lock) in keys.iter().zip(locks) {
-            self.needs(key, *lock, None, &terms.token, terms.mode, now, &mut needs);
-        }
-        // The newcomer's own place in a line keeps nobody from going on; only its holds do.
-        deadlock::closes_a_circle(&terms.token, needs, |owner| {
-            let mut needs = Vec::new();
-            for id in self.queue.of(owner) {
-                let Some(waiter) = self.queue.get(id) else {
-                    continue;
-                };
-                for key in &waiter.keys {
-                    let lock = self.queue.line(key).and_then(|line| line.lock);
-                    self.needs(
-                        key,
-                        lock,
-                        Some((id, &terms.token)),
-                        owner,
-                        waiter.terms.mode,
-                        now,
-                        &mut needs,
-                    );
-                }
-            }
-            needs
-        })
-    }
-
-    fn holds_what_is_waited_for(&self, token: &Token) -> bool {
-        let mut locks = self
-            .queue
-            .keys()
-            .filter_map(|key| self.queue.line(key)?.lock)
-            .filter_map(|id| self.lock(id));
-        locks.any(|lock| lock.hold(token).is_some())
-    }
-
-    /// What a request of `owner` for one key depends on. `place`: where it stands in the line, and whose places there do
-    /// not count.
-    #[allow(clippy::too_many_arguments)]
-    fn needs(
-        &self,
-        key: &Key,
-        lock: Option<LockId>,
-        place: Option<(WaiterId, &Token)>,
-        owner: &Token,
-        mode: Mode,
-        now: Instant,
-        needs: &mut Vec<Needs>,
-    ) {
-        let lock = lock.and_then(|id| self.lock(id));
-        let holders = || {
-            lock.into_iter()
-                .flat_map(|lock| lock.holds())
-                .filter(|hold| hold.end > now)
-        };
-        if holders().any(|hold| hold.token == *owner) {
-            return;
-        }
-        if let Some(lock) = lock.filter(|lock| lock.excludes(mode, now)) {
-            let tokens = holders().map(|hold| hold.token.clone()).collect();
-            needs.push(match (lock, mode) {
-                (Lock::Shared(_), Mode::Shared { .. }) => Needs::AnyOf(tokens),
-                _ => Needs::All(tokens),
-            });
-        }
-        let Some(line) = self.queue.line(key) else {
-            return;
-        };
-        let ahead = line
-            .waiting
-            .iter()
-            .take_while(|ahead| place.is_none_or(|(place, _)| **ahead < place));
-        let ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
-        let ahead =
-            ahead.filter(|ahead| ahead.terms.token != *owner && !self.waits_for(ahead, owner, now));
-        let ahead = ahead.map(|ahead| ahead.terms.token.clone());
-        needs.push(Needs::All(
-            ahead
-                .filter(|ahead| place.is_none_or(|(_, not)| ahead != not))
-                .collect(),
-        ));
     }
 }

@@ -4,6 +4,7 @@
 //! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
 //! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
 
+mod circle;
 mod event;
 mod outcome;
 mod request;
@@ -70,6 +71,9 @@ pub struct Events {
     /// Grants and re-entries.
     pub acquired: u32,
 }
+
+/// Changed holds of a shared lock that are written one by one.
+const PARTS: usize = 64;
 
 /// What a decision means for the key of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -279,7 +283,10 @@ impl Table {
     fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
         if let Some(touched) = self.touch(id) {
             tell(&mut touched.events);
-            if !touched.whole && !touched.changed.contains(token) {
+            // Past some changes the whole lock is as cheap to write, and looking for doubles is not.
+            if touched.changed.len() >= PARTS {
+                touched.whole = true;
+            } else if !touched.whole && !touched.changed.contains(token) {
                 touched.changed.push(token.clone());
             }
         }

@@ -357,6 +357,10 @@ impl Table {
 
     /// Ties an ephemeral hold to the connection that used it last.
     fn rebind(&mut self, id: LockId, token: &Token, connection: u64) {
+        if connection == 0 {
+            // A script has no connection of its own that could end: the hold stays tied as it is.
+            return;
+        }
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };

@@ -34,15 +34,18 @@ impl Table {
         if entry.lock.first_end().is_some_and(|end| end > lease_now) {
             return true;
         }
-        self.take_ended_off(id, now);
+        self.take_ended_off(id, usize::MAX, now);
         self.serve_unserved_if_any(now, keyspace);
         true
     }
 
-    /// Takes ended leases off a lock; what follows for waiters is noted, not done.
-    pub(super) fn take_ended_off(&mut self, id: LockId, now: Now) {
+    /// Takes ended leases off a lock, at most so many; what follows for waiters is noted, not done.
+    pub(super) fn take_ended_off(&mut self, id: LockId, most: usize, now: Now) {
         let lease_now = self.clock.at(now.mono);
-        while let Some(entry) = self.slots.get_mut(id) {
+        for _ in 0..most {
+            let Some(entry) = self.slots.get_mut(id) else {
+                break;
+            };
             if entry.lock.first_end().is_none_or(|end| end > lease_now) {
                 break;
             }
@@ -181,7 +184,7 @@ impl Table {
             self.attach_line(key, lock);
         }
         if let Some(id) = lock {
-            self.take_ended_off(id, now);
+            self.take_ended_off(id, usize::MAX, now);
         }
         Ok(lock)
     }

@@ -1,0 +1,131 @@
+//! Who waits for whom: whether one more wait would close a circle.
+//!
+//! The owners are the points of the graph. An owner that waits depends on those who hold what it waits for (on all of them,
+//! or, where a semaphore is full, on any one of them) and on those who are ahead of it in a line. A new wait closes a
+//! circle if it depends on somebody who depends on something that the newcomer holds: neither would ever go on.
+//!
+//! Only who holds something that is waited for can close a circle, so all others pay for one look at each line. For the
+//! rest the lines are walked in their order until nobody more is found stuck, which is once for each step of the longest
+//! chain of owners.
+
+use std::collections::BTreeSet;
+
+use super::Table;
+use crate::lock::{Lock, Mode, Terms};
+use crate::queue::{Line, Waiter};
+use crate::slots::LockId;
+use crate::time::Instant;
+use crate::token::{Key, Token};
+
+/// The owners that cannot go on before the newcomer lets go of something, the newcomer among them for what it holds.
+type Stuck = BTreeSet<Token>;
+
+impl Table {
+    /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
+    pub(super) fn closes_a_circle(
+        &self,
+        keys: &[Key],
+        locks: &[Option<LockId>],
+        terms: &Terms,
+        now: Instant,
+    ) -> bool {
+        let newcomer = &terms.token;
+        if self.queue.is_empty() || !self.holds_what_is_waited_for(newcomer) {
+            return false;
+        }
+        let mut stuck = Stuck::from([newcomer.clone()]);
+        loop {
+            let before = stuck.len();
+            for key in self.queue.keys() {
+                if let Some(line) = self.queue.line(key) {
+                    self.walk(line, newcomer, now, &mut stuck);
+                }
+            }
+            if stuck.len() == before {
+                break;
+            }
+        }
+        keys.iter().zip(locks).any(|(key, lock)| {
+            let lock = lock.and_then(|id| self.lock(id));
+            if is_excluded_by(lock, newcomer, terms.mode, now, &stuck) {
+                return true;
+            }
+            let line = self.queue.line(key).filter(|_| !holds(lock, newcomer, now));
+            let ahead = line.into_iter().flat_map(|line| &line.waiting);
+            let mut ahead = ahead.filter_map(|id| self.queue.get(*id));
+            ahead.any(|ahead| self.is_stuck_before(ahead, newcomer, newcomer, now, &stuck))
+        })
+    }
+
+    fn holds_what_is_waited_for(&self, token: &Token) -> bool {
+        let lines = self.queue.keys().filter_map(|key| self.queue.line(key));
+        let mut locks = lines
+            .filter_map(|line| line.lock)
+            .filter_map(|id| self.lock(id));
+        locks.any(|lock| lock.hold(token).is_some())
+    }
+
+    /// Finds who is stuck in one line, first to last.
+    fn walk(&self, line: &Line, newcomer: &Token, now: Instant, stuck: &mut Stuck) {
+        let lock = line.lock.and_then(|id| self.lock(id));
+        let mut stuck_ahead: Vec<&Waiter> = Vec::new();
+        for waiter in line.waiting.iter().filter_map(|id| self.queue.get(*id)) {
+            let owner = &waiter.terms.token;
+            if !stuck.contains(owner) && !holds(lock, owner, now) {
+                let mut ahead = stuck_ahead.iter();
+                let waits = is_excluded_by(lock, owner, waiter.terms.mode, now, stuck)
+                    || ahead.any(|ahead| self.is_stuck_before(ahead, owner, newcomer, now, stuck));
+                if waits {
+                    stuck.insert(owner.clone());
+                }
+            }
+            if stuck.contains(owner) {
+                stuck_ahead.push(waiter);
+            }
+        }
+    }
+
+    /// Whether a waiter is stuck and `owner`, behind it, may not go past it. The newcomer's own places in lines keep nobody
+    /// from going on; only its holds do.
+    fn is_stuck_before(
+        &self,
+        ahead: &Waiter,
+        owner: &Token,
+        newcomer: &Token,
+        now: Instant,
+        stuck: &Stuck,
+    ) -> bool {
+        let token = &ahead.terms.token;
+        token != newcomer
+            && token != owner
+            && stuck.contains(token)
+            && !self.waits_for(ahead, owner, now)
+    }
+}
+
+fn holds(lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
+    lock.and_then(|lock| lock.hold(owner))
+        .is_some_and(|hold| hold.end > now)
+}
+
+/// Whether `owner` cannot have the lock before somebody who is stuck lets go of it.
+fn is_excluded_by(
+    lock: Option<&Lock>,
+    owner: &Token,
+    mode: Mode,
+    now: Instant,
+    stuck: &Stuck,
+) -> bool {
+    let Some(lock) = lock.filter(|lock| lock.excludes(mode, now) && !holds(Some(lock), owner, now))
+    else {
+        return false;
+    };
+    let mut holders = lock
+        .holds()
+        .filter(|hold| hold.end > now)
+        .map(|hold| &hold.token);
+    match (lock, mode) {
+        (Lock::Shared(_), Mode::Shared { .. }) => holders.all(|holder| stuck.contains(holder)),
+        _ => holders.any(|holder| stuck.contains(holder)),
+    }
+}
