@@ -42,8 +42,11 @@ async fn contend(
             Err(other) => panic!("{other}"),
         };
         let from = Moment::now();
-        // Holds are longer and shorter than the ttl, so that some are renewed and some are not.
-        let hold = Duration::from_millis(random.random_range(0..900));
+        // Many short holds, and some beyond the ttl: of those that are not renewed the lease must end in time.
+        let hold = match random.random_bool(0.7) {
+            true => Duration::from_millis(random.random_range(0..60)),
+            false => TTL.mul_f64(random.random_range(0.8..2.0)),
+        };
         tokio::select! {
             () = tokio::time::sleep(hold) => {}
             () = guard.lost() => {}
@@ -62,37 +65,40 @@ async fn contend(
     }
 }
 
-async fn break_things(servers: &mut [Server], proxies: &[Proxy], random: &mut StdRng) {
+/// Every client has proxies of its own, so that it can be cut off while the others go on.
+async fn break_things(servers: &mut [Server], proxies: &[Vec<Proxy>], random: &mut StdRng) {
     for _ in 0..FAULTS {
-        let victim = random.random_range(0..servers.len());
+        let node = random.random_range(0..servers.len());
+        let client = &proxies[random.random_range(0..proxies.len())];
         let pause = Duration::from_millis(random.random_range(20..400));
         match random.random_range(0..6) {
             0 => {
-                servers[victim].stop();
+                servers[node].stop();
                 tokio::time::sleep(pause).await;
-                servers[victim].resume();
+                servers[node].resume();
             }
             1 => {
-                servers[victim].kill();
+                servers[node].kill();
                 tokio::time::sleep(pause / 4).await;
-                servers[victim].restart();
+                servers[node].restart();
             }
-            2 => proxies[victim].cut(),
+            2 => client.iter().for_each(Proxy::cut),
             3 => {
-                proxies[victim].replies(Flow::Hold);
-                tokio::time::sleep(pause).await;
-                proxies[victim].replies(Flow::Pass);
+                client.iter().for_each(|proxy| proxy.replies(Flow::Hold));
+                tokio::time::sleep(pause * 4).await;
+                client.iter().for_each(|proxy| proxy.replies(Flow::Pass));
             }
             4 => {
-                proxies[victim].requests(Flow::Hold);
-                tokio::time::sleep(pause).await;
-                proxies[victim].requests(Flow::Pass);
+                client.iter().for_each(|proxy| proxy.requests(Flow::Hold));
+                tokio::time::sleep(pause * 4).await;
+                client.iter().for_each(|proxy| proxy.requests(Flow::Pass));
             }
             _ => {
-                proxies[victim].replies(Flow::Lose);
+                let lossy = &client[random.random_range(0..client.len())..];
+                lossy.iter().for_each(|proxy| proxy.replies(Flow::Lose));
                 tokio::time::sleep(pause).await;
-                proxies[victim].cut();
-                proxies[victim].replies(Flow::Pass);
+                lossy.iter().for_each(Proxy::cut);
+                lossy.iter().for_each(|proxy| proxy.replies(Flow::Pass));
             }
         }
     }
@@ -128,29 +134,30 @@ async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
     println!("seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
     let mut servers = Server::start_many::<5>(&["appendonly yes", "appendfsync always"]);
-    let mut proxies = Vec::new();
-    for server in &servers {
-        proxies.push(Proxy::to(server.port).await);
-    }
     let history = Arc::new(Mutex::new(Vec::new()));
     let stop = Arc::new(AtomicBool::new(false));
-    let mut tasks = Vec::new();
-    let mut clients = Vec::new();
-    for client in 0..4 {
-        let urls = proxies.iter().map(Proxy::url);
-        let client_of = Redlock::builder()
+    let (mut proxies, mut clients, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
+    for number in 0..4 {
+        let mut own = Vec::new();
+        for server in &servers {
+            own.push(Proxy::to(server.port).await);
+        }
+        let urls = own.iter().map(Proxy::url);
+        let client = Redlock::builder()
             .nodes(urls)
             .node_timeout(NODE_TIMEOUT)
             .connect()
             .await
             .unwrap();
-        clients.push(client_of.clone());
+        let (stop, history) = (Arc::clone(&stop), Arc::clone(&history));
         tasks.push(tokio::spawn(contend(
-            client_of,
-            Arc::clone(&stop),
-            Arc::clone(&history),
-            seed ^ client,
+            client.clone(),
+            stop,
+            history,
+            seed ^ number,
         )));
+        clients.push(client);
+        proxies.push(own);
     }
     break_things(&mut servers, &proxies, &mut random).await;
     stop.store(true, Ordering::SeqCst);
@@ -176,6 +183,10 @@ async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
         });
     }
     let history = history.lock().unwrap();
+    println!("{} holds", history.len());
+    for w in history.iter().filter(|w| w.until.since(w.from) > TTL) {
+        println!("{w:?}");
+    }
     assert!(history.len() > 8, "only {} holds in all", history.len());
     check(&history);
 }
