@@ -80,7 +80,32 @@ pub fn decide<R>(
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    let now = ffi::now();
+    decide_at(ctx, own, ffi::now(), decide)
+}
+
+/// [`decide`] for what gives no fence itself: the wall clock is read only if somebody waits who may be given one.
+pub fn decide_without_fence<R>(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> R {
+    let now = if node::anyone_waits() {
+        ffi::now()
+    } else {
+        Now {
+            mono: ffi::mono(),
+            wall: 0,
+        }
+    };
+    decide_at(ctx, own, now, decide)
+}
+
+fn decide_at<R>(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    now: Now,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> R {
     lifecycle::notice_standstill(ctx, now.mono);
     let (result, output, effect) = node::with(|node| {
         let result = decide(node, now, &mut Keys(ctx));
@@ -103,13 +128,10 @@ fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output, mut effect: Effect) {
     if !output.answers.is_empty() {
         waiters::deliver(std::mem::take(&mut output.answers));
     }
-    // What only goes away brings no new deadline.
-    let may_be_sooner = own.is_empty()
-        || node::anyone_waits()
-        || output
-            .touched
-            .iter()
-            .any(|touched| touched.presence != Presence::Gone);
+    // What only goes away brings no new deadline; and outside of a command the caller sets the alarm, as it knows what
+    // can be done by then.
+    let stays = |touched: &Touched| touched.presence != Presence::Gone;
+    let may_be_sooner = !own.is_empty() && output.touched.iter().any(stays);
     let next = node::with(|node| {
         node.table.return_output(output);
         node.effect = effect.bytes;

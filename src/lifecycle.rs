@@ -138,6 +138,13 @@ pub fn wake_soon() {
     wake_at(Instant(ffi::mono().0.saturating_sub(1)));
 }
 
+/// Wakes the module when the next wait is up.
+pub fn wake_for_waits() {
+    if let Some(next) = node::with(|node| node.table.next_timeout()) {
+        wake_at(next);
+    }
+}
+
 /// [`wake_soon`], for callbacks that may come in the middle of something.
 pub fn wake_soon_if_anyone_waits() {
     if node::anyone_waits() {
@@ -211,7 +218,8 @@ extern "C" fn on_cron(
 fn catch_up(ctx: Ctx) {
     keyspace::decide(ctx, &[], |node, now, _| node.table.time_out(now));
     if !may_write(ctx) {
-        return;
+        // Only waits can end here; for the rest the cron comes by.
+        return wake_for_waits();
     }
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         keyspace::replicate_counter(ctx);

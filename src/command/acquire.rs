@@ -11,7 +11,7 @@ use super::options::{self, Options};
 use super::reply::{self, Failure, Shape};
 use crate::ffi::{self, Arg, Args, Ctx};
 use crate::keyspace::{Opened, decide};
-use crate::waiters;
+use crate::{lifecycle, waiters};
 
 pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {
@@ -93,7 +93,10 @@ impl Request {
         match verdict {
             Verdict::Granted(fences) => reply::granted(ctx, &fences, &self.shape),
             Verdict::Busy => ctx.reply_null(),
-            Verdict::Waits(id) => waiters::park(ctx, id, self.shape, keys),
+            Verdict::Waits(id) => {
+                waiters::park(ctx, id, self.shape, keys);
+                lifecycle::wake_for_waits();
+            }
             Verdict::Denied(denial) => return Err(denial.into()),
         }
         Ok(())

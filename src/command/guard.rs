@@ -9,7 +9,7 @@ use redis_module::raw;
 use super::options;
 use super::reply::Failure;
 use crate::ffi::{Args, Ctx, api};
-use crate::keyspace::{Opened, decide};
+use crate::keyspace::{Opened, decide_without_fence};
 
 /// What the names of our own commands begin with.
 const OURS: &[u8] = b"lock.";
@@ -56,7 +56,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let own = [Opened::new(ctx, key)?];
     let lock = own[0].lock();
-    let holds = decide(ctx, &own, |node, now, keyspace| {
+    let holds = decide_without_fence(ctx, &own, |node, now, keyspace| {
         node.table.guards(lock, &token, now, keyspace)
     })?;
     if !holds {

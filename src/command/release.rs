@@ -3,7 +3,7 @@
 use super::options;
 use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
-use crate::keyspace::{Opened, decide};
+use crate::keyspace::{Opened, decide_without_fence};
 
 pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
@@ -12,7 +12,7 @@ pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let all = all(args, 3)?;
     let token = options::token(token)?;
     let own = [Opened::new(ctx, key)?];
-    let taken = decide(ctx, &own, |node, now, keyspace| {
+    let taken = decide_without_fence(ctx, &own, |node, now, keyspace| {
         node.table
             .release(&own[0].wanted(), &token, all, now, keyspace)
     });

@@ -76,6 +76,12 @@ impl Table {
             .min()
     }
 
+    /// When the next request gives up waiting.
+    #[must_use]
+    pub fn next_timeout(&self) -> Option<Instant> {
+        self.queue.next_deadline()
+    }
+
     /// A dataset is being loaded: leases stand still.
     pub fn loading_began(&mut self, mono: Instant) {
         self.clock.stop(mono);

@@ -294,7 +294,9 @@ impl Table {
 
     /// A lock for a key at which there is none yet.
     fn new_lock(&mut self, key: Key) -> LockId {
-        let queued = self.queue.line(&key).is_some();
+        // Who waits for one key waits for a lock that is there, unless it was just removed.
+        let may_have_line = self.queue.has_several_keys() || self.has_unserved();
+        let queued = may_have_line && self.queue.line(&key).is_some();
         let entry = Entry {
             key,
             lock: Lock::Free,
