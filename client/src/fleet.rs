@@ -224,7 +224,10 @@ impl Fleet {
                 if node.is_up() {
                     tokio::select! {
                         () = node.complaint() => {}
-                        () = tokio::time::sleep(PULSE) => if !node.in_use() { continue },
+                        () = tokio::time::sleep(PULSE) => if !node.in_use() {
+                            node.rest();
+                            continue;
+                        },
                     }
                 }
                 self.reach(place, &keeper).await;

@@ -167,6 +167,16 @@ impl Node {
         let _ = up.wait_for(|up| !up).await;
     }
 
+    /// Something on a connection of one's own went wrong; the tender looks whether it is the node.
+    pub(crate) fn complain(&self) {
+        self.trouble.notify_one();
+    }
+
+    /// Nobody has used the node for a while: connections that were kept for waiters are closed.
+    pub(crate) fn rest(&self) {
+        self.lock_idle().clear();
+    }
+
     /// Returns when somebody complained about the node.
     pub(crate) async fn complaint(&self) {
         self.trouble.notified().await;

@@ -210,13 +210,13 @@ impl Attempt {
         connection: Connection,
         place: usize,
     ) -> Result<(), Stop> {
-        node.heard(generation, &result);
-        let alive = match &result {
-            Ok(_) => true,
-            Err(error) => error.code().is_some(),
-        };
-        if alive {
-            node.park(generation, connection);
+        // A connection of its own that breaks says little about the shared one; the server may have closed just this.
+        match &result {
+            Err(error) if error.code().is_none() => node.complain(),
+            _ => {
+                node.heard(generation, &result);
+                node.park(generation, connection);
+            }
         }
         let reply = Reply::read(result);
         let outcome = match &reply {
