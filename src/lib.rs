@@ -1,8 +1,8 @@
 //! Redis and Valkey learn to lock: the module around [`redislock_core`].
 //!
 //! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the state, the request and
-//! the time; [`keyspace`] applies what follows, once, replicates it and tells of it; the caller and those who waited are
-//! answered. A timer, a disconnect, a DEL by somebody else take the same way in ([`lifecycle`]).
+//! the time; `keyspace.rs` applies what follows, once, replicates it and tells of it; the caller and those who waited are
+//! answered. A timer, a disconnect, a DEL by somebody else take the same way in (`lifecycle.rs`).
 //!
 //! | file | subject |
 //! |---|---|
