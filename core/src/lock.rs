@@ -4,7 +4,7 @@
 //! waits for it is the subject of [`crate::queue`]; what happens to several locks at once that of [`crate::table`].
 //!
 //! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in [`Lock::standing`] or
-//! [`Hold::renew`], and is kept in [`Hold`] (or in [`Extra`], if few holds have it).
+//! [`Hold::renew`], and is kept in [`Hold`] (or in `Extra`, if few holds have it).
 
 use std::collections::BTreeSet;
 
