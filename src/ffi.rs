@@ -291,8 +291,14 @@ impl Ctx {
     /// The connection that a command came by; 0 in a script, which has none of its own.
     pub fn connection(self) -> u64 {
         if self.has(raw::REDISMODULE_CTX_FLAGS_LUA) {
-            return 0;
+            0
+        } else {
+            self.client()
         }
+    }
+
+    /// The id of the client that runs the command, be it a connection or not.
+    pub fn client(self) -> u64 {
         // SAFETY: a valid context.
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }

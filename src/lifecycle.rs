@@ -306,7 +306,11 @@ extern "C" fn on_role_change(
         announce_quarantine();
         wake_soon();
     } else {
-        keyspace::decide(ctx, &[], |node, _, _| node.table.unblock_all());
+        keyspace::decide(ctx, &[], |node, _, _| {
+            node.closed.clear();
+            node.table.untie_all();
+            node.table.unblock_all();
+        });
     }
 }
 

@@ -167,6 +167,9 @@ fn node_works_while_loading() {
     refused(&c.call("LOCK.INFO job"), "LOADING");
     refused(&c.call("LOCK.ACQUIRE job me 60000"), "LOADING");
     refused(&c.call("LOCK.RELEASE job me"), "LOADING");
+    // A valid effect, with the highest fence there is: what a client says is no effect, loading or not.
+    let forged = b"\x01\xff\xff\xff\xff\xff\xff\xff\x0f\x00";
+    refused(&c.call_args(&[b"LOCK._APPLY", &forged[..]]), "ERR");
     let node = c.call("LOCK.NODE");
     assert_eq!(node.fields(), FIELDS);
     assert_eq!(node.field("role").text(), "master");

@@ -82,8 +82,13 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether the effect comes from the master, the AOF, or a slot that is being imported.
+/// The id of the client by which the server feeds itself its AOF.
+const AOF_CLIENT: u64 = u64::MAX;
+
+/// Whether the effect comes from the master, the AOF, or a slot that is being imported. That the server is loading is
+/// not enough: it listens to its clients meanwhile.
 fn is_trusted(ctx: Ctx) -> bool {
-    let flags = raw::REDISMODULE_CTX_FLAGS_REPLICATED | raw::REDISMODULE_CTX_FLAGS_LOADING;
-    ctx.has(flags)
+    let flags = ctx.flags();
+    flags & raw::REDISMODULE_CTX_FLAGS_REPLICATED != 0
+        || flags & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 && ctx.client() == AOF_CLIENT
 }

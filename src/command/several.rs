@@ -17,7 +17,7 @@ const MAX_KEYS: i64 = 1000;
 
 pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if ctx.asks_for_keys() {
-        return tell_keys(ctx, args);
+        return tell_keys(ctx, args, super::TAKE);
     }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
@@ -31,7 +31,7 @@ pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 
 pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if ctx.asks_for_keys() {
-        return tell_keys(ctx, args);
+        return tell_keys(ctx, args, super::DROP);
     }
     let (keys, next) = keys(args)?;
     let token = args.get(next).ok_or(Failure::Arity)?;
@@ -51,7 +51,7 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 
 pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if ctx.asks_for_keys() {
-        return tell_keys(ctx, args);
+        return tell_keys(ctx, args, super::CHANGE);
     }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
@@ -71,14 +71,14 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// Tells the server which arguments are keys: 7.0 does not ask the key specification for routing.
-fn tell_keys(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+fn tell_keys(ctx: Ctx, args: Args<'_>, flags: u32) -> Result<(), Failure> {
     let numkeys = args
         .get(1)
         .and_then(|numkeys| numkeys.number())
         .unwrap_or(0)
         .clamp(0, MAX_KEYS) as usize;
     for at in 2..args.len().min(2 + numkeys) {
-        ctx.key_at(at, super::TAKE);
+        ctx.key_at(at, flags);
     }
     Ok(())
 }

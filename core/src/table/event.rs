@@ -283,6 +283,18 @@ impl Table {
         }
     }
 
+    /// Every hold is an ordinary lease from now on: this node no longer sees the connections of its holders.
+    pub fn untie_all(&mut self) {
+        for (id, token) in std::mem::take(&mut self.connections)
+            .into_values()
+            .flatten()
+        {
+            if let Some(entry) = self.slots.get_mut(id) {
+                entry.lock.change(&token, |hold| hold.bind(None));
+            }
+        }
+    }
+
     /// Whether a hold ends with this connection.
     #[must_use]
     pub fn is_bound(&self, connection: u64) -> bool {
