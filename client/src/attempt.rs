@@ -137,8 +137,8 @@ impl Attempt {
                 Arc::clone(request),
             ));
         }
-        let timer = tokio::time::sleep(fleet.node_timeout);
-        tokio::pin!(timer);
+        let round = fleet.ticker.start();
+        let mut deadline = sent + fleet.node_timeout;
         loop {
             match self.ballot.decide(Moment::now()) {
                 _ if self.overtaking => return Outcome::Busy,
@@ -174,15 +174,13 @@ impl Attempt {
                             Arc::clone(&raise),
                         ));
                     }
-                    timer
-                        .as_mut()
-                        .reset(tokio::time::Instant::now() + fleet.node_timeout);
+                    deadline = sent + fleet.node_timeout;
                 }
             }
             tokio::select! {
                 biased;
                 Some((question, reply)) = asked.next() => self.count(question, reply),
-                () = &mut timer => self.time_is_up(fleet.node_timeout),
+                () = round.over(deadline) => self.time_is_up(fleet.node_timeout),
             }
         }
     }

@@ -40,6 +40,7 @@ impl Client {
             runtime.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
         }
         runtime.spawn(Arc::clone(&keeper).run(stop.clone()));
+        runtime.spawn(Arc::clone(&fleet.ticker).run(stop.clone()));
         Ok(Arc::new(Self {
             fleet,
             keeper,

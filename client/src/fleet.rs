@@ -13,6 +13,7 @@ use crate::error::{Error, NodeReport, Reports, Verdict};
 use crate::keeper::Keeper;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority};
+use crate::ticker::Ticker;
 
 /// A node in use is asked this often whether it is still there and still who it was.
 const PULSE: Duration = Duration::from_millis(500);
@@ -33,6 +34,7 @@ const CLOCKS_APART: u64 = 1_000_000;
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) node_timeout: Duration,
+    pub(crate) ticker: Arc<Ticker>,
     changed: watch::Sender<u64>,
 }
 
@@ -41,6 +43,7 @@ impl Fleet {
         Self {
             nodes,
             node_timeout,
+            ticker: Arc::new(Ticker::new(node_timeout)),
             changed: watch::Sender::new(0),
         }
     }

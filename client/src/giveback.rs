@@ -50,8 +50,8 @@ impl GiveBack {
             }
         }
         let mut replies = Vec::with_capacity(asked.len());
-        let timer = tokio::time::sleep(fleet.node_timeout);
-        tokio::pin!(timer);
+        let round = fleet.ticker.start();
+        let deadline = Moment::now() + fleet.node_timeout;
         loop {
             tokio::select! {
                 biased;
@@ -64,7 +64,7 @@ impl GiveBack {
                     }
                     None => break,
                 },
-                () = &mut timer => {
+                () = round.over(deadline) => {
                     let answered = |place: usize| replies.iter().any(|(known, _)| *known == place);
                     for place in self.left.iter().filter(|place| !answered(*place)) {
                         fleet.nodes[place].suspect(Verdict::TimedOut(fleet.node_timeout));

@@ -23,6 +23,7 @@ mod owner;
 mod quorum;
 mod redlock;
 mod reply;
+mod ticker;
 mod token;
 mod turnstile;
 
