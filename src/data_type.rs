@@ -218,7 +218,7 @@ extern "C" fn free(value: *mut c_void) {
 
 /// The key is about to be removed, by us (then it is no news) or by anything else.
 extern "C" fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
-    node::unlinked(lock_of(value.cast_mut()), || {
+    let news = node::unlinked(lock_of(value.cast_mut()), || {
         // SAFETY: the context of this callback; the name is valid during it.
         unsafe {
             let name = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
@@ -229,5 +229,7 @@ extern "C" fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) 
             }
         }
     });
-    lifecycle::wake_soon_if_anyone_waits();
+    if news && node::anyone_waits() {
+        lifecycle::wake_soon();
+    }
 }

@@ -17,7 +17,9 @@ use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
 use crate::{keyspace, node};
 
 /// One slice of expiry takes no longer than this, µs, so that clients are served in between.
-const SLICE: u64 = 2_500;
+const SLICE: u64 = 1_000;
+/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
+const LONGEST_DELAY: u64 = 1_000_000;
 /// Locks between two looks at the clock.
 const BATCH: usize = 32;
 
@@ -107,7 +109,7 @@ pub fn wake_at(moment: Instant) {
     if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
         return;
     }
-    let delay = to_millis(moment.since(ffi::mono()));
+    let delay = to_millis(moment.since(ffi::mono())).min(LONGEST_DELAY);
     let ctx = DETACHED.load(Ordering::Relaxed);
     if ctx.is_null() {
         return;
@@ -142,13 +144,6 @@ pub fn wake_soon() {
 pub fn wake_for_waits() {
     if let Some(next) = node::with(|node| node.table.next_timeout()) {
         wake_at(next);
-    }
-}
-
-/// [`wake_soon`], for callbacks that may come in the middle of something.
-pub fn wake_soon_if_anyone_waits() {
-    if node::anyone_waits() {
-        wake_soon();
     }
 }
 

@@ -116,12 +116,14 @@ pub fn anyone_waits() -> bool {
     ANYONE_WAITS.load(Ordering::Relaxed)
 }
 
-/// Notes which key of a lock was removed, for an eviction that may be told of next.
-pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) {
-    if id.to_bits() != OURS.load(Ordering::Relaxed) {
+/// Notes which key of a lock was removed, for an eviction that may be told of next; whether it is news.
+pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
+    let news = id.to_bits() != OURS.load(Ordering::Relaxed);
+    if news {
         LAST_UNLINKED.store(name(), Ordering::Relaxed);
         post(Letter::Unlinked(id));
     }
+    news
 }
 
 /// Whether the last lock that was removed had this name. Asked once for each.
