@@ -107,12 +107,18 @@ fn decide_at<R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
     lifecycle::notice_standstill(ctx, now.mono);
-    let (result, output, effect) = node::with(|node| {
+    let (result, follows) = node::with(|node| {
         let result = decide(node, now, &mut Keys(ctx));
         let output = node.table.take_output(now);
-        (result, output, Effect::begin(node, !own.is_empty()))
+        if output.touched.is_empty() && output.answers.is_empty() {
+            node.table.return_output(output);
+            return (result, None);
+        }
+        (result, Some((output, Effect::begin(node, !own.is_empty()))))
     });
-    apply(ctx, own, output, effect);
+    if let Some((output, effect)) = follows {
+        apply(ctx, own, output, effect);
+    }
     result
 }
 

@@ -1,9 +1,9 @@
 //! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock at that moment.
 
 use std::cell::RefCell;
-use std::collections::HashMap;
 use std::ffi::{CString, c_int};
 
+use foldhash::HashMap;
 use redis_module::raw;
 
 use super::options;
@@ -43,13 +43,14 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err(Failure::Arity);
     };
     let token = options::token(token)?;
-    let command = command.bytes().to_ascii_lowercase();
-    if is_ours(&command) {
+    if is_ours(command.bytes()) {
         return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
     }
-    let name = CString::new(command.clone())
-        .map_err(|_| Failure::Text("ERR the guarded command is unknown"))?;
-    match kind_of(ctx, &command) {
+    // One byte more than the name, so that the C string needs no second allocation.
+    let mut name = Vec::with_capacity(command.bytes().len() + 1);
+    name.extend(command.bytes().iter().map(u8::to_ascii_lowercase));
+    let name = CString::new(name).map_err(|_| UNKNOWN)?;
+    match kind_of(ctx, name.to_bytes()) {
         Kind::Unknown => return Err(UNKNOWN),
         Kind::Blocks => return Err("ERR LOCK.GUARD cannot run commands that block".into()),
         Kind::Ordinary => {}
