@@ -42,7 +42,7 @@ impl Keeps {
 }
 
 /// The part of the AOF that grows.
-fn aof(server: &Server) -> PathBuf {
+pub fn aof(server: &Server) -> PathBuf {
     let files = fs::read_dir(server.folder().join("appendonlydir")).expect("the AOF's folder");
     let mut found: Vec<PathBuf> = files
         .map(|file| file.expect("a file of the AOF").path())
@@ -52,11 +52,11 @@ fn aof(server: &Server) -> PathBuf {
     found.pop().expect("an AOF that grows")
 }
 
-fn length(path: &PathBuf) -> u64 {
+pub fn length(path: &PathBuf) -> u64 {
     fs::metadata(path).expect("the AOF").len()
 }
 
-fn cut(path: &PathBuf, length: u64) {
+pub fn cut(path: &PathBuf, length: u64) {
     let file = fs::OpenOptions::new().write(true).open(path);
     let file = file.expect("the AOF can be opened");
     file.set_len(length).expect("the AOF can be cut");

@@ -31,6 +31,7 @@ mod leaving;
 mod multi;
 mod node;
 mod observability;
+mod operations;
 mod persistence;
 mod quarantine;
 mod races;

@@ -15,7 +15,7 @@ use crate::server::{Options, Server, free_port, wait_until};
 
 /// The slot of `job` and of every `{job}…`: the first master's.
 const JOB: u16 = 2906;
-const MASTERS: usize = 3;
+pub const MASTERS: usize = 3;
 const QUARANTINE: Duration = Duration::from_millis(1500);
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
@@ -25,9 +25,9 @@ fn quarantined() -> Options {
 }
 
 /// Masters first, then their replicas in the same order. The first master's data port is reached through a link.
-struct Cluster {
-    nodes: Vec<Server>,
-    link: Proxy,
+pub struct Cluster {
+    pub nodes: Vec<Server>,
+    pub link: Proxy,
 }
 
 impl Cluster {
@@ -40,23 +40,27 @@ impl Cluster {
     }
 
     fn of(nodes: usize, options: &Options) -> Cluster {
+        Cluster::formed_of(nodes, |_| {
+            options
+                .clone()
+                .config("cluster-enabled yes")
+                .config("cluster-node-timeout 2000")
+                // However long it has not heard of its master, a replica may be elected.
+                .config("cluster-replica-validity-factor 0")
+                .config("cluster-migration-barrier 9")
+                .config(&format!("cluster-port {}", free_port()))
+        })
+    }
+
+    /// Of so many nodes, each with options of its own.
+    pub fn formed_of(nodes: usize, options: impl Fn(usize) -> Options) -> Cluster {
         let link = Proxy::new();
         let nodes: Vec<Server> = (0..nodes)
-            .map(|n| {
-                let options = options
-                    .clone()
-                    .config("cluster-enabled yes")
-                    .config("cluster-node-timeout 2000")
-                    // However long it has not heard of its master, a replica may be elected.
-                    .config("cluster-replica-validity-factor 0")
-                    .config("cluster-migration-barrier 9")
-                    .config(&format!("cluster-port {}", free_port()));
-                match n {
-                    0 => options.config(&format!("cluster-announce-port {}", link.port())),
-                    _ => options,
-                }
-                .start()
+            .map(|n| match n {
+                0 => options(n).config(&format!("cluster-announce-port {}", link.port())),
+                _ => options(n),
             })
+            .map(Options::start)
             .collect();
         link.lead_to(nodes[0].port());
         let cluster = Cluster { nodes, link };
@@ -105,13 +109,13 @@ impl Cluster {
             let (masters, replicas) = connections.split_at_mut(MASTERS);
             wait_for_sync(&mut masters[n], &mut replicas[n]);
         }
-        wait_until("the quarantine is over", || {
+        wait_patiently("the quarantine is over", || {
             connections[0].call("LOCK.NODE").number("quarantine") == 0
         });
     }
 
     /// Any node: it knows where to go on.
-    fn route(&self) -> Route {
+    pub fn route(&self) -> Route {
         let ports: Vec<u16> = self.nodes.iter().map(Server::port).collect();
         let next = AtomicUsize::new(0);
         Arc::new(move |_| {
@@ -159,7 +163,7 @@ impl Cluster {
         });
     }
 
-    fn is_master(&self, node: usize) -> bool {
+    pub fn is_master(&self, node: usize) -> bool {
         let node = self.nodes[node].connect().call("LOCK.NODE");
         node.field("role").text() == "master"
     }

@@ -40,27 +40,31 @@ fn without_min_replicas() -> Options {
     Server::options().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
 }
 
+/// How three sentinels watch this master.
+fn watching(master: u16) -> String {
+    format!(
+        "bind 127.0.0.1
+sentinel monitor locks 127.0.0.1 {master} 2
+sentinel down-after-milliseconds locks 1000
+sentinel failover-timeout locks 10000"
+    )
+}
+
 /// One sentinel; dropping it ends it.
-struct Sentinel {
+pub struct Sentinel {
     process: Child,
-    port: u16,
+    pub port: u16,
     folder: TempDir,
 }
 
 impl Sentinel {
-    fn start(master: u16) -> Sentinel {
+    /// With these settings and, beside them, only where it is.
+    pub fn start(block: &str) -> Sentinel {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let port = free_port();
         let settings = folder.path().join("sentinel.conf");
-        let lines = [
-            "bind 127.0.0.1".to_owned(),
-            format!("port {port}"),
-            format!("dir {}", folder.path().display()),
-            format!("sentinel monitor locks 127.0.0.1 {master} 2"),
-            "sentinel down-after-milliseconds locks 1000".to_owned(),
-            "sentinel failover-timeout locks 10000".to_owned(),
-        ];
-        fs::write(&settings, lines.join("\n") + "\n").expect("the settings are written");
+        let place = format!("port {port}\ndir {}", folder.path().display());
+        fs::write(&settings, format!("{place}\n{block}\n")).expect("the settings are written");
         let log = File::create(folder.path().join("log")).expect("a log file");
         let process = Command::new(server_binary())
             .arg(&settings)
@@ -75,6 +79,14 @@ impl Sentinel {
             port,
             folder,
         }
+    }
+
+    /// Two replicas and two other sentinels.
+    #[track_caller]
+    pub fn wait_until_it_knows_all(&self) {
+        wait_patiently("the sentinel knows everybody", || {
+            self.knows("num-slaves") == 2 && self.knows("num-other-sentinels") == 2
+        });
     }
 
     /// What it knows about the master.
@@ -120,12 +132,10 @@ impl Deployment {
         for replica in &replicas {
             wait_for_sync(&mut m, &mut replica.connect());
         }
-        let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(link.port())).collect();
-        for sentinel in &sentinels {
-            wait_patiently("the sentinels know everybody", || {
-                sentinel.knows("num-slaves") == 2 && sentinel.knows("num-other-sentinels") == 2
-            });
-        }
+        let sentinels: Vec<Sentinel> = (0..3)
+            .map(|_| Sentinel::start(&watching(link.port())))
+            .collect();
+        sentinels.iter().for_each(Sentinel::wait_until_it_knows_all);
         let deployment = Deployment {
             master,
             link,
@@ -169,7 +179,7 @@ impl Deployment {
     }
 }
 
-fn master_by(sentinel: u16) -> Option<u16> {
+pub fn master_by(sentinel: u16) -> Option<u16> {
     let mut c = Connection::try_open(sentinel).ok()?;
     let address = c.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
     address.items().get(1)?.text().parse().ok()

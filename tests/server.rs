@@ -16,6 +16,17 @@ use crate::resp::{Connection, Value};
 /// How long a test waits for what must come; far beyond what a busy machine needs.
 const PATIENCE: Duration = Duration::from_secs(30);
 
+/// What makes a server convenient to test, unless a test wants exactly its own settings.
+const FOR_TESTS: [&str; 7] = [
+    "bind 127.0.0.1",
+    "daemonize no",
+    "save \"\"",
+    "appendonly no",
+    "enable-debug-command yes",
+    "enable-module-command yes",
+    "repl-diskless-sync-delay 0",
+];
+
 /// Polls until it is so. The guard prints the server's log when this gives up.
 #[track_caller]
 pub fn wait_until(what: &str, mut so: impl FnMut() -> bool) {
@@ -35,6 +46,7 @@ pub fn free_port() -> u16 {
 #[derive(Clone, Default)]
 pub struct Options {
     config: Vec<String>,
+    nothing_else: bool,
     module_arguments: String,
     without_module: bool,
     while_loading: bool,
@@ -46,6 +58,15 @@ impl Options {
     pub fn config(mut self, line: &str) -> Options {
         self.config.push(line.to_owned());
         self
+    }
+
+    /// These lines of redis.conf and, beside them, only where the server is: its port, its folder, its module.
+    pub fn exactly(block: &str) -> Options {
+        Options {
+            config: block.lines().map(str::to_owned).collect(),
+            nothing_else: true,
+            ..Options::default()
+        }
     }
 
     pub fn appendonly(self, fsync: &str) -> Options {
@@ -288,16 +309,12 @@ impl Server {
 
     fn settings(&self) -> String {
         let mut lines = vec![
-            "bind 127.0.0.1".to_owned(),
             format!("port {}", self.port),
             format!("dir {}", self.folder_path.display()),
-            "daemonize no".to_owned(),
-            "save \"\"".to_owned(),
-            "appendonly no".to_owned(),
-            "enable-debug-command yes".to_owned(),
-            "enable-module-command yes".to_owned(),
-            "repl-diskless-sync-delay 0".to_owned(),
         ];
+        if !self.options.nothing_else {
+            lines.extend(FOR_TESTS.map(str::to_owned));
+        }
         if !self.options.without_module {
             let module = module_path();
             lines.push(format!(

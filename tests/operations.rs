@@ -1,0 +1,345 @@
+//! The configurations that docs/OPERATIONS.md recommends, each used as it stands there: a block that no test uses, or a test
+//! whose block is gone, is a failure.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+use crate::crash::{aof, cut, length};
+use crate::history::Outcome;
+use crate::load::{Client, always_to, wait_patiently};
+use crate::lock::counter;
+use crate::replication::wait_for_sync;
+use crate::resharding::{Cluster, MASTERS};
+use crate::resp::{Connection, Value, granted, refused};
+use crate::sentinel::{Sentinel, master_by};
+use crate::server::{Options, Server, free_port, info_number, wait_until};
+
+const PAGE: &str = include_str!("../docs/OPERATIONS.md");
+/// The section whose blocks are for redis.conf and sentinel.conf.
+const SECTION: &str = "Configurations";
+
+/// Shows what the page says about the blocks under one heading.
+type Scenario = fn(&[String]);
+
+const SCENARIOS: [(&str, Scenario); 6] = [
+    (
+        "Single master, everything on disk",
+        a_crash_loses_nothing_acknowledged,
+    ),
+    (
+        "Single master, quarantined",
+        a_forgotten_grant_is_not_given_twice,
+    ),
+    (
+        "Master, replicas, WAIT",
+        a_master_without_replicas_stops_and_a_promoted_one_waits,
+    ),
+    ("Sentinel", sentinel_promotes_a_replica_that_waits),
+    ("Cluster", the_cluster_elects_a_replica_that_waits),
+    (
+        "N independent masters (Redlock)",
+        a_majority_outlives_a_node_and_forgets_nothing,
+    ),
+];
+
+/// The fenced blocks of a section, by the heading they stand under, in their order.
+fn blocks(page: &str) -> BTreeMap<String, Vec<String>> {
+    let mut blocks: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    let (mut section, mut heading, mut block) = ("", "", None);
+    for line in page.lines() {
+        if let Some(text) = &mut block {
+            if line == "```" {
+                let text: Vec<&str> = std::mem::take(text);
+                let under = blocks.entry(heading.to_owned()).or_default();
+                under.push(text.join("\n"));
+                block = None;
+            } else {
+                text.push(line);
+            }
+        } else if let Some(title) = line.strip_prefix("## ") {
+            section = title;
+        } else if let Some(title) = line.strip_prefix("### ") {
+            heading = title;
+        } else if section == SECTION && line.starts_with("```") {
+            assert_eq!(line, "```conf", "under {heading}");
+            block = Some(Vec::new());
+        }
+    }
+    blocks
+}
+
+/// A number that a block sets.
+fn setting(block: &str, name: &str) -> i64 {
+    let mut lines = block.lines().map(|line| line.split(' '));
+    let value =
+        lines.find_map(|mut words| words.next().filter(|word| *word == name).and(words.next()));
+    let value = value.unwrap_or_else(|| panic!("{name} is not set by\n{block}"));
+    value.parse().expect("a number")
+}
+
+/// The longest lease that a block allows.
+fn longest_lease(block: &str) -> Duration {
+    Duration::from_millis(setting(block, "lock.quarantine").unsigned_abs())
+}
+
+/// For how long after a promotion the page says that nothing is granted, at least.
+fn wait_after_a_promotion(block: &str) -> Duration {
+    let lag = setting(block, "min-replicas-max-lag").unsigned_abs();
+    longest_lease(block) + Duration::from_secs(lag) + Duration::from_millis(3500)
+}
+
+/// All at once: each of them waits for a quarantine of the length that is recommended.
+#[test]
+fn each_recommended_block_keeps_what_the_page_says_of_it() {
+    let blocks = blocks(PAGE);
+    let recommended: Vec<&str> = blocks.keys().map(String::as_str).collect();
+    let mut tried = SCENARIOS.map(|(heading, _)| heading);
+    tried.sort_unstable();
+    assert_eq!(recommended, tried);
+    std::thread::scope(|scope| {
+        for (heading, scenario) in SCENARIOS {
+            let blocks = &blocks[heading];
+            std::thread::Builder::new()
+                .name(heading.to_owned())
+                .spawn_scoped(scope, move || scenario(blocks))
+                .expect("a thread");
+        }
+    });
+}
+
+#[test]
+fn a_block_that_is_not_for_redis_conf_is_not_overlooked() {
+    let page =
+        "## Other\n```\nx\n```\n## Configurations\n### One\n```conf\na 1\nb 2\n```\n### Two\n";
+    let found = blocks(page);
+    assert_eq!(found["One"], ["a 1\nb 2"]);
+    assert_eq!(found.len(), 1);
+    let unmarked = format!("{page}```\nc 3\n```\n");
+    assert!(std::panic::catch_unwind(|| blocks(&unmarked)).is_err());
+}
+
+#[track_caller]
+fn wait_for_the_end_of_the_quarantine(c: &mut Connection) {
+    wait_patiently("the quarantine is over", || {
+        c.call("LOCK.NODE").number("quarantine") == 0
+    });
+}
+
+/// The quarantine that began after `since` lasts so long, and nobody is granted anything in it.
+#[track_caller]
+fn assert_quarantined(c: &mut Connection, since: Instant, span: Duration) {
+    let left = c.call("LOCK.NODE").number("quarantine").unsigned_abs();
+    let whole = Duration::from_millis(left) + since.elapsed();
+    assert!(whole >= span, "{whole:?} instead of {span:?}");
+    refused(&c.call("LOCK.ACQUIRE {job}other you 1000"), "QUARANTINE");
+}
+
+fn a_crash_loses_nothing_acknowledged(blocks: &[String]) {
+    let [block] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let mut server = Options::exactly(block).start();
+    let mut c = server.connect();
+    assert_eq!(c.call("LOCK.NODE").number("durable"), 1);
+    let names: Vec<String> = (0..50).map(|n| format!("job-{n}")).collect();
+    let fences: Vec<i64> = names
+        .iter()
+        .map(|name| granted(&c.call(&format!("LOCK.ACQUIRE {name} me 600000"))))
+        .collect();
+    server.kill();
+    server.start_again();
+    let mut c = server.connect();
+    for (name, fence) in names.iter().zip(&fences) {
+        let hold = c.call(&format!("LOCK.INFO {name} me"));
+        assert_eq!(hold.number("fence"), *fence);
+        let intruder = c.call(&format!("LOCK.ACQUIRE {name} you 1000"));
+        assert_eq!(intruder, Value::Null);
+    }
+    let next = granted(&c.call("LOCK.ACQUIRE after the-crash 1000"));
+    assert!(next > fences[fences.len() - 1]);
+}
+
+fn a_forgotten_grant_is_not_given_twice(blocks: &[String]) {
+    let [block] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let lease = longest_lease(block);
+    let mut server = Options::exactly(block).start();
+    let mut c = server.connect();
+    assert_quarantined(&mut c, Instant::now(), Duration::ZERO);
+    wait_for_the_end_of_the_quarantine(&mut c);
+    let longer = lease.as_millis() + 1;
+    refused(
+        &c.call(&format!("LOCK.ACQUIRE job me {longer}")),
+        "LOCKLIMIT",
+    );
+    let written = length(&aof(&server));
+    let mut client = Client::new(always_to(server.port()));
+    let (_, outcome) = client.acquire("job", lease, None);
+    assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
+    server.kill();
+    cut(&aof(&server), written);
+    server.start_again();
+    assert_eq!(server.connect().call("EXISTS job"), Value::Integer(0));
+    wait_patiently("it is granted again", || {
+        matches!(client.acquire("job", lease, None).1, Outcome::Ok(_))
+    });
+    client.history.assert_safe();
+    assert!(client.history.refusals("QUARANTINE") > 0);
+}
+
+/// A master with two replicas that counts both and grants.
+fn replicated(block: &str) -> (Server, Vec<Server>) {
+    let options = Options::exactly(block);
+    let master = options.clone().start();
+    let replica = options.replica_of(&master);
+    let replicas: Vec<Server> = (0..2).map(|_| replica.clone().start()).collect();
+    let mut m = master.connect();
+    for replica in &replicas {
+        wait_for_sync(&mut m, &mut replica.connect());
+    }
+    wait_for_the_end_of_the_quarantine(&mut m);
+    wait_until("the master counts its replicas", || {
+        info_number(&mut m, "replication", "min_slaves_good_slaves") == 2
+    });
+    (master, replicas)
+}
+
+/// Acquires `job` and waits until that many replicas have it.
+fn acquire_on(replicas: i64, m: &mut Connection, lease: Duration) -> i64 {
+    let fence = granted(&m.call(&format!("LOCK.ACQUIRE job me {}", lease.as_millis())));
+    let have_it = m.call(&format!("WAIT {replicas} 20000"));
+    assert_eq!(have_it, Value::Integer(replicas));
+    fence
+}
+
+/// What the old master acknowledged is known to the new one, which grants nothing until the page says so.
+#[track_caller]
+fn assert_takes_over(c: &mut Connection, fence: i64, since: Instant, block: &str) {
+    assert_quarantined(c, since, wait_after_a_promotion(block));
+    assert_eq!(c.call("LOCK.INFO job me").number("fence"), fence);
+    assert!(counter(c) >= fence);
+}
+
+fn a_master_without_replicas_stops_and_a_promoted_one_waits(blocks: &[String]) {
+    let [block] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let (mut master, replicas) = replicated(block);
+    let mut m = master.connect();
+    let fence = acquire_on(2, &mut m, longest_lease(block));
+    replicas.iter().for_each(Server::pause);
+    wait_until("the replicas are missed", || {
+        m.call("LOCK.EXTEND job me 1000").is_error()
+    });
+    refused(&m.call("LOCK.EXTEND job me 1000"), "NOREPLICAS");
+    refused(&m.call("LOCK.ACQUIRE other me 1000"), "NOREPLICAS");
+    master.kill();
+    replicas.iter().for_each(Server::resume);
+    let (mut r, promoted) = (replicas[0].connect(), Instant::now());
+    r.ok("REPLICAOF NO ONE");
+    replicas[1]
+        .connect()
+        .ok(&format!("REPLICAOF 127.0.0.1 {}", replicas[0].port()));
+    wait_for_sync(&mut r, &mut replicas[1].connect());
+    assert_takes_over(&mut r, fence, promoted, block);
+}
+
+fn sentinel_promotes_a_replica_that_waits(blocks: &[String]) {
+    let [block, watching] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let (mut master, replicas) = replicated(block);
+    // The address is the reader's own.
+    let here = format!("127.0.0.1 {}", master.port());
+    assert!(watching.contains("10.0.0.1 6379"));
+    let watching = watching.replace("10.0.0.1 6379", &here);
+    let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(&watching)).collect();
+    sentinels.iter().for_each(Sentinel::wait_until_it_knows_all);
+    let mut m = master.connect();
+    let fence = acquire_on(2, &mut m, longest_lease(block));
+    let (old, killed) = (master.port(), Instant::now());
+    master.kill();
+    let mut promoted = None;
+    wait_patiently("Sentinel names another master", || {
+        let named = master_by(sentinels[0].port).filter(|port| *port != old);
+        promoted = replicas.iter().find(|one| Some(one.port()) == named);
+        promoted.is_some()
+    });
+    let mut r = promoted.expect("a replica").connect();
+    wait_patiently("it has another replica", || {
+        info_number(&mut r, "replication", "min_slaves_good_slaves") == 1
+    });
+    assert_takes_over(&mut r, fence, killed, block);
+}
+
+fn the_cluster_elects_a_replica_that_waits(blocks: &[String]) {
+    let [block] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let mut cluster = Cluster::formed_of(2 * MASTERS, |_| {
+        Options::exactly(block).config(&format!("cluster-port {}", free_port()))
+    });
+    let mut m = cluster.nodes[0].connect();
+    wait_until("the master counts its replica", || {
+        info_number(&mut m, "replication", "min_slaves_good_slaves") == 1
+    });
+    let fence = acquire_on(1, &mut m, longest_lease(block));
+    let killed = Instant::now();
+    cluster.nodes[0].kill();
+    wait_patiently("the replica is the master", || cluster.is_master(MASTERS));
+    let mut r = cluster.nodes[MASTERS].connect();
+    let left = r.call("LOCK.NODE").number("quarantine").unsigned_abs();
+    let whole = Duration::from_millis(left) + killed.elapsed();
+    assert!(whole >= wait_after_a_promotion(block), "{whole:?}");
+    wait_patiently("the cluster is up again", || {
+        let state = r.call("CLUSTER INFO").text().to_owned();
+        state.contains("cluster_state:ok")
+    });
+    // Its replica is the old master, which is gone.
+    refused(&r.call("LOCK.ACQUIRE {job}other you 1000"), "NOREPLICAS");
+    assert_eq!(r.call("LOCK.INFO job me").number("fence"), fence);
+}
+
+/// Three nodes; the client's part is done by hand.
+fn a_majority_outlives_a_node_and_forgets_nothing(blocks: &[String]) {
+    let [block] = blocks else {
+        panic!("{blocks:?}")
+    };
+    let lease = longest_lease(block).as_millis();
+    let mut nodes: Vec<Server> = (0..3).map(|_| Options::exactly(block).start()).collect();
+    let ask = |nodes: &[Server], line: &str| -> Vec<Value> {
+        nodes.iter().map(|node| node.connect().call(line)).collect()
+    };
+    for node in &nodes {
+        wait_for_the_end_of_the_quarantine(&mut node.connect());
+    }
+    let proposal = crate::lock::wall_micros() + 100_000;
+    let acquire = |lock: &str, token: &str| {
+        format!("LOCK.ACQUIRE {lock} {token} {lease} ONCE FENCE {proposal}")
+    };
+    // All accept the same fence at once.
+    let told = ask(&nodes, &acquire("early", "me"));
+    assert_eq!(told, vec![Value::Integer(proposal); nodes.len()]);
+    // One node fewer is still a majority.
+    nodes[0].kill();
+    let written: Vec<u64> = nodes[1..].iter().map(|node| length(&aof(node))).collect();
+    let told = ask(&nodes[1..], &acquire("job", "me"));
+    let fence = told.iter().map(granted).max().expect("a majority");
+    assert!(fence > proposal);
+    // One that took part forgets, and both are back at once: who else asks gets no majority while the first may rely on it.
+    nodes[1].kill();
+    cut(&aof(&nodes[1]), written[0]);
+    nodes[0].start_again();
+    nodes[1].start_again();
+    assert_eq!(nodes[1].connect().call("EXISTS job"), Value::Integer(0));
+    let told = ask(&nodes, &acquire("job", "you"));
+    refused(&told[0], "QUARANTINE");
+    refused(&told[1], "QUARANTINE");
+    assert_eq!(told[2], Value::Null);
+    for node in &nodes[..2] {
+        let left = node.connect().call("LOCK.NODE").number("quarantine");
+        let ttl = nodes[2].connect().call("LOCK.INFO job me").number("ttl");
+        assert!(left > ttl, "{left} {ttl}");
+    }
+}
