@@ -25,7 +25,7 @@ test: build ## Run every test, end to end against a real server too (REDIS_SERVE
 
 chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks and links, CHAOS_ROUNDS (10) times as often
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
-		--nocapture --test-threads 2 crash:: sentinel:: resharding:: disk:: interruptions::
+		--nocapture --test-threads 2 crash:: sentinel:: resharding:: partition:: disk:: interruptions::
 
 lint: ## Check format, clippy, documentation and scripts; warnings are errors
 	@scripts/setup.sh lint

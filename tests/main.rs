@@ -32,6 +32,8 @@ mod multi;
 mod node;
 mod observability;
 mod operations;
+#[cfg(target_os = "linux")]
+mod partition;
 mod persistence;
 mod quarantine;
 mod races;

@@ -1,9 +1,9 @@
 //! A link that can fail: a TCP proxy in front of a server, which passes everything on, holds everything back, or cuts.
 
 use std::io::{self, Read, Write};
-use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU16, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU16, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -20,11 +20,21 @@ struct State {
     target: AtomicU16,
     /// Bytes from the server that still pass before the link is cut.
     left: AtomicI64,
+    /// Whoever comes from this address is held back, whatever the mode; 0: nobody.
+    outcast: AtomicU32,
 }
 
 impl State {
     fn mode(&self) -> u8 {
         self.mode.load(Ordering::Relaxed)
+    }
+
+    /// The mode for a connection that comes from this address.
+    fn mode_for(&self, source: u32) -> u8 {
+        match self.mode() {
+            PASSES if source == self.outcast.load(Ordering::Relaxed) => STALLED,
+            mode => mode,
+        }
     }
 }
 
@@ -44,6 +54,7 @@ impl Proxy {
             mode: AtomicU8::new(PASSES),
             target: AtomicU16::new(0),
             left: AtomicI64::new(i64::MAX),
+            outcast: AtomicU32::new(0),
         });
         let shared = state.clone();
         let listener = std::thread::spawn(move || listen(&listener, &shared));
@@ -75,6 +86,14 @@ impl Proxy {
         std::thread::sleep(LOOK * 5);
     }
 
+    /// [`Proxy::stall`] for those alone who come from this address. Only Linux has several of its own without being asked.
+    #[cfg(target_os = "linux")]
+    pub fn stall_from(&self, source: Ipv4Addr) {
+        let outcast = source.to_bits();
+        self.state.outcast.store(outcast, Ordering::Relaxed);
+        std::thread::sleep(LOOK * 5);
+    }
+
     /// Closes all connections, and new ones at once.
     pub fn cut(&self) {
         self.turn(IS_CUT);
@@ -91,6 +110,7 @@ impl Proxy {
 
     pub fn heal(&self) {
         self.state.left.store(i64::MAX, Ordering::Relaxed);
+        self.state.outcast.store(0, Ordering::Relaxed);
         self.turn(PASSES);
     }
 
@@ -123,7 +143,11 @@ fn listen(listener: &TcpListener, state: &Arc<State>) {
 
 /// Passes on what one connection says, either way, until one side has enough.
 fn link(client: TcpStream, state: &Arc<State>) {
-    while state.mode() == STALLED {
+    let source = match client.peer_addr().map(|address| address.ip()) {
+        Ok(IpAddr::V4(source)) => source.to_bits(),
+        _ => return,
+    };
+    while state.mode_for(source) == STALLED {
         std::thread::sleep(LOOK);
     }
     let target = state.target.load(Ordering::Relaxed);
@@ -134,28 +158,28 @@ fn link(client: TcpStream, state: &Arc<State>) {
         return;
     };
     let other = state.clone();
-    let back = std::thread::spawn(move || pass(server, to_client, &other, true));
-    pass(client, to_server, state, false);
+    let back = std::thread::spawn(move || pass(server, to_client, &other, source, true));
+    pass(client, to_server, state, source, false);
     // Ends by itself: both sockets are shut down.
     let _ = back.join();
 }
 
-fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, is_server: bool) {
+fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, source: u32, is_server: bool) {
     let _ = from.set_nonblocking(false);
     let _ = from.set_read_timeout(Some(LOOK));
     let _ = to.set_nodelay(true);
     let mut bytes = [0; 4096];
     loop {
-        match state.mode() {
+        match state.mode_for(source) {
             STALLED => std::thread::sleep(LOOK),
             PASSES => match from.read(&mut bytes) {
                 Ok(0) => break,
                 Ok(count) => {
                     // What was read while the link was being stalled is held back too.
-                    while state.mode() == STALLED {
+                    while state.mode_for(source) == STALLED {
                         std::thread::sleep(LOOK);
                     }
-                    if state.mode() != PASSES || to.write_all(&bytes[..count]).is_err() {
+                    if state.mode_for(source) != PASSES || to.write_all(&bytes[..count]).is_err() {
                         break;
                     }
                     if is_server && spend(state, count) {

@@ -78,8 +78,10 @@ impl Cluster {
         }
         let (first, others) = connections.split_first_mut().expect("a first node");
         for (other, node) in others.iter_mut().zip(&self.nodes[1..]) {
-            let bus = other.call("CONFIG GET cluster-port");
-            let bus = bus.field("cluster-port").text().to_owned();
+            let bus = ["cluster-announce-bus-port", "cluster-port"]
+                .map(|name| other.call(&format!("CONFIG GET {name}")).field(name));
+            let bus = bus.iter().map(Value::text).find(|port| *port != "0");
+            let bus = bus.expect("a port of the bus");
             first.ok(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", node.port()));
         }
         for c in &mut connections {
@@ -89,7 +91,8 @@ impl Cluster {
             });
         }
         for n in 0..self.nodes.len() - MASTERS {
-            let master = connections[n].call("CLUSTER MYID").text().to_owned();
+            let master = &mut connections[n % MASTERS];
+            let master = master.call("CLUSTER MYID").text().to_owned();
             let replica = &mut connections[MASTERS + n];
             wait_patiently("it replicates", || {
                 !replica
@@ -107,7 +110,7 @@ impl Cluster {
         }
         for n in 0..self.nodes.len() - MASTERS {
             let (masters, replicas) = connections.split_at_mut(MASTERS);
-            wait_for_sync(&mut masters[n], &mut replicas[n]);
+            wait_for_sync(&mut masters[n % MASTERS], &mut replicas[n]);
         }
         wait_patiently("the quarantine is over", || {
             connections[0].call("LOCK.NODE").number("quarantine") == 0
