@@ -12,7 +12,6 @@ use redislock_core::token::Key;
 use redislock_core::wire::{self, put_number};
 
 use crate::ffi::{self, Arg, Ctx, api, lock_of, value_of};
-use crate::keyspace::effect_head;
 use crate::lifecycle;
 use crate::node::{self, Letter};
 
@@ -169,7 +168,7 @@ extern "C" fn aof_rewrite(
     let now = ffi::mono();
     let mut effect = Vec::new();
     node::with(|node| {
-        effect_head(node, &mut effect);
+        node.table.put_head(&mut effect);
         if let Some(lock) = node.table.lock(lock_of(value)) {
             wire::put_whole(lock, node.table.lease_now(now), &mut effect);
         }

@@ -7,7 +7,6 @@ use redislock_core::slots::LockId;
 use redislock_core::table::{Found, Keyspace, Output, Presence, Touched, Wanted};
 use redislock_core::time::Now;
 use redislock_core::token::Key;
-use redislock_core::wire::{self, put_number};
 
 use crate::ffi::{self, Arg, Ctx, For, OpenKey, OwnedString, Standing};
 use crate::node::{self, Node};
@@ -107,139 +106,148 @@ fn decide_at<R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
     lifecycle::notice_standstill(ctx, now.mono);
-    let (result, follows) = node::with(|node| {
+    let (result, output) = node::with(|node| {
         let result = decide(node, now, &mut Keys(ctx));
-        let output = node.table.take_output(now);
-        if output.touched.is_empty() && output.answers.is_empty() {
-            node.table.return_output(output);
-            return (result, None);
-        }
-        (result, Some((output, Effect::begin(node, !own.is_empty()))))
+        let output = node.table.has_output().then(|| {
+            // Outside of a command an effect is always made: nobody else counts the change.
+            let listened_to = node.listened_to || own.is_empty();
+            node.table.take_output(now, listened_to)
+        });
+        (result, output)
     });
-    if let Some((output, effect)) = follows {
-        apply(ctx, own, output, effect);
+    if let Some(output) = output {
+        apply(ctx, own, output);
     }
     result
 }
 
 /// Applies an output: keys, replication, events, answers, and the alarm for what comes next.
-fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output, mut effect: Effect) {
+fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
     if !output.touched.is_empty() {
-        apply_changes(ctx, own, &output, &mut effect);
-    }
-    if !effect.listened_to && !output.touched.is_empty() {
-        // Nobody listens, so nothing is sent; this only counts the change, for the server's save points.
-        ctx.replicate_as_is();
+        apply_changes(ctx, own, &output);
+        if output.effect.is_empty() {
+            // Nobody listens, so nothing is sent; this only counts the change, for the server's save points.
+            ctx.replicate_as_is();
+        }
     }
     if !output.answers.is_empty() {
         waiters::deliver(std::mem::take(&mut output.answers));
     }
-    // What only goes away brings no new deadline; and outside of a command the caller sets the alarm, as it knows what
-    // can be done by then.
-    let stays = |touched: &Touched| touched.presence != Presence::Gone;
-    let may_be_sooner = !own.is_empty() && output.touched.iter().any(stays);
-    let next = node::with(|node| {
-        node.table.return_output(output);
-        node.effect = effect.bytes;
-        if may_be_sooner {
-            node.table.next_deadline()
-        } else {
-            None
-        }
-    });
-    if let Some(next) = next {
-        lifecycle::wake_at(next);
+    // Outside of a command the caller sets the alarm, as it knows what can be done by then.
+    let soonest_end = output.soonest_end.filter(|_| !own.is_empty());
+    node::with(|node| node.table.return_output(output));
+    if let Some(end) = soonest_end {
+        lifecycle::wake_at(end);
     }
 }
 
-/// Changes the keys, and replicates the changes: one effect for all keys of a database that stand next to each other. In a
-/// cluster each key that the command did not name has its own, as it may be of another slot.
-fn apply_changes(ctx: Ctx, own: &[Opened<'_>], output: &Output, effect: &mut Effect) {
-    let before = ctx.db();
-    let mut keys = KeyList::default();
+/// Changes the keys, tells of it, and replicates it.
+fn apply_changes(ctx: Ctx, own: &[Opened<'_>], output: &Output) {
+    let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output));
     let mut own_at = 0;
     for touched in &output.touched {
-        let change = output.bytes.get(touched.change.clone()).unwrap_or_default();
         // Core touches the keys of a command in their order, so the next one is nearly always it.
         let next = own.get(own_at).filter(|opened| is_at(opened, touched));
         if let Some(opened) = next.or_else(|| own.iter().find(|opened| is_at(opened, touched))) {
             own_at += 1;
-            keys.make_room(ctx, effect, opened.db, false);
             change_key(ctx, touched, opened.name, &opened.key);
-            tell(ctx, touched, opened.name);
-            keys.push(opened.name.raw(), None);
+            if let Some(effects) = &mut effects {
+                effects.add(ctx, touched, opened.db, opened.name.raw(), None);
+            }
         } else if let Some(key) = key_of(touched) {
-            keys.make_room(ctx, effect, key.db(), effect.cluster);
+            let before = ctx.db();
             ctx.select(key.db());
             let name = OwnedString::new(key.name());
-            change_key(
-                ctx,
-                touched,
-                name.arg(),
-                &ctx.open(name.arg(), For::Writing),
-            );
-            tell(ctx, touched, name.arg());
+            change_key_if_unchanged(ctx, touched, name.arg());
+            if let Some(effects) = &mut effects {
+                effects.add(ctx, touched, key.db(), name.arg().raw(), Some(name));
+            }
             ctx.select(before);
-            keys.push(name.arg().raw(), Some(name));
-        } else {
-            continue;
-        }
-        effect.bytes.extend_from_slice(change);
-        if effect.cluster && !keys.made.is_empty() {
-            keys.replicate(ctx, effect);
         }
     }
-    keys.replicate(ctx, effect);
+    if let Some(mut effects) = effects {
+        effects.send(ctx);
+    }
 }
 
-/// Keys whose changes go into one effect.
-#[derive(Default)]
-struct KeyList {
+/// What is replicated: one effect for all keys of a database that stand next to each other. In a cluster each key that the
+/// command did not name has its own, as it may be of another slot.
+struct Effects<'o> {
+    output: &'o Output,
+    cluster: bool,
     db: u32,
+    /// The changes that have not been sent yet, and their keys.
+    changes: std::ops::Range<usize>,
     first: Option<*mut raw::RedisModuleString>,
     more: Vec<*mut raw::RedisModuleString>,
-    /// Kept until the effect is sent.
+    /// Names that are kept until they are sent.
     made: Vec<OwnedString>,
 }
 
-impl KeyList {
-    fn push(&mut self, name: *mut raw::RedisModuleString, made: Option<OwnedString>) {
-        self.made.extend(made);
-        match self.first {
-            None => self.first = Some(name),
-            Some(first) => {
-                if self.more.is_empty() {
-                    self.more.push(first);
-                }
-                self.more.push(name);
-            }
+impl<'o> Effects<'o> {
+    fn new(output: &'o Output) -> Self {
+        Self {
+            output,
+            cluster: node::with(|node| node.cluster),
+            db: 0,
+            changes: output.head..output.head,
+            first: None,
+            more: Vec::new(),
+            made: Vec::new(),
         }
     }
 
-    /// Sends what is there if the next key, of `db`, cannot go with it.
-    fn make_room(&mut self, ctx: Ctx, effect: &mut Effect, db: u32, alone: bool) {
-        if self.first.is_some() && (self.db != db || alone) {
-            self.replicate(ctx, effect);
+    /// Adds the change of a key: one that the command has named, or one whose name was `made`.
+    fn add(
+        &mut self,
+        ctx: Ctx,
+        touched: &Touched,
+        db: u32,
+        name: *mut raw::RedisModuleString,
+        made: Option<OwnedString>,
+    ) {
+        let alone = self.cluster && made.is_some();
+        if self.db != db || alone {
+            self.send(ctx);
         }
         self.db = db;
+        if let Some(first) = self.first {
+            if self.more.is_empty() {
+                self.more.push(first);
+            }
+            self.more.push(name);
+        } else {
+            self.first = Some(name);
+            self.changes.start = touched.change.start;
+        }
+        self.changes.end = touched.change.end;
+        self.made.extend(made);
+        if alone {
+            self.send(ctx);
+        }
     }
 
-    fn replicate(&mut self, ctx: Ctx, effect: &mut Effect) {
+    /// Sends what is there.
+    fn send(&mut self, ctx: Ctx) {
         let Some(first) = self.first.take() else {
             return;
         };
-        if effect.listened_to {
-            let before = ctx.db();
-            ctx.select(self.db);
-            let keys = if self.more.is_empty() {
-                &[first][..]
-            } else {
-                &self.more
-            };
-            ctx.replicate(&effect.bytes, keys);
-            ctx.select(before);
+        let Output { effect, head, .. } = self.output;
+        let keys = if self.more.is_empty() {
+            &[first][..]
+        } else {
+            &self.more
+        };
+        let before = ctx.db();
+        ctx.select(self.db);
+        if self.changes == (*head..effect.len()) {
+            ctx.replicate(effect, keys);
+        } else {
+            let parts = [0..*head, self.changes.clone()];
+            let parts = parts.map(|part| effect.get(part).unwrap_or_default());
+            ctx.replicate(&parts.concat(), keys);
         }
-        effect.bytes.truncate(effect.head);
+        ctx.select(before);
         self.more.clear();
         self.made.clear();
     }
@@ -265,16 +273,28 @@ fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
     }
 }
 
-/// Makes or deletes the key of a touched lock. What stands there may be another value by now: then it is left alone.
+/// Makes or deletes the key of a touched lock, which the running command has open, and tells of it.
 fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
-    match (touched.presence, key.standing()) {
-        (Presence::New, Standing::Nothing) => key.set(touched.id),
-        (Presence::Gone, Standing::Lock(id)) if id == touched.id => {
-            node::deleting(id, || key.delete())
-        }
-        _ => {}
+    match touched.presence {
+        Presence::New => key.set(touched.id),
+        Presence::Gone => node::deleting(touched.id, || key.delete()),
+        Presence::Kept => {}
     }
     ctx.signal_modified(name);
+    tell(ctx, touched, name);
+}
+
+/// The same for a key that the command did not name. What stands there may be another value by now: then it is left alone.
+fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
+    let key = ctx.open(name, For::Writing);
+    match (touched.presence, key.standing()) {
+        (Presence::New, Standing::Nothing) => change_key(ctx, touched, name, &key),
+        (_, Standing::Lock(id)) if id == touched.id => change_key(ctx, touched, name, &key),
+        _ => {
+            ctx.signal_modified(name);
+            tell(ctx, touched, name);
+        }
+    }
 }
 
 /// Tells of what happened as keyspace events.
@@ -294,42 +314,9 @@ fn tell(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
     }
 }
 
-/// An effect in the making: what every effect begins with, and the changes behind it.
-struct Effect {
-    bytes: Vec<u8>,
-    head: usize,
-    cluster: bool,
-    listened_to: bool,
-}
-
-impl Effect {
-    /// Begins with the fence counter and what quarantine has to remember. Outside of a command it is always sent.
-    fn begin(node: &mut Node, in_command: bool) -> Self {
-        let mut bytes = std::mem::take(&mut node.effect);
-        bytes.clear();
-        let listened_to = node.listened_to || !in_command;
-        if listened_to {
-            effect_head(node, &mut bytes);
-        }
-        Self {
-            head: bytes.len(),
-            bytes,
-            cluster: node.cluster,
-            listened_to,
-        }
-    }
-}
-
 /// Sends the fence counter alone.
 pub fn replicate_counter(ctx: Ctx) {
     let mut effect = Vec::new();
-    node::with(|node| effect_head(node, &mut effect));
+    node::with(|node| node.table.put_head(&mut effect));
     ctx.replicate(&effect, &[]);
-}
-
-/// What every effect begins with.
-pub fn effect_head(node: &Node, effect: &mut Vec<u8>) {
-    effect.push(wire::VERSION);
-    put_number(node.table.fence(), effect);
-    put_number(node.table.quarantine.to_save(), effect);
 }

@@ -45,8 +45,6 @@ pub struct Node {
     pub incarnation: String,
     /// The longest slice of expiry so far, µs.
     pub longest_slice: u64,
-    /// Kept for its memory.
-    pub effect: Vec<u8>,
 }
 
 struct MainThread(RefCell<Node>);
@@ -65,7 +63,6 @@ lazy_static! {
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: 0,
-        effect: Vec::new(),
     }));
     static ref LETTERS: Mutex<Vec<Letter>> = Mutex::new(Vec::new());
     static ref FINGERPRINTS: RandomState = RandomState::new();

@@ -5,6 +5,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bytes;
 pub mod fence;
 pub mod lock;
 pub mod quarantine;

@@ -1,6 +1,6 @@
 //! The owner's secret, and the key that is locked.
 
-use std::hash::{Hash, Hasher};
+use crate::bytes::Bytes;
 
 /// The longest token, in bytes.
 pub const MAX_TOKEN: usize = 256;
@@ -8,18 +8,10 @@ pub const MAX_TOKEN: usize = 256;
 /// The longest owner label, in bytes.
 pub const MAX_OWNER: usize = 256;
 
-/// Tokens up to this length need no allocation of their own. A UUID's text has 36 bytes.
-const INLINE: usize = 38;
-
-/// A token: 1 to 256 bytes, any bytes. Shown to nobody: `Debug` says how long it is and no more.
-#[derive(Clone)]
-pub struct Token(Bytes);
-
-#[derive(Clone)]
-enum Bytes {
-    Inline { len: u8, bytes: [u8; INLINE] },
-    Heap(Box<[u8]>),
-}
+/// A token: 1 to 256 bytes, any bytes, compared in constant time. Shown to nobody: `Debug` says how long it is and no
+/// more. A UUID's text, 36 bytes, needs no allocation.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Token(Bytes<38>);
 
 impl Token {
     /// A token of these bytes, if there may be one: neither empty, nor too long, nor the single `*` that asks the
@@ -29,63 +21,19 @@ impl Token {
         if bytes.is_empty() || bytes.len() > MAX_TOKEN || bytes == b"*" {
             return None;
         }
-        let mut inline = [0; INLINE];
-        Some(Self(match inline.get_mut(..bytes.len()) {
-            Some(room) => {
-                room.copy_from_slice(bytes);
-                Bytes::Inline {
-                    len: bytes.len() as u8,
-                    bytes: inline,
-                }
-            }
-            None => Bytes::Heap(bytes.into()),
-        }))
+        Some(Self(Bytes::of([bytes])))
     }
 
     /// The secret itself. For comparing, saving and replicating, never for showing.
     #[must_use]
     pub fn secret(&self) -> &[u8] {
-        match &self.0 {
-            Bytes::Inline { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
-            Bytes::Heap(bytes) => bytes,
-        }
+        self.0.get()
     }
 
     /// How many bytes the token takes outside of itself.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        match &self.0 {
-            Bytes::Inline { .. } => 0,
-            Bytes::Heap(bytes) => bytes.len(),
-        }
-    }
-}
-
-/// In constant time for tokens of one length: how long it takes tells nothing about the bytes.
-impl PartialEq for Token {
-    fn eq(&self, other: &Self) -> bool {
-        let (a, b) = (self.secret(), other.secret());
-        a.len() == b.len() && a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
-    }
-}
-
-impl Eq for Token {}
-
-impl PartialOrd for Token {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Token {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.secret().cmp(other.secret())
-    }
-}
-
-impl Hash for Token {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.secret().hash(state);
+        self.0.heap_bytes()
     }
 }
 
@@ -95,9 +43,9 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A key of the keyspace: the database's number and the name, in one allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Key(Box<[u8]>);
+/// A key of the keyspace: the database's number and the name behind it. A name of up to 26 bytes needs no allocation.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Key(Bytes<30>);
 
 const DB: usize = size_of::<u32>();
 
@@ -105,28 +53,44 @@ impl Key {
     /// The key `name` of database `db`.
     #[must_use]
     pub fn new(db: u32, name: &[u8]) -> Self {
-        let mut bytes = Vec::with_capacity(DB + name.len());
-        bytes.extend_from_slice(&db.to_le_bytes());
-        bytes.extend_from_slice(name);
-        Self(bytes.into_boxed_slice())
+        Self(Bytes::of([&db.to_le_bytes(), name]))
     }
 
     /// The database's number.
     #[must_use]
     pub fn db(&self) -> u32 {
-        self.0.first_chunk().map_or(0, |db| u32::from_le_bytes(*db))
+        let db = self.0.get().first_chunk();
+        db.map_or(0, |db| u32::from_le_bytes(*db))
     }
 
     /// The name in it.
     #[must_use]
     pub fn name(&self) -> &[u8] {
-        self.0.get(DB..).unwrap_or_default()
+        self.0.get().get(DB..).unwrap_or_default()
+    }
+
+    /// How many bytes the key takes outside of itself.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        self.0.heap_bytes()
     }
 
     /// The same name in another database.
     #[must_use]
     pub fn in_db(&self, db: u32) -> Self {
         Self::new(db, self.name())
+    }
+}
+
+impl Default for Key {
+    fn default() -> Self {
+        Self::new(0, &[])
+    }
+}
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.db(), self.name().escape_ascii())
     }
 }
 

@@ -1,7 +1,7 @@
 //! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock at that moment.
 
 use std::cell::RefCell;
-use std::ffi::{CString, c_int};
+use std::ffi::{CStr, c_int};
 
 use foldhash::HashMap;
 use redis_module::raw;
@@ -46,11 +46,8 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if is_ours(command.bytes()) {
         return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
     }
-    // One byte more than the name, so that the C string needs no second allocation.
-    let mut name = Vec::with_capacity(command.bytes().len() + 1);
-    name.extend(command.bytes().iter().map(u8::to_ascii_lowercase));
-    let name = CString::new(name).map_err(|_| UNKNOWN)?;
-    match kind_of(ctx, name.to_bytes()) {
+    let name = Name::of(command.bytes()).ok_or(UNKNOWN)?;
+    match kind_of(ctx, name.c_str().to_bytes()) {
         Kind::Unknown => return Err(UNKNOWN),
         Kind::Blocks => return Err("ERR LOCK.GUARD cannot run commands that block".into()),
         Kind::Ordinary => {}
@@ -64,34 +61,69 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err("NOTHELD the token does not hold the lock, the command was not run".into());
     }
     drop(own);
-    run(ctx, &name, args.from(INNER + 1));
+    run(ctx, name.c_str(), args.from(INNER + 1));
     Ok(())
+}
+
+/// The name of a command in small letters, with the zero that ends it.
+struct Name([u8; Name::ROOM]);
+
+impl Name {
+    /// More than the name of any command has.
+    const ROOM: usize = 128;
+
+    /// None if it is none: too long, or with a zero in it.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let mut name = [0; Self::ROOM];
+        let (_zero, room) = name.split_last_mut()?;
+        let room = room.get_mut(..bytes.len())?;
+        room.copy_from_slice(bytes);
+        room.make_ascii_lowercase();
+        (!bytes.contains(&0)).then_some(Self(name))
+    }
+
+    fn c_str(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
 }
 
 /// Runs it with the caller's rights (C), as a script could (S), within memory (M), errors as replies (E), replicated (!),
 /// in the caller's protocol (0).
-fn run(ctx: Ctx, name: &CString, args: Args<'_>) {
-    let argv = args.raw();
-    // SAFETY: a valid context; the format says flags and a vector of strings with its length; the reply is passed on and
-    // freed here.
+fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
+    let (ctx, argv) = (ctx.raw(), args.raw());
+    // SAFETY: a valid context; the formats say flags, and strings or a vector of strings with its length. The reply is passed on
+    // and freed here.
     unsafe {
-        let reply = api!(RedisModule_Call(
-            ctx.raw(),
-            name.as_ptr(),
-            c"CESM!0v".as_ptr(),
-            argv.as_ptr(),
-            argv.len()
-        ));
+        let name = name.as_ptr();
+        // The server makes room for as many arguments as the format has letters: for a vector it makes it twice.
+        let reply = match *argv {
+            [one] => api!(RedisModule_Call(ctx, name, c"CESM!0s".as_ptr(), one)),
+            [one, two] => api!(RedisModule_Call(ctx, name, c"CESM!0ss".as_ptr(), one, two)),
+            [one, two, three] => {
+                let format = c"CESM!0sss".as_ptr();
+                api!(RedisModule_Call(ctx, name, format, one, two, three))
+            }
+            _ => {
+                let format = c"CESM!0v".as_ptr();
+                api!(RedisModule_Call(
+                    ctx,
+                    name,
+                    format,
+                    argv.as_ptr(),
+                    argv.len()
+                ))
+            }
+        };
         if reply.is_null() {
-            ctx.reply_error("ERR the guarded command could not be run");
+            Ctx::new(ctx).reply_error("ERR the guarded command could not be run");
             return;
         }
         if is_denied_by_acl(reply) {
-            ctx.reply_error(
+            Ctx::new(ctx).reply_error(
                 "NOPERM the user may not run the guarded command, or not with these keys",
             );
         } else {
-            api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply));
+            api!(RedisModule_ReplyWithCallReply(ctx, reply));
         }
         api!(RedisModule_FreeCallReply(reply));
     }
@@ -103,19 +135,16 @@ fn run(ctx: Ctx, name: &CString, args: Args<'_>) {
 /// `reply` is a valid reply.
 unsafe fn is_denied_by_acl(reply: *mut raw::RedisModuleCallReply) -> bool {
     let mut len = 0;
-    // SAFETY: as the caller promises; the text is read here only.
-    let text = unsafe {
-        if api!(RedisModule_CallReplyType(reply)) != raw::REDISMODULE_REPLY_ERROR as c_int {
-            return false;
-        }
-        let text = api!(RedisModule_CallReplyStringPtr(reply, &raw mut len));
-        if text.is_null() {
+    // SAFETY: as the caller promises; the reply as it will be sent is read here only.
+    let sent = unsafe {
+        let sent = api!(RedisModule_CallReplyProto(reply, &raw mut len));
+        if sent.is_null() {
             &[]
         } else {
-            std::slice::from_raw_parts(text.cast::<u8>(), len)
+            std::slice::from_raw_parts(sent.cast::<u8>(), len)
         }
     };
-    text.starts_with(b"ERR acl verification failed") || text.starts_with(b"NOPERM")
+    sent.starts_with(b"-ERR acl verification failed") || sent.starts_with(b"-NOPERM")
 }
 
 /// Tells the server which arguments are keys: the lock, and those of the inner command.

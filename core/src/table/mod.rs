@@ -95,7 +95,7 @@ pub struct Touched {
     pub gone_from: Option<Key>,
     /// What becomes of the key.
     pub presence: Presence,
-    /// Where in [`Output::bytes`] the change to replicate is.
+    /// Where in [`Output::effect`] the change to replicate is.
     pub change: std::ops::Range<usize>,
     /// What to tell about it.
     pub events: Events,
@@ -110,10 +110,14 @@ pub struct Touched {
 pub struct Output {
     /// The locks that changed, each once.
     pub touched: Vec<Touched>,
-    /// The changes, as [`wire`] writes them.
-    pub bytes: Vec<u8>,
+    /// The effect to replicate: its head, and the changes behind it. Empty if nobody listens.
+    pub effect: Vec<u8>,
+    /// Where the changes begin.
+    pub head: usize,
     /// Who is to be told what.
     pub answers: Vec<(WaiterId, Answer)>,
+    /// The first of the leases that end sooner than known before, on the monotonic clock.
+    pub soonest_end: Option<Instant>,
 }
 
 /// One lock with its key.
@@ -228,7 +232,7 @@ impl Table {
     #[must_use]
     pub fn memory(&self, id: LockId) -> usize {
         self.slots.get(id).map_or(0, |entry| {
-            size_of::<Entry>() + entry.key.name().len() + size_of::<u32>() + entry.lock.heap_bytes()
+            size_of::<Entry>() + entry.key.heap_bytes() + entry.lock.heap_bytes()
         })
     }
 
@@ -240,20 +244,35 @@ impl Table {
         Some((line.waiting.len(), first.since))
     }
 
-    /// Takes what the last calls have led to. Give it back with [`Table::return_output`]: its memory is used again.
-    pub fn take_output(&mut self, now: Now) -> Output {
-        self.finish(now);
+    /// Whether the last calls have led to something.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        !self.output.touched.is_empty() || !self.output.answers.is_empty()
+    }
+
+    /// Takes what the last calls have led to; with the effect, if somebody listens. Give it back with
+    /// [`Table::return_output`]: its memory is used again.
+    pub fn take_output(&mut self, now: Now, listened_to: bool) -> Output {
+        self.finish(now, listened_to);
         std::mem::take(&mut self.output)
     }
 
     /// Gives an applied output back.
     pub fn return_output(&mut self, mut output: Output) {
         output.touched.clear();
-        output.bytes.clear();
+        output.effect.clear();
         output.answers.clear();
-        if self.output.touched.is_empty() && self.output.answers.is_empty() {
+        output.soonest_end = None;
+        if !self.has_output() {
             self.output = output;
         }
+    }
+
+    /// Writes what every effect begins with: the fence counter, and what quarantine has to remember.
+    pub fn put_head(&self, effect: &mut Vec<u8>) {
+        effect.push(wire::VERSION);
+        wire::put_number(self.fences.last(), effect);
+        wire::put_number(self.quarantine.to_save(), effect);
     }
 
     /// Notes that a lock is about to change.
@@ -312,25 +331,34 @@ impl Table {
     }
 
     /// Writes down what became of each touched lock, removes those that nobody holds any more, and sets deadlines.
-    fn finish(&mut self, now: Now) {
+    fn finish(&mut self, now: Now, listened_to: bool) {
         let lease_now = self.clock.at(now.mono);
-        let Output { touched, bytes, .. } = &mut self.output;
-        for touched in touched.iter_mut() {
+        let mut effect = std::mem::take(&mut self.output.effect);
+        if listened_to {
+            self.put_head(&mut effect);
+        }
+        self.output.head = effect.len();
+        for touched in &mut self.output.touched {
             let Some(entry) = self.slots.get_mut(touched.id) else {
                 continue;
             };
             entry.touch = 0;
-            let start = bytes.len();
-            if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
-                wire::put_whole(&entry.lock, lease_now, bytes);
-            } else {
-                wire::put_part(&entry.lock, &touched.changed, lease_now, bytes);
+            if listened_to {
+                let start = effect.len();
+                if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
+                    wire::put_whole(&entry.lock, lease_now, &mut effect);
+                } else {
+                    wire::put_part(&entry.lock, &touched.changed, lease_now, &mut effect);
+                }
+                touched.change = start..effect.len();
             }
-            touched.change = start..bytes.len();
             match entry.lock.first_end() {
                 Some(end) => {
                     if touched.end_before.is_none_or(|before| end < before) {
                         self.wheel.set(touched.id.index(), end);
+                        let end = self.clock.when(end);
+                        let soonest = &mut self.output.soonest_end;
+                        *soonest = Some(soonest.map_or(end, |soonest| soonest.min(end)));
                     }
                 }
                 None => {
@@ -345,6 +373,7 @@ impl Table {
                 }
             }
         }
+        self.output.effect = effect;
     }
 
     /// A hold has ended: what is kept about it elsewhere ends too.

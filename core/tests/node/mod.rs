@@ -106,7 +106,7 @@ impl Node {
 
     /// Applies what the calls so far have led to, as the module does.
     pub fn apply(&mut self) {
-        let output = self.table.take_output(self.now);
+        let output = self.table.take_output(self.now, true);
         for touched in &output.touched {
             let key = touched
                 .gone_from
@@ -125,7 +125,7 @@ impl Node {
             } else {
                 self.keys.0.insert(key.clone(), Value::Lock(touched.id));
             }
-            let bytes = output.bytes[touched.change.clone()].to_vec();
+            let bytes = output.effect[touched.change.clone()].to_vec();
             self.changes.push(Change {
                 key,
                 presence: touched.presence,

@@ -1,0 +1,133 @@
+//! Byte strings that are mostly short: the short ones need no allocation of their own.
+
+use std::hash::{Hash, Hasher};
+
+/// Any bytes; up to `INLINE` of them are kept in place.
+#[derive(Clone)]
+pub struct Bytes<const INLINE: usize>(Place<INLINE>);
+
+#[derive(Clone)]
+enum Place<const INLINE: usize> {
+    /// Filled up with zeros.
+    Inline {
+        len: u8,
+        bytes: [u8; INLINE],
+    },
+    Heap(Box<[u8]>),
+}
+
+impl<const INLINE: usize> Bytes<INLINE> {
+    const FITS: () = assert!(INLINE <= u8::MAX as usize, "the length is one byte");
+
+    /// These parts, one behind the other.
+    #[must_use]
+    pub fn of<const PARTS: usize>(parts: [&[u8]; PARTS]) -> Self {
+        let () = Self::FITS;
+        let len: usize = parts.iter().map(|part| part.len()).sum();
+        if len > INLINE {
+            return Self(Place::Heap(parts.concat().into_boxed_slice()));
+        }
+        let mut bytes = [0; INLINE];
+        let mut at = 0;
+        for part in parts {
+            // There is room for all of them: their lengths were added up.
+            if let Some(room) = bytes.get_mut(at..at + part.len()) {
+                room.copy_from_slice(part);
+            }
+            at += part.len();
+        }
+        Self(Place::Inline {
+            len: len as u8,
+            bytes,
+        })
+    }
+
+    /// The bytes.
+    #[must_use]
+    pub fn get(&self) -> &[u8] {
+        match &self.0 {
+            Place::Inline { len, bytes } => bytes.get(..usize::from(*len)).unwrap_or(bytes),
+            Place::Heap(bytes) => bytes,
+        }
+    }
+
+    /// How many bytes are kept elsewhere.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        match &self.0 {
+            Place::Inline { .. } => 0,
+            Place::Heap(bytes) => bytes.len(),
+        }
+    }
+}
+
+/// In constant time for strings of one length: how long it takes tells nothing about the bytes.
+impl<const INLINE: usize> PartialEq for Bytes<INLINE> {
+    fn eq(&self, other: &Self) -> bool {
+        fn differ(a: &[u8], b: &[u8]) -> u8 {
+            a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y))
+        }
+        if let (Place::Inline { len: m, bytes: a }, Place::Inline { len: n, bytes: b }) =
+            (&self.0, &other.0)
+        {
+            // All of the room is compared: so the compiler needs no loop.
+            return differ(a, b) | (m ^ n) == 0;
+        }
+        let (a, b) = (self.get(), other.get());
+        a.len() == b.len() && differ(a, b) == 0
+    }
+}
+
+impl<const INLINE: usize> Eq for Bytes<INLINE> {}
+
+impl<const INLINE: usize> PartialOrd for Bytes<INLINE> {
+    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<const INLINE: usize> Ord for Bytes<INLINE> {
+    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
+        self.get().cmp(other.get())
+    }
+}
+
+impl<const INLINE: usize> Hash for Bytes<INLINE> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.get().hash(state);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_fits_is_kept_in_place_and_what_does_not_is_not() {
+        for len in 0..20 {
+            let whole: Vec<u8> = (0..len).map(|i| i as u8).collect();
+            for cut in 0..=len {
+                let (front, back) = whole.split_at(cut);
+                let bytes = Bytes::<9>::of([front, back]);
+                assert_eq!(bytes.get(), whole);
+                assert_eq!(bytes.heap_bytes(), if len <= 9 { 0 } else { len });
+                assert!(bytes == Bytes::of([&whole]));
+            }
+        }
+    }
+
+    #[test]
+    fn any_byte_and_the_length_tell_them_apart() {
+        for len in [1, 8, 9, 10, 30] {
+            let bytes = vec![0; len];
+            let one = Bytes::<9>::of([&bytes]);
+            assert!(one != Bytes::of([&bytes[1..]]));
+            for at in 0..len {
+                let mut other = bytes.clone();
+                other[at] = 1;
+                assert!(one != Bytes::of([&other]));
+                assert!(one < Bytes::of([&other]));
+            }
+        }
+    }
+}
