@@ -9,6 +9,7 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Moment;
 use crate::error::Error;
 use crate::hold::{Hold, Released};
+use crate::token::Token;
 
 /// A view of a hold: for those who work under the lock, without the power to release it.
 #[derive(Clone)]
@@ -107,6 +108,17 @@ impl Guard {
     /// Asks the nodes to extend the lease to another ttl, which renewal then keeps up.
     pub async fn extend_to(&self, ttl: Duration) -> Result<Moment, Error> {
         self.held.0.extend_checked(ttl).await
+    }
+
+    /// The last guard leaves without releasing, and takes the token along.
+    pub(crate) fn leave_held(mut self) -> Result<Token, Self> {
+        match self.held.0.give_up_token() {
+            Some(token) => {
+                self.left = true;
+                Ok(token)
+            }
+            None => Err(self),
+        }
     }
 
     /// Releases the lock on every node, and says whether it was held until now. Where the same owner has another

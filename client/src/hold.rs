@@ -244,6 +244,15 @@ impl Hold {
         first
     }
 
+    /// Ends the hold here and leaves it to whoever gets the token; only the last guard can.
+    pub(crate) fn give_up_token(&self) -> Option<Token> {
+        self.guards
+            .compare_exchange(1, 0, Ordering::AcqRel, Ordering::Acquire)
+            .ok()?;
+        self.end();
+        Some(self.token)
+    }
+
     /// Waits for a renewal under way, so that nothing it asks for comes after the release.
     async fn last_words(&self) -> GiveBack {
         let _turn = self.turn.lock().await;

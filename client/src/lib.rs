@@ -18,12 +18,15 @@ mod keeper;
 mod link;
 mod lock;
 mod node;
+mod observer;
 mod options;
 mod owner;
 mod quorum;
 mod redlock;
 mod reply;
+mod status;
 mod ticker;
+mod ticket;
 mod token;
 mod turnstile;
 
@@ -32,8 +35,11 @@ pub use crate::error::{Error, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
 pub use crate::hold::Released;
 pub use crate::lock::Lock;
+pub use crate::observer::{Answer, Observer};
 pub use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 pub use crate::owner::Owner;
 pub use crate::redlock::{Builder, Redlock};
+pub use crate::status::{Holder, LockStatus, NodeStatus};
+pub use crate::ticket::Ticket;
 /// What [`Guard::lost_token`] returns.
 pub use tokio_util::sync::CancellationToken;

@@ -11,6 +11,7 @@ use crate::fleet::Fleet;
 use crate::link::Link;
 use crate::lock::Lock;
 use crate::node::Node;
+use crate::observer::Observer;
 use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
 use crate::quorum::MAX_NODES;
 
@@ -18,7 +19,7 @@ use crate::quorum::MAX_NODES;
 /// and request.
 #[derive(Clone)]
 pub struct Redlock {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
 }
 
 impl Redlock {
@@ -166,12 +167,20 @@ impl Builder {
     /// Connects to all nodes, and checks that they are masters with the module, each another server. A minority that
     /// cannot be reached is no error: it is tried again in the background.
     pub async fn connect(self) -> Result<Redlock, Error> {
-        let fleet = Fleet::new(self.build()?, self.node_timeout);
+        let node = |(name, link)| Arc::new(Node::new(name, link, self.connect_timeout));
+        let nodes = self.links()?.into_iter().map(node).collect();
+        let fleet = Fleet::new(nodes, self.node_timeout);
         let client = Client::start(fleet).await?;
         Ok(Redlock { client })
     }
 
-    fn build(&self) -> Result<Vec<Arc<Node>>, Error> {
+    /// Looks at the nodes without asking them for anything: also at those that cannot serve, and without a quorum. Nothing
+    /// is connected before the first question.
+    pub fn observe(self) -> Result<Observer, Error> {
+        Observer::new(self.links()?, self.connect_timeout, self.node_timeout)
+    }
+
+    fn links(&self) -> Result<Vec<(String, Link)>, Error> {
         let invalid = |problem: &str| Err(Error::Invalid(problem.to_owned()));
         if self.places.is_empty() {
             return invalid("no nodes: give the URL of at least one master");
@@ -182,7 +191,7 @@ impl Builder {
         if self.node_timeout.is_zero() || self.connect_timeout.is_zero() {
             return invalid("a timeout of zero leaves no time to answer");
         }
-        let mut nodes: Vec<Arc<Node>> = Vec::new();
+        let mut links: Vec<(String, Link)> = Vec::new();
         for place in &self.places {
             let several = self.places.len() > 1;
             if several && !matches!(place, Place::Single(_)) {
@@ -191,14 +200,14 @@ impl Builder {
                 );
             }
             let (name, link) = self.link(place)?;
-            if nodes.iter().any(|node| node.name == name) {
+            if links.iter().any(|(known, _)| *known == name) {
                 return Err(Error::Invalid(format!(
                     "node {name} is listed twice: list each once"
                 )));
             }
-            nodes.push(Arc::new(Node::new(name, link, self.connect_timeout)));
+            links.push((name, link));
         }
-        Ok(nodes)
+        Ok(links)
     }
 
     fn link(&self, place: &Place) -> Result<(String, Link), Error> {
@@ -248,9 +257,10 @@ impl Builder {
                     return Err(Error::Invalid("no node of the cluster is given".to_owned()));
                 };
                 let shown = format!("cluster of {}", first.addr());
-                // Waiting for a lock may take any time, so no reply is ever late by itself.
+                // Waiting for a lock may take any time, so no reply is ever late by itself. One node that does not let
+                // anybody connect must not use up the time for all.
                 let client = redis::cluster::ClusterClientBuilder::new(infos)
-                    .connection_timeout(self.connect_timeout)
+                    .connection_timeout(self.connect_timeout / 4)
                     .response_timeout(Duration::MAX)
                     .overall_response_timeout(None)
                     .build()

@@ -1,0 +1,84 @@
+//! A process whose life is bound to ours.
+
+use std::os::unix::process::CommandExt;
+use std::process::Command;
+
+use nix::sys::signal::{Signal, kill, killpg};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::Pid;
+
+/// A command in a process group of its own.
+pub struct Group {
+    pub leader: Pid,
+}
+
+/// What became of the command.
+#[derive(Clone, Copy, Debug)]
+pub enum Change {
+    Exited(i32),
+    Killed(Signal),
+    Stopped(Signal),
+}
+
+impl Group {
+    /// Starts the command as the leader of a new process group.
+    pub fn start(mut command: Command) -> std::io::Result<Self> {
+        command.process_group(0);
+        die_with_us(&mut command);
+        let child = command.spawn()?;
+        let leader = i32::try_from(child.id()).map(Pid::from_raw);
+        // Not waited for through `child`, which would not tell of stops.
+        leader
+            .map(|leader| Self { leader })
+            .map_err(std::io::Error::other)
+    }
+
+    /// What has happened since the last time of asking.
+    pub fn look(&self) -> Option<Change> {
+        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
+        match waitpid(self.leader, Some(flags)) {
+            Ok(WaitStatus::Exited(_, code)) => Some(Change::Exited(code)),
+            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Change::Killed(signal)),
+            Ok(WaitStatus::Stopped(_, signal)) => Some(Change::Stopped(signal)),
+            _ => None,
+        }
+    }
+
+    /// To the whole group, as a terminal does it.
+    pub fn signal(&self, signal: Signal) {
+        // It may have ended a moment ago.
+        let _ = killpg(self.leader, signal);
+    }
+
+    /// To the command alone.
+    pub fn signal_leader(&self, signal: Signal) {
+        let _ = kill(self.leader, signal);
+    }
+
+    /// Whether anybody of the group is left.
+    pub fn is_alive(&self) -> bool {
+        killpg(self.leader, None).is_ok()
+    }
+}
+
+/// If we are killed, nobody renews the lock any more: the command is killed, too (where the system can do that, which is on
+/// Linux). Must be called on the thread that lives as long as the process: the kernel watches that one.
+#[cfg(any(target_os = "linux", target_os = "android"))]
+#[allow(unsafe_code)]
+pub fn die_with_us(command: &mut Command) {
+    let us = nix::unistd::getpid();
+    let bind = move || {
+        nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // We may have died before it was set.
+        match nix::unistd::getppid() == us {
+            true => Ok(()),
+            false => Err(std::io::ErrorKind::BrokenPipe.into()),
+        }
+    };
+    // SAFETY: between fork and exec only prctl and getppid are called, both async-signal-safe; nothing is allocated or
+    // locked, and no error value made here owns memory.
+    unsafe { command.pre_exec(bind) };
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "android")))]
+pub fn die_with_us(_: &mut Command) {}

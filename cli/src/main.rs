@@ -1,0 +1,106 @@
+//! `redlock`: distributed locks for the shell.
+//!
+//! `args.rs` is the command line; a file a verb (`run.rs`, `acquire.rs`, `status.rs`, …); `supervise.rs` looks after the
+//! command of `run` with `child.rs`, `signals.rs` and `terminal.rs`; `merged.rs` makes one picture of what all nodes
+//! say; `voice.rs` is everything that is printed; `demo/` is the show.
+
+#![deny(unsafe_code)]
+
+mod acquire;
+mod args;
+mod child;
+mod duration;
+mod exit;
+mod force;
+mod ls;
+mod merged;
+mod nodes;
+mod nodes_given;
+mod pages;
+mod program;
+mod run;
+mod signals;
+mod status;
+mod supervise;
+mod table;
+mod terminal;
+mod voice;
+mod waiting;
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap::error::ErrorKind;
+
+use crate::args::{Cli, Verb};
+use crate::exit::Failure;
+use crate::voice::Voice;
+
+fn main() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => return misunderstood(&error),
+    };
+    let voice = Voice::new(cli.json);
+    // One thread: it starts the command, which the kernel ends when that very thread is gone.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build();
+    let outcome = match runtime {
+        Ok(runtime) => {
+            let outcome = runtime.block_on(carry_out(cli.verb, &voice));
+            runtime.shutdown_background();
+            outcome
+        }
+        Err(error) => Err(Failure::io("cannot start", &error)),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            voice.fail(&failure);
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+async fn carry_out(verb: Verb, voice: &Voice) -> Result<u8, Failure> {
+    match verb {
+        Verb::Run(args) => run::run(args, voice).await,
+        Verb::Acquire(args) => acquire::acquire(args, voice).await,
+        Verb::Extend(args) => acquire::extend(args, voice).await,
+        Verb::Release(args) => acquire::release(args, voice).await,
+        Verb::Status(args) => status::status(args, voice).await,
+        Verb::Ls(args) => ls::ls(args, voice).await,
+        Verb::Force(args) => force::force(args, voice).await,
+        Verb::Nodes(args) => nodes::nodes(args, voice).await,
+        Verb::Completions { shell } => pages::completions(shell, voice),
+        Verb::Man { verb } => pages::manual(verb.as_deref(), voice),
+    }
+}
+
+/// Help and version are no errors; everything else is one sentence that says what to change.
+fn misunderstood(error: &clap::Error) -> ExitCode {
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // Nobody reads on: nothing is wrong with that.
+            let _ = error.print();
+            ExitCode::SUCCESS
+        }
+        ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = error.print();
+            ExitCode::from(exit::USAGE)
+        }
+        _ => {
+            let whole = error.to_string();
+            let first = whole.split("\n\n").next().unwrap_or(&whole);
+            let words: Vec<&str> = first.split_whitespace().collect();
+            let sentence = words.join(" ");
+            let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
+            let json = std::env::args_os()
+                .take_while(|word| word != "--")
+                .any(|word| word == "--json");
+            Voice::new(json).fail(&Failure::usage(format!("{sentence} (see redlock --help)")));
+            ExitCode::from(exit::USAGE)
+        }
+    }
+}

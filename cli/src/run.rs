@@ -1,0 +1,146 @@
+//! `redlock run`: a command that runs while a lock is held, and not a moment longer.
+
+use std::process::Command;
+use std::time::Duration;
+
+use redislock_client::{Guard, Lock, Owner, Redlock, Released};
+use serde_json::json;
+
+use crate::args::{Run, Wanted, key_of};
+use crate::child::Group;
+use crate::exit::{Failure, NOT_EXECUTABLE};
+use crate::program;
+use crate::signals::Signals;
+use crate::supervise::{Ending, Supervisor};
+use crate::voice::Voice;
+use crate::waiting;
+
+/// How long before the end of the lease a lost lock ends the command: this part of the ttl, …
+const GRACE_IN_TTL: u32 = 6;
+/// … but no longer than this.
+const LONGEST_GRACE: Duration = Duration::from_secs(5);
+/// Releases that are still on their way get this long when the tool ends.
+const FAREWELL: Duration = Duration::from_secs(1);
+
+/// Runs the command under the lock and returns its exit code.
+pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
+    let wanted = &args.wanted;
+    let key = key_of(wanted.key.as_ref(), "--key NAME")?;
+    let Some((name, arguments)) = args.command.split_first() else {
+        return Err(Failure::usage(
+            "no command is given: add it after --, as in: redlock run --key NAME -- COMMAND",
+        ));
+    };
+    let grace = grace_of(args.grace, wanted.ttl)?;
+    let file = program::find(name)?;
+    let mut signals = Signals::listen()?;
+    let (client, guard) = hold(wanted, &key, &mut signals, voice).await?;
+
+    let mut command = Command::new(file);
+    command
+        .args(arguments)
+        .env("REDLOCK_KEY", &key)
+        .env("REDLOCK_FENCE", guard.fence().to_string());
+    std::os::unix::process::CommandExt::arg0(&mut command, name);
+    let ended = match Group::start(command) {
+        Ok(group) => {
+            let supervisor = Supervisor::new(group, guard.held(), grace, &mut signals);
+            Ok(supervisor.watch().await)
+        }
+        Err(error) => Err(Failure::new(
+            NOT_EXECUTABLE,
+            format!("{} cannot be executed: {error}", name.display()),
+        )),
+    };
+    let lost = matches!(ended, Ok(Ending::Stopped));
+    // Asked before the release, which would change the answer.
+    let why = match lost {
+        true => guard.extend().await.err().map(|error| error.to_string()),
+        false => None,
+    };
+    let released = guard.release().await;
+    client.close(FAREWELL).await;
+    let code = match ended? {
+        Ending::Stopped => {
+            let why = why.unwrap_or_else(|| "the nodes answer again by now".to_owned());
+            let text = format!("lock {key} was lost, so the command was stopped: {why}");
+            tell_loss(voice, &key, &text, args.lost_exit_code);
+            args.lost_exit_code
+        }
+        Ending::ByItself { .. } if released == Released::WasLost => {
+            let text = format!(
+                "lock {key} was lost before the command ended: somebody else may have had it meanwhile"
+            );
+            tell_loss(voice, &key, &text, args.lost_exit_code);
+            args.lost_exit_code
+        }
+        Ending::ByItself { code } => code,
+    };
+    Ok(code)
+}
+
+fn tell_loss(voice: &Voice, key: &str, text: &str, code: u8) {
+    let fields = json!({ "event": "lost", "key": key, "error": text, "exit_code": code });
+    voice.say(text, fields);
+}
+
+fn grace_of(given: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
+    match given {
+        None => Ok((ttl / GRACE_IN_TTL).min(LONGEST_GRACE)),
+        // Renewal begins after a third of the ttl, and must have the time for several attempts.
+        Some(grace) if grace > ttl / 3 => Err(Failure::usage(format!(
+            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: give a third of the ttl at most"
+        ))),
+        Some(grace) => Ok(grace),
+    }
+}
+
+/// Connects and gets the lock. A signal ends that, with nothing left held.
+pub async fn hold(
+    wanted: &Wanted,
+    key: &str,
+    signals: &mut Signals,
+    voice: &Voice,
+) -> Result<(Redlock, Guard), Failure> {
+    let observer = wanted.place.observe()?;
+    let client = tokio::select! {
+        client = wanted.place.connect(wanted.ttl) => client?,
+        signal = signals.end() => return Err(Failure::signalled(signal)),
+    };
+    let acquired = tokio::select! {
+        acquired = waiting::acquire(request(&client, wanted, key), key, wanted.wait, &observer, voice) => {
+            acquired.map_err(|error| Failure::acquiring(error, wanted.conflict_exit_code))
+        }
+        signal = signals.end() => Err(Failure::signalled(signal)),
+    };
+    match acquired {
+        Ok(guard) => Ok((client, guard)),
+        Err(failure) => {
+            voice.clear();
+            client.close(FAREWELL).await;
+            Err(failure)
+        }
+    }
+}
+
+fn request(client: &Redlock, wanted: &Wanted, key: &str) -> Lock {
+    let owner = Owner::named(wanted.owner.clone().unwrap_or_else(usual_owner));
+    let lock = client.lock(key).ttl(wanted.ttl).owner(&owner);
+    match wanted.shared {
+        true => lock.shared(),
+        false => lock,
+    }
+}
+
+/// Who we are, for others: user, host and process.
+fn usual_owner() -> String {
+    let uid = nix::unistd::getuid();
+    let user = match nix::unistd::User::from_uid(uid) {
+        Ok(Some(user)) => user.name,
+        _ => uid.to_string(),
+    };
+    let host = nix::unistd::gethostname().unwrap_or_default();
+    let whole = format!("{user}@{}:{}", host.display(), std::process::id());
+    // Names can be long, labels have 256 bytes.
+    whole.chars().take(64).collect()
+}

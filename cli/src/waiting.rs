@@ -1,0 +1,98 @@
+//! Getting the lock, and saying for whom one waits and how long: a terminal gets a line that follows what happens, a log
+//! gets one line.
+
+use std::time::Duration;
+
+use redislock_client::{Error, Guard, Lock, Moment, Observer};
+use serde_json::json;
+
+use crate::duration::{Patience, shown};
+use crate::merged::{Merged, millis};
+use crate::voice::Voice;
+
+/// Whoever gets the lock within this time says nothing about having waited.
+const WORTH_SAYING: Duration = Duration::from_millis(250);
+/// How often the line on a terminal is written anew.
+const REWRITE_EVERY: Duration = Duration::from_millis(250);
+/// How often the nodes are asked for it.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// Acquires the lock of this name, which `lock` asks for.
+pub async fn acquire(
+    lock: Lock,
+    key: &str,
+    wait: Patience,
+    observer: &Observer,
+    voice: &Voice,
+) -> Result<Guard, Error> {
+    let lock = match wait {
+        Patience::AtMost(Duration::ZERO) => return lock.try_acquire().await,
+        Patience::AtMost(wait) => lock.wait(wait),
+        Patience::Forever => lock,
+    };
+    let since = Moment::now();
+    let telling = async {
+        tokio::time::sleep(WORTH_SAYING).await;
+        tell(key, since, wait, observer, voice).await
+    };
+    let acquired = tokio::select! {
+        biased;
+        acquired = lock.acquire() => acquired,
+        never = telling => match never {},
+    };
+    voice.clear();
+    acquired
+}
+
+async fn tell(
+    key: &str,
+    since: Moment,
+    wait: Patience,
+    observer: &Observer,
+    voice: &Voice,
+) -> std::convert::Infallible {
+    loop {
+        let seen = Merged::of(&observer.lock(key).await);
+        let looked = Moment::now();
+        if !voice.is_live() {
+            voice.say(
+                &line(key, &seen, since, wait),
+                fields(key, &seen, since, wait),
+            );
+            return std::future::pending().await;
+        }
+        while Moment::now().since(looked) < LOOK_EVERY {
+            voice.rewrite(&line(key, &seen, since, wait));
+            tokio::time::sleep(REWRITE_EVERY).await;
+        }
+    }
+}
+
+fn line(key: &str, seen: &Merged, since: Moment, wait: Patience) -> String {
+    let waited = shown(Moment::now().since(since));
+    let end = match wait {
+        Patience::Forever => String::new(),
+        Patience::AtMost(wait) => format!(", giving up in {}", shown((since + wait).remaining())),
+    };
+    let others = match seen.waiters {
+        0 | 1 => String::new(),
+        waiters => format!(", {waiters} are waiting"),
+    };
+    format!(
+        "waiting for lock {key}, {}{others} (waited {waited}{end})",
+        seen.holder_line()
+    )
+}
+
+fn fields(key: &str, seen: &Merged, since: Moment, wait: Patience) -> serde_json::Value {
+    let gives_up = match wait {
+        Patience::Forever => None,
+        Patience::AtMost(wait) => Some(millis((since + wait).remaining())),
+    };
+    json!({
+        "event": "waiting",
+        "waited_ms": millis(Moment::now().since(since)),
+        "gives_up_in_ms": gives_up,
+        "lock": seen.json(key),
+    })
+}
