@@ -5,6 +5,7 @@ mod node;
 mod reference;
 
 mod allocation;
+mod circle;
 mod connections;
 mod holding;
 mod lock;

@@ -5,20 +5,22 @@
 //! circle if it depends on somebody who depends on something that the newcomer holds: neither would ever go on.
 //!
 //! Only who holds something that is waited for can close a circle, so all others pay for one look at each line. For the
-//! rest the lines are walked in their order until nobody more is found stuck, which is once for each step of the longest
-//! chain of owners.
+//! rest a line is walked again only when one of its holders or waiters was found stuck elsewhere, so that a long chain of
+//! owners costs a few steps for each of them.
 
 use std::collections::BTreeSet;
 
+use foldhash::{HashMap, HashSet};
+
 use super::Table;
 use crate::lock::{Lock, Mode, Terms};
-use crate::queue::{Line, Waiter};
+use crate::queue::Waiter;
 use crate::slots::LockId;
 use crate::time::Instant;
 use crate::token::{Key, Token};
 
 /// The owners that cannot go on before the newcomer lets go of something, the newcomer among them for what it holds.
-type Stuck = BTreeSet<Token>;
+type Stuck<'a> = HashSet<&'a Token>;
 
 impl Table {
     /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
@@ -33,18 +35,7 @@ impl Table {
         if self.queue.is_empty() || !self.holds_what_is_waited_for(newcomer) {
             return false;
         }
-        let mut stuck = Stuck::from([newcomer.clone()]);
-        loop {
-            let before = stuck.len();
-            for key in self.queue.keys() {
-                if let Some(line) = self.queue.line(key) {
-                    self.walk(line, newcomer, now, &mut stuck);
-                }
-            }
-            if stuck.len() == before {
-                break;
-            }
-        }
+        let stuck = self.stuck_behind(newcomer, now);
         keys.iter().zip(locks).any(|(key, lock)| {
             let lock = lock.and_then(|id| self.lock(id));
             if is_excluded_by(lock, newcomer, terms.mode, now, &stuck) {
@@ -65,10 +56,47 @@ impl Table {
         locks.any(|lock| lock.hold(token).is_some())
     }
 
-    /// Finds who is stuck in one line, first to last.
-    fn walk(&self, line: &Line, newcomer: &Token, now: Instant, stuck: &mut Stuck) {
+    /// Everybody who cannot go on before the newcomer lets go of what it holds.
+    fn stuck_behind<'a>(&'a self, newcomer: &'a Token, now: Instant) -> Stuck<'a> {
+        let lines = self.lines_by_holder();
+        let of_holder = |owner| lines.get(owner).into_iter().flatten().copied();
+        let mut stuck = Stuck::from_iter([newcomer]);
+        let mut to_walk: BTreeSet<&Key> = of_holder(newcomer).collect();
+        while let Some(key) = to_walk.pop_first() {
+            for owner in self.walk(key, newcomer, now, &mut stuck) {
+                to_walk.extend(of_holder(owner));
+                let places = self.queue.of(owner).filter_map(|id| self.queue.get(id));
+                to_walk.extend(places.flat_map(|waiter| &waiter.keys));
+            }
+        }
+        stuck
+    }
+
+    /// The keys that are waited for, by who holds them.
+    fn lines_by_holder(&self) -> HashMap<&Token, Vec<&Key>> {
+        let mut lines: HashMap<&Token, Vec<&Key>> = HashMap::default();
+        for key in self.queue.keys() {
+            let lock = self.queue.line(key).and_then(|line| self.lock(line.lock?));
+            for hold in lock.into_iter().flat_map(Lock::holds) {
+                lines.entry(&hold.token).or_default().push(key);
+            }
+        }
+        lines
+    }
+
+    /// Finds who is stuck in one line, first to last, and was not known to be.
+    fn walk<'a>(
+        &'a self,
+        key: &Key,
+        newcomer: &Token,
+        now: Instant,
+        stuck: &mut Stuck<'a>,
+    ) -> Vec<&'a Token> {
+        let Some(line) = self.queue.line(key) else {
+            return Vec::new();
+        };
         let lock = line.lock.and_then(|id| self.lock(id));
-        let mut stuck_ahead: Vec<&Waiter> = Vec::new();
+        let (mut stuck_ahead, mut found): (Vec<&Waiter>, _) = (Vec::new(), Vec::new());
         for waiter in line.waiting.iter().filter_map(|id| self.queue.get(*id)) {
             let owner = &waiter.terms.token;
             if !stuck.contains(owner) && !holds(lock, owner, now) {
@@ -76,13 +104,15 @@ impl Table {
                 let waits = is_excluded_by(lock, owner, waiter.terms.mode, now, stuck)
                     || ahead.any(|ahead| self.is_stuck_before(ahead, owner, newcomer, now, stuck));
                 if waits {
-                    stuck.insert(owner.clone());
+                    stuck.insert(owner);
+                    found.push(owner);
                 }
             }
             if stuck.contains(owner) {
                 stuck_ahead.push(waiter);
             }
         }
+        found
     }
 
     /// Whether a waiter is stuck and `owner`, behind it, may not go past it. The newcomer's own places in lines keep nobody
@@ -93,7 +123,7 @@ impl Table {
         owner: &Token,
         newcomer: &Token,
         now: Instant,
-        stuck: &Stuck,
+        stuck: &Stuck<'_>,
     ) -> bool {
         let token = &ahead.terms.token;
         token != newcomer
@@ -114,7 +144,7 @@ fn is_excluded_by(
     owner: &Token,
     mode: Mode,
     now: Instant,
-    stuck: &Stuck,
+    stuck: &Stuck<'_>,
 ) -> bool {
     let Some(lock) = lock.filter(|lock| lock.excludes(mode, now) && !holds(Some(lock), owner, now))
     else {
