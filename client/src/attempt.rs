@@ -253,24 +253,31 @@ impl Attempt {
         }
     }
 
-    /// The verdicts for an error message; nodes that hold the lock for somebody else are asked for whom.
+    /// The verdicts for an error message; nodes that hold a lock for somebody else are asked for whom. Of several locks
+    /// the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        let info = Arc::new(command::info(&self.spec));
+        let keys = self.spec.keys.iter();
+        let requests: Vec<_> = keys.map(|key| Arc::new(command::info(key))).collect();
         let mut asked = FuturesUnordered::new();
         for (place, verdict) in self.verdicts.iter().enumerate() {
             if matches!(verdict, Verdict::Held { .. }) {
-                let Ok((_, mut connection)) = fleet.nodes[place].line() else {
+                let Ok((_, connection)) = fleet.nodes[place].line() else {
                     continue;
                 };
-                let info = Arc::clone(&info);
-                asked.push(async move { (place, connection.send(&info).await) });
+                for info in requests.iter().map(Arc::clone) {
+                    let mut connection = connection.clone();
+                    asked.push(async move { (place, connection.send(&info).await) });
+                }
             }
         }
         let collect = async {
             while let Some((place, result)) = asked.next().await {
-                if let Some(verdict) = result.ok().and_then(crate::reply::holder) {
-                    self.verdicts[place] = verdict;
+                let Some(said) = result.ok().and_then(crate::reply::holder) else {
+                    continue;
+                };
+                if said.remaining() >= self.verdicts[place].remaining() {
+                    self.verdicts[place] = said;
                 }
             }
         };

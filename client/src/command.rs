@@ -101,13 +101,11 @@ pub(crate) fn release(spec: &Spec, token: Token) -> Request {
     request(spec, cmd)
 }
 
-/// `LOCK.INFO key` of the first key.
-pub(crate) fn info(spec: &Spec) -> Request {
+/// `LOCK.INFO key`.
+pub(crate) fn info(key: &Vec<u8>) -> Request {
     let mut cmd = redis::cmd("LOCK.INFO");
-    if let Some(key) = spec.keys.first() {
-        cmd.arg(key);
-    }
-    request(spec, cmd)
+    cmd.arg(key);
+    Request::new(cmd, Some(key))
 }
 
 /// `LOCK.NODE`.

@@ -62,6 +62,14 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// How long somebody else's lease still runs, as far as the node told.
+    pub(crate) fn remaining(&self) -> Option<Duration> {
+        match self {
+            Self::Held { remaining, .. } => *remaining,
+            _ => None,
+        }
+    }
+
     /// Asking again later cannot help: somebody has to change the request or the node.
     pub(crate) fn is_final(&self) -> bool {
         match self {
@@ -78,7 +86,7 @@ impl Verdict {
 
 /// Refusals of the server that end by themselves.
 fn is_passing(text: &str) -> bool {
-    const PASSING: [&str; 12] = [
+    const PASSING: [&str; 11] = [
         "LOADING",
         "TRYAGAIN",
         "CLUSTERDOWN",
@@ -90,7 +98,6 @@ fn is_passing(text: &str) -> bool {
         "BUSY",
         "UNBLOCKED",
         "LOCKFENCE",
-        "MOVED",
     ];
     let code = text.split([' ', ':']).next().unwrap_or(text);
     PASSING.contains(&code)

@@ -6,6 +6,7 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, RedisResult, Value};
 
 use crate::census::Census;
+use crate::clock::Moment;
 use crate::command::{self, Request};
 use crate::error::Verdict;
 use crate::reply;
@@ -32,6 +33,15 @@ pub(crate) enum Connection {
 }
 
 impl Link {
+    /// Whether a broken connection to one server is replaced without our doing: a cluster has others.
+    pub(crate) fn heals(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(_) => true,
+            _ => false,
+        }
+    }
+
     /// Opens a connection. It waits for replies without limit: who asks sets the limit, and late replies still count.
     pub(crate) async fn open(&self, patience: Duration) -> RedisResult<Connection> {
         match self {
@@ -72,39 +82,72 @@ impl Connection {
         }
     }
 
-    /// Asks LOCK.NODE: one answer from a server, one a master from a cluster.
-    pub(crate) async fn census(&mut self) -> Result<Vec<Census>, Verdict> {
-        let asked = crate::clock::Moment::now();
-        let value = match self.send(&command::node()).await {
-            Ok(Value::ServerError(error)) => return Err(reply::trouble(&error.into())),
-            Ok(value) => value,
-            Err(error) => return Err(reply::trouble(&error)),
-        };
+    /// Asks LOCK.NODE: one answer from a server; from a cluster one a master, or at least one when they do not all
+    /// answer in half of the time there is.
+    pub(crate) async fn census(&mut self, _patience: Duration) -> Result<Vec<Census>, Verdict> {
+        let asked = Moment::now();
         match self {
-            Self::Single(_) => Ok(vec![Census::read(value, asked)?]),
+            Self::Single(connection) => {
+                let value = connection.send_packed_command(&command::node().cmd).await;
+                Ok(vec![said(value, asked)?])
+            }
             #[cfg(feature = "cluster")]
-            Self::Cluster(_) => match value {
-                Value::Map(masters) => masters
-                    .into_iter()
-                    .map(|(_, master)| Census::read(master, asked))
-                    .collect(),
-                _ => Err(Verdict::Garbage("no map of masters".to_owned())),
-            },
+            Self::Cluster(connection) => {
+                let all = connection.route_command(command::node().cmd, every_master(None));
+                if let Ok(Ok(Value::Map(masters))) = tokio::time::timeout(_patience / 2, all).await
+                {
+                    return masters_say(masters, asked);
+                }
+                let first = Some(redis::cluster_routing::ResponsePolicy::OneSucceeded);
+                let one = connection.route_command(command::node().cmd, every_master(first));
+                Ok(vec![said(one.await, asked)?])
+            }
         }
     }
+}
+
+fn said(result: RedisResult<Value>, asked: Moment) -> Result<Census, Verdict> {
+    match result {
+        Ok(Value::ServerError(error)) => Err(reply::trouble(&error.into())),
+        Ok(value) => Census::read(value, asked),
+        Err(error) => Err(reply::trouble(&error)),
+    }
+}
+
+/// A master that has just been replaced may be among those asked; only a cluster of nothing else is none.
+#[cfg(feature = "cluster")]
+fn masters_say(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Census>, Verdict> {
+    let mut census = Vec::with_capacity(masters.len());
+    for (_, master) in masters {
+        match said(Ok(master), asked) {
+            Ok(one) => census.push(one),
+            Err(Verdict::Replica) => {}
+            Err(verdict) => return Err(verdict),
+        }
+    }
+    match census.is_empty() {
+        true => Err(Verdict::Replica),
+        false => Ok(census),
+    }
+}
+
+#[cfg(feature = "cluster")]
+fn every_master(
+    policy: Option<redis::cluster_routing::ResponsePolicy>,
+) -> redis::cluster_routing::RoutingInfo {
+    use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
+    RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, policy))
 }
 
 /// A request with a key goes to the master of its slot, one without to every master.
 #[cfg(feature = "cluster")]
 fn place_of(request: &Request) -> redis::cluster_routing::RoutingInfo {
-    use redis::cluster_routing::{
-        MultipleNodeRoutingInfo, Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr,
-    };
+    use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
     match &request.key {
         Some(key) => {
             let route = Route::with_key(key, SlotAddr::Master);
             RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route))
         }
-        None => RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, None)),
+        None => every_master(None),
     }
 }

@@ -15,6 +15,7 @@ use crate::guard::{Guard, Held};
 use crate::hold::{Hold, Released};
 use crate::options::Spec;
 use crate::owner::Owner;
+use crate::reply::Reply;
 
 /// Who lost against others that started at the same moment waits up to this long, so that they do not meet again.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
@@ -204,7 +205,7 @@ impl Lock {
                     return Ok(Hold::begin(&mut attempt, started, fence, valid_until));
                 }
                 Outcome::Refused => {
-                    let (lock, nodes) = (spec.name(), attempt.reports());
+                    let (lock, nodes) = (spec.name(), attempt.describe().await);
                     return Err(Error::Refused { lock, nodes });
                 }
                 Outcome::Busy => {
@@ -216,7 +217,7 @@ impl Lock {
                 }
                 Outcome::NoQuorum => {
                     if over {
-                        let (lock, nodes) = (spec.name(), attempt.reports());
+                        let (lock, nodes) = (spec.name(), attempt.describe().await);
                         return Err(Error::NoQuorum { lock, nodes });
                     }
                     drop(attempt);
@@ -240,37 +241,46 @@ impl Lock {
     ) -> Result<(), Error> {
         let fleet = &self.client.fleet;
         let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
+        let deadline = Moment::now() + patience;
         let granted = attempt.ballot.granted();
         let mut asked = FuturesUnordered::new();
         for place in granted.iter() {
             let node = Arc::clone(&fleet.nodes[place]);
             let extend = command::extend(&attempt.spec, attempt.token, attempt.spec.ttl, None);
-            let wait = command::wait(&attempt.spec, replicas, patience);
-            asked.push(async move {
+            let spec = Arc::clone(&attempt.spec);
+            attempt.verdicts[place] = Verdict::TimedOut(patience);
+            let confirm = async move {
                 let (generation, mut connection) = node.own_line().await?;
-                // WAIT speaks of this connection's last write, so it needs one: an extension comes after the grant.
-                let extended = connection.send(&extend).await;
-                let confirmed = connection.send(&wait).await;
-                match (extended, confirmed) {
-                    (Ok(Value::Int(_) | Value::Array(_)), Ok(Value::Int(count))) => {
-                        node.park(generation, connection);
-                        Ok((place, u64::try_from(count).unwrap_or(0)))
-                    }
-                    (Err(error), _) | (_, Err(error)) => Err(crate::reply::trouble(&error)),
-                    _ => Err(Verdict::NotHeld),
+                // WAIT speaks of what this connection has done, so it does something: an extension comes after the grant.
+                match Reply::read(connection.send(&extend).await) {
+                    Reply::Yes(_) => {}
+                    other => return Err(other.verdict(Verdict::NotHeld)),
                 }
-            });
+                let wait = command::wait(&spec, replicas, deadline.remaining());
+                match connection.send(&wait).await {
+                    Ok(Value::Int(count)) => {
+                        node.park(generation, connection);
+                        Ok(u64::try_from(count).unwrap_or(0))
+                    }
+                    Ok(_) => Err(Verdict::Garbage("WAIT without a number".to_owned())),
+                    Err(error) => Err(crate::reply::trouble(&error)),
+                }
+            };
+            asked.push(async move { (place, confirm.await) });
         }
         let mut confirmed = 0;
         let collect = async {
-            while let Some(answer) = asked.next().await {
-                let Ok((place, count)) = answer else {
-                    continue;
-                };
-                attempt.verdicts[place] = Verdict::NotReplicated { replicas: count };
-                if count >= u64::from(replicas) {
+            while let Some((place, answer)) = asked.next().await {
+                if answer
+                    .as_ref()
+                    .is_ok_and(|count| *count >= u64::from(replicas))
+                {
                     confirmed += 1;
                 }
+                attempt.verdicts[place] = match answer {
+                    Ok(replicas) => Verdict::NotReplicated { replicas },
+                    Err(verdict) => verdict,
+                };
                 if confirmed >= fleet.majority() {
                     break;
                 }

@@ -92,7 +92,15 @@ impl Node {
             node.asked.store(true, Ordering::Relaxed);
             let result = connection.send(&request).await;
             node.heard(generation, &result);
-            Reply::read(result)
+            match Reply::read(result) {
+                // A cluster settles down; a node of it that was taken for the only one stays the wrong one.
+                Reply::Trouble(Verdict::Refused(text))
+                    if node.link.heals() && is_elsewhere(&text) =>
+                {
+                    Reply::Trouble(Verdict::Unreachable(text))
+                }
+                reply => reply,
+            }
         }
     }
 
@@ -111,6 +119,7 @@ impl Node {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
         match result {
+            Err(error) if error.code().is_none() && self.link.heals() => self.complain(),
             Err(error) if error.code().is_none() => {
                 let verdict = Verdict::Unreachable(error.to_string());
                 self.broken(generation, verdict);
@@ -192,7 +201,7 @@ impl Node {
         let dial = async {
             let opened = self.link.open(self.connect_timeout).await;
             let mut connection = opened.map_err(|error| crate::reply::trouble(&error))?;
-            let census = connection.census().await?;
+            let census = connection.census(self.connect_timeout).await?;
             Ok((connection, census))
         };
         match tokio::time::timeout(self.connect_timeout, dial).await {
@@ -218,14 +227,23 @@ impl Node {
             self.clock_lead.store(one.clock_lead, Ordering::Relaxed);
             self.fence.fetch_max(one.fence, Ordering::Relaxed);
         }
-        let mut seen: Vec<String> = census.iter().map(|one| one.incarnation.clone()).collect();
-        seen.sort_unstable();
         let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        let known = match state.incarnations.is_empty() || state.incarnations == seen {
+        let seen = census.iter().map(|one| &one.incarnation);
+        let new: Vec<String> = seen
+            .filter(|one| !state.incarnations.contains(one))
+            .cloned()
+            .collect();
+        let known = match state.incarnations.is_empty() || new.is_empty() {
             true => Known::Same,
             false => Known::Restarted,
         };
-        state.incarnations = seen;
+        if !new.is_empty() {
+            // One server has one incarnation; of a cluster not everybody may have answered.
+            if !self.link.heals() {
+                state.incarnations.clear();
+            }
+            state.incarnations.extend(new);
+        }
         state.down = None;
         drop(state);
         self.up.send_replace(true);
@@ -322,6 +340,11 @@ impl Node {
         self.waiters.fetch_add(1, Ordering::Relaxed);
         Waiting(Arc::clone(self))
     }
+}
+
+/// Whether a node of a cluster says that the key is at another one.
+fn is_elsewhere(text: &str) -> bool {
+    text.starts_with("MOVED ") || text.starts_with("ASK ")
 }
 
 /// Somebody waits on the node while this exists.

@@ -10,6 +10,8 @@ pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
 pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// How long a connection may take to open unless asked otherwise.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// No node lets a lease be longer, whatever its settings.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(7 * 86_400);
 /// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use the lock.
 pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
 /// Longest owner label, as the server has it.
@@ -65,12 +67,22 @@ impl Spec {
                 return invalid(format!("lock {} is named twice", key.escape_ascii()));
             }
         }
-        if self.ttl <= node_timeout * TTL_IN_NODE_TIMEOUTS {
+        let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
+        if self.ttl <= shortest {
             return invalid(format!(
-                "a ttl of {:?} is too short for a node timeout of {:?}: it must be longer than {:?}",
+                "a ttl of {:?} is too short for a node timeout of {node_timeout:?}: it must be longer than {shortest:?}",
                 self.ttl,
-                node_timeout,
-                node_timeout * TTL_IN_NODE_TIMEOUTS
+            ));
+        }
+        if self.ttl < Duration::from_millis(1) {
+            return invalid(
+                "a ttl below a millisecond is too short: leases are whole milliseconds".to_owned(),
+            );
+        }
+        if self.ttl > LONGEST_TTL {
+            return invalid(format!(
+                "a ttl of {:?} is longer than any node allows: ask for {LONGEST_TTL:?} at most, and let it be renewed",
+                self.ttl,
             ));
         }
         if self.max_hold.is_some_and(|cap| cap < self.ttl) {
@@ -142,6 +154,23 @@ mod tests {
         ] {
             let spec = Spec { ttl, ..spec() };
             assert!(problem(&spec, 1).contains("too short"));
+        }
+    }
+
+    #[test]
+    fn no_span_is_too_extreme_to_be_checked() {
+        let endless = Spec {
+            ttl: Duration::MAX,
+            ..spec()
+        };
+        assert!(problem(&endless, 1).contains("longer than any node allows"));
+        let tiny = Spec {
+            ttl: Duration::from_micros(10),
+            ..spec()
+        };
+        for node_timeout in [Duration::from_nanos(1), Duration::MAX] {
+            let error = tiny.check(1, node_timeout).unwrap_err();
+            assert!(error.to_string().contains("too short"), "{error}");
         }
     }
 

@@ -29,6 +29,8 @@ const RETRIES: u32 = 3;
 const RETRY_PAUSE: Duration = Duration::from_micros(500);
 /// Who came out of the queue later than this had to wait: the lock is contended.
 const NO_WAIT: Duration = Duration::from_millis(1);
+/// The server refuses to wait for more milliseconds than this, a lifetime.
+const LONGEST_BLOCK: u64 = 100 * 365 * 86_400_000;
 /// A cancelled request that does not end is asked to, so often …
 const CANCELS: u32 = 10;
 /// … and each time given so long.
@@ -156,7 +158,7 @@ impl Attempt {
         let patience = match deadline.map(|deadline| command::millis(deadline.remaining())) {
             // Too late to wait; 0 would mean for ever.
             Some(0) => return Err(Stop::Over(Outcome::Busy)),
-            Some(millis) => millis,
+            Some(millis) => millis.min(LONGEST_BLOCK),
             None => 0,
         };
         let (generation, mut connection) = match node.own_line().await {

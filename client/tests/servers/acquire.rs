@@ -5,7 +5,7 @@ use std::time::Duration;
 use redislock_client::{Error, Guard, Lock, Released, Verdict};
 
 use crate::server::Server;
-use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, until};
+use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, until};
 
 #[tokio::test]
 async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
@@ -268,24 +268,6 @@ pub async fn once_replicas_confirm(lock: &Lock) -> Guard {
 }
 
 #[tokio::test]
-async fn a_name_of_any_bytes_is_a_lock() {
-    let servers = [Server::start(&[])];
-    let client = connect(&servers).await;
-    for name in [
-        &b""[..],
-        b"\0",
-        b"\xff\xfe",
-        b"a b\r\n*3",
-        "schloß".as_bytes(),
-    ] {
-        let guard = client.lock(name).acquire().await.unwrap();
-        let error = client.lock(name).try_acquire().await.unwrap_err();
-        assert!(matches!(error, Error::Busy { .. }), "{error}");
-        guard.release().await;
-    }
-}
-
-#[tokio::test]
 async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
     let servers = Server::start_many::<3>(&[]);
     let client = connect(&servers).await;
@@ -296,26 +278,4 @@ async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
         .unwrap();
     assert!(fence > 0);
     freed_before_the_lease_ends(&servers, "x", TTL).await;
-}
-
-#[tokio::test]
-async fn a_ttl_below_what_the_node_timeouts_allow_is_refused_before_anything_is_sent() {
-    let servers = Server::start_many::<3>(&[]);
-    let client = connect(&servers).await;
-    for ttl in [Duration::ZERO, NODE_TIMEOUT * 3] {
-        let error = client.lock("x").ttl(ttl).acquire().await.unwrap_err();
-        assert!(matches!(error, Error::Invalid(_)), "{error}");
-    }
-    for request in [
-        client.lock("x").shared().limit(2),
-        client.lock("x").ephemeral(),
-    ] {
-        let error = request.acquire().await.unwrap_err();
-        assert!(error.to_string().contains("single node"), "{error}");
-    }
-    assert!(
-        servers
-            .iter()
-            .all(|server| server.calls("lock.acquire") == 0)
-    );
 }

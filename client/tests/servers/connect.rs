@@ -1,76 +1,12 @@
-//! What is checked before any lock is asked for.
+//! Connecting: what is said about nodes, and what is never shown.
 
-use std::sync::{Arc, Mutex};
+use redislock_client::{Error, Redlock, Released, Verdict};
 
-use redislock_client::{Error, Redlock, Verdict};
-
-use crate::proxy::Proxy;
 use crate::server::{Server, free_port};
-use crate::{NODE_TIMEOUT, TTL, builder, connect};
+use crate::{NODE_TIMEOUT, TTL, connect, log, until};
 
 async fn problem(builder: redislock_client::Builder) -> Error {
     builder.connect().await.map(|_| ()).unwrap_err()
-}
-
-#[tokio::test]
-async fn no_nodes_doubled_nodes_and_bad_urls_are_refused_without_showing_a_password() {
-    let none = problem(Redlock::builder()).await;
-    assert!(none.to_string().contains("no nodes"), "{none}");
-    let twice =
-        problem(Redlock::builder().nodes(["redis://localhost:1", "redis://localhost:1/3"])).await;
-    assert!(twice.to_string().contains("twice"), "{twice}");
-    for url in [
-        "",
-        "nonsense",
-        "http://localhost",
-        "redis://:hunter2@",
-        "redis://:hunter2@host:99999999",
-        "redis://h/notanumber",
-    ] {
-        let error = problem(Redlock::builder().node(url)).await;
-        assert!(matches!(error, Error::Invalid(_)), "{url}: {error}");
-        assert!(!format!("{error} {error:?}").contains("hunter2"));
-    }
-}
-
-#[tokio::test]
-async fn one_server_under_two_addresses_is_an_error_that_names_both() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
-    let error = problem(Redlock::builder().nodes([server.url(), proxy.url()])).await;
-    assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
-    let same = Verdict::SameAs {
-        node: format!("127.0.0.1:{}", server.port),
-    };
-    assert_eq!(error.nodes()[1].verdict, same);
-}
-
-#[tokio::test]
-async fn a_replica_and_a_server_without_the_module_are_errors() {
-    let master = Server::start(&[]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", master.port)]);
-    let error = problem(Redlock::builder().node(replica.url())).await;
-    assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
-    assert_eq!(error.nodes()[0].verdict, Verdict::Replica);
-
-    let bare = Server::start(&["no-module"]);
-    let error = problem(Redlock::builder().nodes([master.url(), bare.url()])).await;
-    assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
-    assert_eq!(error.nodes()[1].verdict, Verdict::ModuleMissing);
-}
-
-#[tokio::test]
-async fn something_that_is_no_redis_is_reported_and_never_crashes_the_client() {
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("redis://{}", listener.local_addr().unwrap());
-    tokio::spawn(async move {
-        use tokio::io::AsyncWriteExt;
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
-        }
-    });
-    let error = problem(Redlock::builder().node(url)).await;
-    assert_eq!(error.nodes().len(), 1, "{error}");
 }
 
 #[tokio::test]
@@ -82,6 +18,12 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
         servers[1].url(),
         format!("redis://127.0.0.1:{late}"),
     ];
+    let error = problem(Redlock::builder().nodes([&urls[2]])).await;
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    assert!(
+        matches!(error.nodes()[0].verdict, Verdict::Unreachable(_)),
+        "{error}"
+    );
     let client = Redlock::builder()
         .nodes(&urls)
         .node_timeout(NODE_TIMEOUT)
@@ -89,12 +31,12 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
         .await
         .unwrap();
     client.lock("x").acquire().await.unwrap().release().await;
-    let error = problem(Redlock::builder().nodes([&urls[2]])).await;
-    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
-    assert!(
-        matches!(error.nodes()[0].verdict, Verdict::Unreachable(_)),
-        "{error}"
-    );
+    // Nobody asks for a lock meanwhile: it is probed in the background.
+    let third = Server::start_at(late, &[], &[]);
+    until("it was found", || third.calls("lock.node") > 0).await;
+    while third.calls("lock.acquire") == 0 {
+        client.lock("x").acquire().await.unwrap().release().await;
+    }
 }
 
 #[tokio::test]
@@ -125,42 +67,14 @@ async fn a_unix_socket_is_a_node_like_any() {
     client.lock("x").acquire().await.unwrap().release().await;
 }
 
-#[derive(Clone, Default)]
-struct Log(Arc<Mutex<Vec<u8>>>);
-
-impl std::io::Write for Log {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.0.lock().unwrap().extend_from_slice(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
-    }
-}
-
 #[tokio::test]
 async fn what_is_risky_but_possible_is_a_warning() {
-    // For the whole process: a subscriber of one thread misses what other threads have looked up before.
-    let log = Log::default();
-    let writer = log.clone();
-    let subscriber = tracing_subscriber::fmt()
-        .with_writer(move || writer.clone())
-        .with_ansi(false);
-    tracing::subscriber::set_global_default(subscriber.finish()).unwrap();
-    let lines = |about: &str| -> Vec<String> {
-        let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
-        text.lines()
-            .filter(|line| line.contains(about))
-            .map(str::to_owned)
-            .collect()
-    };
-
+    log::start();
     let servers = Server::start_many::<2>(&[]);
     connect(&servers).await;
-    assert!(!lines("even number of nodes").is_empty());
+    assert!(!log::lines("even number of nodes").is_empty());
     let forgetful = |server: &Server| {
-        lines(&format!("127.0.0.1:{}", server.port))
+        log::lines(&format!("127.0.0.1:{}", server.port))
             .join("\n")
             .contains("neither durable")
     };
@@ -173,40 +87,91 @@ async fn what_is_risky_but_possible_is_a_warning() {
     assert!(!forgetful(&durable) && !forgetful(&quarantined));
 }
 
+/// The tokens with which the lock was asked for, as MONITOR shows them.
+struct Monitor(redis::Connection);
+
+impl Monitor {
+    fn of(server: &Server) -> Self {
+        Self::at(&server.url())
+    }
+
+    fn at(url: &str) -> Self {
+        let client = redis::Client::open(url).unwrap();
+        let mut connection = client.get_connection().unwrap();
+        let command = redis::cmd("MONITOR").get_packed_command();
+        connection.send_packed_command(&command).unwrap();
+        connection.recv_response().unwrap();
+        Self(connection)
+    }
+
+    /// The token of the next `LOCK.ACQUIRE key token …`.
+    fn next_token(&mut self) -> String {
+        loop {
+            let line = match self.0.recv_response().unwrap() {
+                redis::Value::SimpleString(line) => line,
+                other => panic!("{other:?}"),
+            };
+            let mut words = line.split('"').skip(1).step_by(2);
+            if words.next() == Some("LOCK.ACQUIRE") {
+                return words.nth(1).unwrap().to_owned();
+            }
+        }
+    }
+}
+
 #[tokio::test]
-async fn tokens_and_passwords_are_never_shown() {
+async fn every_attempt_has_a_token_of_its_own() {
     let servers = Server::start_many::<3>(&[]);
     let client = connect(&servers).await;
-    let mut monitor = redis::Client::open(servers[0].url())
-        .unwrap()
-        .get_connection()
+    let mut monitor = Monitor::of(&servers[2]);
+    for server in &servers[..2] {
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
+    }
+    let mut tokens = Vec::new();
+    for _ in 0..5 {
+        assert!(client.lock("x").try_acquire().await.is_err());
+        tokens.push(monitor.next_token());
+    }
+    for server in &servers[..2] {
+        let _: u64 = server.run(&["LOCK.FORCE", "x"]);
+    }
+    for _ in 0..5 {
+        client.lock("x").acquire().await.unwrap().release().await;
+        tokens.push(monitor.next_token());
+    }
+    assert!(tokens.iter().all(|token| token.len() >= 32), "{tokens:?}");
+    tokens.sort_unstable();
+    tokens.dedup();
+    assert_eq!(tokens.len(), 10);
+}
+
+#[tokio::test]
+async fn tokens_and_passwords_are_never_shown() {
+    log::start();
+    let servers = Server::start_many::<3>(&["user bob on >hunter2 ~* +@all"]);
+    let url = |server: &Server| format!("redis://bob:hunter2@127.0.0.1:{}", server.port);
+    let client = Redlock::builder()
+        .nodes(servers.iter().map(url))
+        .node_timeout(NODE_TIMEOUT)
+        .connect()
+        .await
         .unwrap();
-    monitor
-        .send_packed_command(&redis::cmd("MONITOR").get_packed_command())
-        .unwrap();
-    monitor.recv_response().unwrap();
-    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
-    let seen = loop {
-        let line = format!("{:?}", monitor.recv_response().unwrap());
-        if line.contains("LOCK.ACQUIRE") {
-            break line;
-        }
-    };
-    // "LOCK.ACQUIRE" "x" "token" …
-    let token = seen
-        .split('"')
-        .skip_while(|word| !word.contains("LOCK.ACQUIRE"))
-        .nth(4)
-        .unwrap()
-        .trim_matches('\\')
-        .to_owned();
-    assert!(token.len() >= 32, "{seen}");
-    let error = client.lock("x").try_acquire().await.unwrap_err();
-    let lock = client.lock("x");
-    let shown = format!(
-        "{guard:?} {client:?} {error:?} {error} {lock:?} {:?}",
-        guard.held()
+    let mut monitor = Monitor::at(&url(&servers[0]));
+    let guard = client.lock("secret").ttl(TTL).acquire().await.unwrap();
+    let mut tokens = vec![monitor.next_token()];
+    let error = client.lock("secret").try_acquire().await.unwrap_err();
+    tokens.push(monitor.next_token());
+    let lock = client.lock("secret");
+    guard.extend().await.unwrap();
+    let held = guard.held();
+    let shown = format!("{guard:?} {client:?} {error:?} {error} {lock:?} {held:?}");
+    assert_eq!(guard.release().await, Released::WasHeld);
+    let said = log::lines("").join("\n");
+    assert!(
+        said.contains("lock secret"),
+        "the attempt that failed was traced"
     );
-    assert!(!shown.contains(&token));
-    let _ = builder(&servers);
+    for secret in tokens.iter().map(String::as_str).chain(["hunter2"]) {
+        assert!(!shown.contains(secret) && !said.contains(secret));
+    }
 }

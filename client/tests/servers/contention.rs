@@ -10,7 +10,7 @@ use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
 
 /// How many wait for the key at this server.
-fn waiters(server: &Server, key: &str) -> i64 {
+pub fn waiters(server: &Server, key: &str) -> i64 {
     let value: redis::Value = server.run(&["LOCK.INFO", key]);
     let redis::Value::Array(items) = value else {
         return 0;

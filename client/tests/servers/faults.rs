@@ -9,6 +9,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redislock_client::{Error, Moment, Redlock};
 
+use crate::history::{Window, check};
 use crate::proxy::{Flow, Proxy};
 use crate::server::Server;
 
@@ -16,15 +17,6 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// So short that leases end by themselves during the faults.
 const TTL: Duration = Duration::from_millis(600);
 const FAULTS: usize = 40;
-
-/// One hold as its holder saw it, on the one clock of this machine.
-#[derive(Clone, Copy, Debug)]
-struct Window {
-    asked: Moment,
-    from: Moment,
-    until: Moment,
-    fence: u64,
-}
 
 async fn contend(
     client: Redlock,
@@ -104,30 +96,6 @@ async fn break_things(servers: &mut [Server], proxies: &[Vec<Proxy>], random: &m
     }
 }
 
-fn check(history: &[Window]) {
-    let mut sorted = history.to_vec();
-    sorted.sort_by_key(|window| window.from);
-    for pair in sorted.windows(2) {
-        assert!(
-            pair[0].until <= pair[1].from,
-            "two holders at once: {pair:?}"
-        );
-    }
-    for one in history {
-        let same = history
-            .iter()
-            .filter(|other| other.fence == one.fence)
-            .count();
-        assert_eq!(same, 1, "fence {} was given twice", one.fence);
-        for other in history.iter().filter(|other| one.from < other.asked) {
-            assert!(
-                one.fence < other.fence,
-                "fences out of order: {one:?} came before {other:?}"
-            );
-        }
-    }
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
     let seed = rand::random();
@@ -189,44 +157,4 @@ async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
     }
     assert!(history.len() > 8, "only {} holds in all", history.len());
     check(&history);
-}
-
-#[test]
-#[should_panic(expected = "two holders at once")]
-fn the_check_sees_an_overlap() {
-    let at = Moment::now();
-    let later = |ms: u64| at + Duration::from_millis(ms);
-    let one = Window {
-        asked: at,
-        from: later(1),
-        until: later(9),
-        fence: 1,
-    };
-    let two = Window {
-        asked: at,
-        from: later(5),
-        until: later(12),
-        fence: 2,
-    };
-    check(&[one, two]);
-}
-
-#[test]
-#[should_panic(expected = "fences out of order")]
-fn the_check_sees_a_fence_that_goes_backwards() {
-    let at = Moment::now();
-    let later = |ms: u64| at + Duration::from_millis(ms);
-    let one = Window {
-        asked: at,
-        from: later(1),
-        until: later(2),
-        fence: 2,
-    };
-    let two = Window {
-        asked: later(3),
-        from: later(4),
-        until: later(5),
-        fence: 1,
-    };
-    check(&[one, two]);
 }

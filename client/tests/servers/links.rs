@@ -1,11 +1,11 @@
-//! The ways to reach a node that are features: TLS, Sentinel, Cluster; and the API without async.
+//! TLS, and the API without async.
 
 use std::time::Duration;
 
 use redislock_client::{Redlock, Released};
 
 use crate::server::{Server, free_port};
-use crate::{NODE_TIMEOUT, TTL, is_busy, until};
+use crate::{NODE_TIMEOUT, TTL};
 
 #[tokio::test]
 async fn rediss_is_a_node_like_any_and_an_unknown_authority_is_refused() {
@@ -36,89 +36,6 @@ async fn rediss_is_a_node_like_any_and_an_unknown_authority_is_refused() {
     let guard = client.lock("x").acquire().await.unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
     assert!(Redlock::connect([&url]).await.is_err());
-}
-
-#[tokio::test]
-async fn a_master_that_sentinel_names_is_followed_over_a_failover() {
-    let mut master = Server::start(&[]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", master.port)]);
-    let sentinel = Server::start_sentinel("mymaster", &master);
-    until("Sentinel knows the replica", || {
-        sentinel
-            .run::<String>(&["INFO", "sentinel"])
-            .contains("slaves=1")
-    })
-    .await;
-    let client = Redlock::builder()
-        .sentinel("mymaster", [sentinel.url()])
-        .node_timeout(NODE_TIMEOUT)
-        .connect()
-        .await
-        .unwrap();
-    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
-    let fence = guard.fence();
-    assert_eq!(guard.release().await, Released::WasHeld);
-    master.kill();
-    let guard = client
-        .lock("x")
-        .ttl(TTL)
-        .wait(Duration::from_secs(40))
-        .acquire()
-        .await
-        .unwrap();
-    assert!(guard.fence() > fence);
-    assert!(!replica.is_free("x"), "the new master holds it");
-}
-
-#[tokio::test]
-async fn a_cluster_is_one_node_and_keys_find_their_slots() {
-    let servers = Server::start_many::<3>(&["cluster-enabled yes", "cluster-node-timeout 2000"]);
-    for (server, slots) in
-        servers
-            .iter()
-            .zip([["0", "5460"], ["5461", "10922"], ["10923", "16383"]])
-    {
-        let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", slots[0], slots[1]]);
-        let _: () = server.run(&["CLUSTER", "MEET", "127.0.0.1", &servers[0].port.to_string()]);
-    }
-    until("the cluster is up", || {
-        servers.iter().all(|server| {
-            let info: String = server.run(&["CLUSTER", "INFO"]);
-            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
-        })
-    })
-    .await;
-    let client = Redlock::builder()
-        .cluster([servers[0].url()])
-        .node_timeout(NODE_TIMEOUT)
-        .connect()
-        .await
-        .unwrap();
-    for key in 0..12 {
-        let lock = client.lock(format!("key-{key}")).ttl(TTL);
-        let guard = lock.acquire().await.unwrap();
-        assert!(is_busy(lock.try_acquire().await));
-        let waiter = tokio::spawn({
-            let lock = lock.clone();
-            async move { lock.acquire().await.unwrap().release().await }
-        });
-        guard.extend().await.unwrap();
-        assert_eq!(guard.release().await, Released::WasHeld);
-        assert_eq!(waiter.await.unwrap(), Released::WasHeld);
-    }
-    assert!(
-        servers
-            .iter()
-            .all(|server| server.calls("lock.acquire") > 0),
-        "every slot range was used"
-    );
-    let both = client
-        .lock_all(["{same}a", "{same}b"])
-        .ttl(TTL)
-        .acquire()
-        .await
-        .unwrap();
-    assert_eq!(both.release().await, Released::WasHeld);
 }
 
 #[test]

@@ -3,15 +3,21 @@
 
 mod acquire;
 mod cancel;
+mod clocks;
+mod cluster;
 mod connect;
 mod contention;
 mod examples;
 mod faults;
 mod guard;
+mod history;
+mod input;
 mod links;
+mod log;
 mod nodes;
 mod owner;
 mod proxy;
+mod sentinel;
 mod server;
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! A TCP proxy between client and server that can delay, hold or lose what passes.
+//! A TCP proxy between client and server that can delay, hold, lose or falsify what passes.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -26,8 +26,34 @@ pub struct Proxy {
     requests: Arc<watch::Sender<Flow>>,
     replies: Arc<watch::Sender<Flow>>,
     delay: Arc<AtomicU64>,
+    swaps: Arc<Mutex<Swaps>>,
     cut: Arc<watch::Sender<u64>>,
     task: JoinHandle<()>,
+}
+
+/// What a server's replies are falsified by.
+#[derive(Default)]
+struct Swaps {
+    first: Option<(u8, u8)>,
+    text: Option<(String, String)>,
+}
+
+impl Swaps {
+    fn apply(&self, bytes: &mut [u8]) {
+        if let (Some(byte), Some((from, to))) = (bytes.first_mut(), self.first)
+            && *byte == from
+        {
+            *byte = to;
+        }
+        let Some((from, to)) = &self.text else {
+            return;
+        };
+        for at in 0..bytes.len() {
+            if bytes[at..].starts_with(from.as_bytes()) {
+                bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+            }
+        }
+    }
 }
 
 impl Proxy {
@@ -38,9 +64,11 @@ impl Proxy {
         let replies = Arc::new(watch::Sender::new(Flow::Pass));
         let cut = Arc::new(watch::Sender::new(0));
         let delay = Arc::new(AtomicU64::new(0));
+        let swaps = Arc::new(Mutex::new(Swaps::default()));
         let task = {
             let (requests, replies) = (Arc::clone(&requests), Arc::clone(&replies));
             let (cut, delay) = (Arc::clone(&cut), Arc::clone(&delay));
+            let swaps = Arc::clone(&swaps);
             tokio::spawn(async move {
                 loop {
                     let (client, _) = listener.accept().await.unwrap();
@@ -51,12 +79,19 @@ impl Proxy {
                     server.set_nodelay(true).unwrap();
                     let (from_client, to_client) = client.into_split();
                     let (from_server, to_server) = server.into_split();
-                    let there = pump(from_client, to_server, requests.subscribe(), Arc::default());
+                    let there = pump(
+                        from_client,
+                        to_server,
+                        requests.subscribe(),
+                        Arc::default(),
+                        Arc::default(),
+                    );
                     let back = pump(
                         from_server,
                         to_client,
                         replies.subscribe(),
                         Arc::clone(&delay),
+                        Arc::clone(&swaps),
                     );
                     let mut cut = cut.subscribe();
                     tokio::spawn(async move {
@@ -74,6 +109,7 @@ impl Proxy {
             requests,
             replies,
             delay,
+            swaps,
             cut,
             task,
         }
@@ -97,6 +133,17 @@ impl Proxy {
             .store(delay.as_millis() as u64, Ordering::Relaxed);
     }
 
+    /// Falsifies every reply from now on: the same length, so that it stays well-formed.
+    pub fn replace_in_replies(&self, from: &str, to: &str) {
+        assert_eq!(from.len(), to.len());
+        self.swaps.lock().unwrap().text = Some((from.to_owned(), to.to_owned()));
+    }
+
+    /// The same for the byte that says what kind of reply it is.
+    pub fn replace_the_first_byte(&self, from: u8, to: u8) {
+        self.swaps.lock().unwrap().first = Some((from, to));
+    }
+
     /// Closes all connections there are.
     pub fn cut(&self) {
         self.cut.send_modify(|cuts| *cuts += 1);
@@ -115,12 +162,14 @@ async fn pump(
     mut to: OwnedWriteHalf,
     mut flow: watch::Receiver<Flow>,
     delay: Arc<AtomicU64>,
+    swaps: Arc<Mutex<Swaps>>,
 ) {
     let mut buffer = vec![0; 16 * 1024];
     loop {
         let Ok(count @ 1..) = from.read(&mut buffer).await else {
             return;
         };
+        swaps.lock().unwrap().apply(&mut buffer[..count]);
         let delay = Duration::from_millis(delay.load(Ordering::Relaxed));
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;

@@ -17,20 +17,28 @@ pub struct Server {
     folder: TempDir,
     pub port: u16,
     options: Vec<String>,
+    environment: Vec<(String, PathBuf)>,
 }
 
 impl Server {
     /// Starts a server with these options of redis.conf, each `name value…`.
     pub fn start(options: &[&str]) -> Self {
+        Self::start_at(free_port(), options, &[])
+    }
+
+    /// On this port, with these variables in its environment.
+    pub fn start_at(port: u16, options: &[&str], environment: &[(&str, PathBuf)]) -> Self {
         let folder = TempDir::new().unwrap();
-        let port = free_port();
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
-        let child = spawn(&folder, port, &options);
+        let variable = |(name, value): &(&str, PathBuf)| ((*name).to_owned(), value.clone());
+        let environment: Vec<_> = environment.iter().map(variable).collect();
+        let child = spawn(&folder, port, &options, &environment);
         let mut server = Self {
             child,
             folder,
             port,
             options,
+            environment,
         };
         server.wait_until_it_answers();
         server
@@ -57,6 +65,7 @@ impl Server {
             folder,
             port,
             options: Vec::new(),
+            environment: Vec::new(),
         };
         server.wait_until_it_answers();
         server
@@ -72,12 +81,15 @@ impl Server {
 
     /// Any command, on a connection of its own.
     pub fn run<T: FromRedisValue>(&self, words: &[&str]) -> T {
-        let client = redis::Client::open(self.url()).unwrap();
-        let mut connection = client.get_connection().unwrap();
-        let mut cmd = redis::Cmd::new();
-        cmd.arg(words);
-        cmd.query(&mut connection)
+        self.try_run(words)
             .unwrap_or_else(|error| panic!("{words:?}: {error}"))
+    }
+
+    /// A command that may fail.
+    pub fn try_run<T: FromRedisValue>(&self, words: &[&str]) -> redis::RedisResult<T> {
+        let client = redis::Client::open(self.url())?;
+        let mut connection = client.get_connection()?;
+        redis::Cmd::new().arg(words).query(&mut connection)
     }
 
     /// Whether nobody holds the lock here.
@@ -117,7 +129,7 @@ impl Server {
 
     /// Starts it again on the same port, with the same folder.
     pub fn restart(&mut self) {
-        self.child = spawn(&self.folder, self.port, &self.options);
+        self.child = spawn(&self.folder, self.port, &self.options, &self.environment);
         self.wait_until_it_answers();
     }
 
@@ -189,9 +201,15 @@ fn server_command() -> Command {
     Command::new(name.expect("a server in the path, or REDIS_SERVER"))
 }
 
-fn spawn(folder: &TempDir, port: u16, options: &[String]) -> Child {
+fn spawn(
+    folder: &TempDir,
+    port: u16,
+    options: &[String],
+    environment: &[(String, PathBuf)],
+) -> Child {
     let mut command = server_command();
     command
+        .envs(environment.iter().map(|(name, value)| (name, value)))
         .arg("--port")
         .arg(port.to_string())
         .args(["--bind", "127.0.0.1", "--save", "", "--dir"])

@@ -1,0 +1,177 @@
+//! A master that Sentinel names: the client follows it, holders and waiters over a failover included.
+
+use std::time::Duration;
+
+use redislock_client::{Moment, Redlock, Released};
+
+use crate::history::Contention;
+use crate::server::Server;
+use crate::{NODE_TIMEOUT, TTL, until};
+
+/// Longer than any failover here.
+const LONG: Duration = Duration::from_secs(60);
+
+struct Deployment {
+    master: Server,
+    replica: Server,
+    sentinel: Server,
+}
+
+impl Deployment {
+    async fn start(options: &[&str]) -> Self {
+        let mut options = options.to_vec();
+        options.push("repl-diskless-sync-delay 0");
+        let master = Server::start(&options);
+        let of = format!("replicaof 127.0.0.1 {}", master.port);
+        options.push(&of);
+        let replica = Server::start(&options);
+        let sentinel = Server::start_sentinel("mymaster", &master);
+        until("Sentinel knows the replica", || {
+            let info: String = sentinel.run(&["INFO", "sentinel"]);
+            info.contains("slaves=1")
+        })
+        .await;
+        until("the replica is in step", || {
+            let info: String = master.run(&["INFO", "replication"]);
+            info.contains("state=online")
+        })
+        .await;
+        Self {
+            master,
+            replica,
+            sentinel,
+        }
+    }
+
+    async fn client(&self) -> Redlock {
+        Redlock::builder()
+            .sentinel("mymaster", [self.sentinel.url()])
+            .node_timeout(NODE_TIMEOUT)
+            .connect()
+            .await
+            .unwrap()
+    }
+
+    async fn replica_has(&self, key: &str) {
+        until("the replica has it", || !self.replica.is_free(key)).await;
+    }
+
+    async fn failed_over(&self) {
+        until("the replica is the master", || {
+            let info: String = self.replica.run(&["INFO", "replication"]);
+            info.contains("role:master")
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow() {
+    let mut deployment = Deployment::start(&[]).await;
+    let (client, other) = (deployment.client().await, deployment.client().await);
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    let fence = guard.fence();
+    let waiting = Contention::start(vec![other.lock("x").ttl(TTL), client.lock("x").ttl(TTL)]);
+    deployment.replica_has("x").await;
+    deployment.master.kill();
+    deployment.failed_over().await;
+    // Nothing of ours asks: the client notices by itself that another process answers, and confirms the hold there.
+    until("the hold is confirmed at the new master", || {
+        deployment.replica.calls("lock.extend") > 0
+    })
+    .await;
+    assert!(guard.is_valid() && guard.fence() == fence);
+    assert_eq!(waiting.grants(), 0, "nobody else was let in");
+    assert_eq!(guard.release().await, Released::WasHeld);
+    waiting.go_on(6).await;
+    waiting.end().await;
+    let last = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(last.fence() > fence);
+}
+
+#[tokio::test]
+async fn a_hold_that_the_new_master_never_heard_of_is_reported_lost() {
+    let mut deployment = Deployment::start(&[]).await;
+    let client = deployment.client().await;
+    // The replica stands still, and the master dies while what it has to tell is stuck behind a large value.
+    deployment.replica.stop();
+    let large = "x".repeat(64 << 20);
+    let _: () = deployment.master.run(&["SET", "large", &large]);
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    deployment.master.kill();
+    deployment.replica.resume();
+    guard.lost().await;
+    assert!(!guard.is_valid());
+    let next = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    assert!(next.fence() > guard.fence());
+    assert_eq!(guard.release().await, Released::WasLost);
+    assert_eq!(next.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn with_quarantine_nobody_is_granted_before_the_lost_holder_was_told() {
+    let quarantine = TTL * 2;
+    let setting = format!("lock.quarantine {}", quarantine.as_millis());
+    let mut deployment = Deployment::start(&[&setting]).await;
+    let (client, other) = (deployment.client().await, deployment.client().await);
+    let guard = client
+        .lock("x")
+        .ttl(TTL)
+        .wait(LONG)
+        .acquire()
+        .await
+        .unwrap();
+    let waiter = tokio::spawn({
+        let lock = other.lock("x").ttl(TTL).wait(LONG);
+        async move {
+            let guard = lock.acquire().await.unwrap();
+            (Moment::now(), guard)
+        }
+    });
+    deployment.master.kill();
+    guard.lost().await;
+    let (told, end) = (Moment::now(), guard.valid_until());
+    assert!(told < end, "told before validity ends");
+    let (granted, next) = waiter.await.unwrap();
+    assert!(granted >= end, "nobody overlaps");
+    assert!(next.fence() > guard.fence());
+    assert!(!deployment.replica.is_free("x"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn failovers_under_load_let_nobody_overlap() {
+    // A deposed master must stop granting, the new one must not start too early.
+    let options = [
+        "lock.quarantine 2500",
+        "min-replicas-to-write 0",
+        "min-replicas-max-lag 1",
+    ];
+    let mut deployment = Deployment::start(&options).await;
+    let clients = [deployment.client().await, deployment.client().await];
+    let lock = |client: &Redlock| client.lock("x").ttl(NODE_TIMEOUT * 4).wait(LONG);
+    let load = Contention::start(clients.iter().chain(&clients).map(lock).collect());
+    load.go_on(20).await;
+    deployment.master.kill();
+    deployment.failed_over().await;
+    load.go_on(20).await;
+    // Back again as a replica, and then in charge, in agreement with the present master.
+    deployment.master.restart();
+    until("the old master follows the new one", || {
+        let info: String = deployment.replica.run(&["INFO", "replication"]);
+        info.contains("state=online")
+    })
+    .await;
+    load.go_on(20).await;
+    until("Sentinel fails over again", || {
+        let words = ["SENTINEL", "FAILOVER", "mymaster"];
+        deployment.sentinel.try_run::<()>(&words).is_ok()
+    })
+    .await;
+    until("the first master is back in charge", || {
+        let info: String = deployment.master.run(&["INFO", "replication"]);
+        info.contains("role:master")
+    })
+    .await;
+    load.go_on(20).await;
+    load.end().await;
+}
