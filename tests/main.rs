@@ -17,6 +17,7 @@ mod configuration;
 mod crash;
 #[cfg(target_os = "linux")]
 mod disk;
+mod effort;
 mod ephemeral;
 mod expiry;
 mod extend;
