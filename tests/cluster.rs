@@ -82,6 +82,32 @@ fn a_request_for_a_slot_of_another_node_is_redirected() {
     }
 }
 
+/// A slot on the move: who asks for what has not come yet, or has gone already, is told where to ask once.
+#[test]
+fn a_request_for_a_key_of_a_slot_on_the_move_is_sent_on_once() {
+    let (one, two) = two_masters();
+    let (mut a, mut b) = (one.connect(), two.connect());
+    let fence = granted(&a.call("LOCK.ACQUIRE job me 600000"));
+    let (source, target) = (id(&mut a), id(&mut b));
+    b.ok(&format!("CLUSTER SETSLOT {JOB} IMPORTING {source}"));
+    a.ok(&format!("CLUSTER SETSLOT {JOB} MIGRATING {target}"));
+    // What is still here is served here, and what is not yet there is not granted there unasked.
+    assert_eq!(a.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+    refused(&b.call("LOCK.ACQUIRE {job}new me 600000"), "MOVED");
+    for line in [
+        "LOCK.ACQUIRE {job}new me 600000",
+        "LOCK.ACQUIRE {job}new me 600000 BLOCK 0",
+    ] {
+        refused(&a.call(line), "ASK");
+    }
+    b.ok("ASKING");
+    granted(&b.call("LOCK.ACQUIRE {job}new me 600000"));
+    a.ok(&format!("MIGRATE 127.0.0.1 {} job 0 10000", two.port()));
+    refused(&a.call("LOCK.EXTEND job me 600000"), "ASK");
+    b.ok("ASKING");
+    assert_eq!(b.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
+}
+
 #[test]
 fn several_keys_share_a_slot() {
     let (one, _two) = two_masters();

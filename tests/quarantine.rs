@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::replication::wait_for_sync;
 use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use crate::server::{Server, info_field, info_number, wait_until};
 use crate::waiting::waiter;
 
 fn left(c: &mut Connection) -> i64 {
@@ -118,7 +118,7 @@ fn a_flush_of_held_locks_begins_a_quarantine_until_they_would_have_ended() {
 }
 
 #[test]
-fn waiters_are_served_when_the_quarantine_ends() {
+fn no_waiter_is_granted_meanwhile_and_all_are_served_when_it_ends() {
     let server = Server::options().config("lock.quarantine 2000").start();
     let mut c = server.connect();
     wait_for_the_end(&mut c);
@@ -127,8 +127,12 @@ fn waiters_are_served_when_the_quarantine_ends() {
     waiter.send("LOCK.ACQUIRE job you 2000 BLOCK 0");
     crate::lock::wait_for_waiters(&mut c, "job", 1);
     c.ok("FLUSHALL");
-    if left(&mut c) > 500 {
-        assert!(waiter.is_silent_for(Duration::from_millis(50)));
+    let granted_while_left = |waiter: &mut Connection, c: &mut Connection| {
+        let silent = waiter.is_silent_for(Duration::from_millis(1));
+        !silent && left(c) > 0
+    };
+    while left(&mut c) > 0 {
+        assert!(!granted_while_left(&mut waiter, &mut c));
     }
     granted(&waiter.receive());
 }
@@ -183,15 +187,45 @@ fn a_clock_step_does_not_shorten_it() {
     }
 }
 
-#[test]
-fn the_log_says_when_it_begins_and_ends() {
-    let server = Server::options().config("lock.quarantine 200").start();
-    wait_for_the_end(&mut server.connect());
-    wait_until("the log tells both", || {
-        let log = server.log().to_lowercase();
-        log.lines()
-            .filter(|line| line.contains("<lock>") && line.contains("quarantine"))
-            .count()
-            >= 2
+/// What LOCK.NODE, INFO and the log say about a quarantine.
+#[track_caller]
+fn assert_told(server: &Server, c: &mut Connection, reason: &str) {
+    assert!(left(c) > 0);
+    assert!(info_number(c, "lock", "lock_quarantine_ms") > 0);
+    assert_eq!(info_field(c, "lock", "lock_quarantine_reason"), reason);
+    let begins = format!(" ms after a {reason}: no lock is granted until then");
+    assert!(server.log().contains(&begins), "{}", server.log());
+    wait_for_the_end(c);
+    assert_eq!(info_number(c, "lock", "lock_quarantine_ms"), 0);
+    assert_eq!(info_field(c, "lock", "lock_quarantine_reason"), "none");
+    wait_until("the log says that it has ended", || {
+        let log = server.log();
+        let begun = log.rfind(&begins).expect("it has begun");
+        log[begun..].contains("the quarantine has ended: locks are granted again")
     });
+}
+
+#[test]
+fn node_info_and_the_log_say_how_long_it_lasts_and_why() {
+    let server = Server::options()
+        .config("lock.quarantine 1000")
+        .config("min-replicas-max-lag 1")
+        .start();
+    let mut c = server.connect();
+    assert_told(&server, &mut c, "start");
+    granted(&c.call("LOCK.ACQUIRE job me 1000"));
+    c.ok("FLUSHALL");
+    assert_told(&server, &mut c, "flush");
+    c.ok("CONFIG SET min-replicas-to-write 1");
+    server.pause();
+    std::thread::sleep(Duration::from_millis(1600));
+    server.resume();
+    assert_told(&server, &mut c, "standstill");
+    c.ok("CONFIG SET min-replicas-to-write 0");
+    let master = Server::start();
+    c.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
+    let mut c = server.connect();
+    wait_for_sync(&mut master.connect(), &mut c);
+    c.ok("REPLICAOF NO ONE");
+    assert_told(&server, &mut c, "promotion");
 }
