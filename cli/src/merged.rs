@@ -144,17 +144,17 @@ impl Merged {
         }
     }
 
+    /// Which nodes do not answer, and why.
+    pub fn too_few(&self) -> String {
+        let why = |(node, why): &(String, String)| format!("{node}: {why}");
+        let silent: Vec<String> = self.silent.iter().map(why).collect();
+        format!("too few nodes answer ({})", silent.join("; "))
+    }
+
     /// Who holds it, for a line of text.
     pub fn holder_line(&self) -> String {
         match self.holders.as_slice() {
-            [] if self.state == State::Unknown => {
-                let why: Vec<String> = self
-                    .silent
-                    .iter()
-                    .map(|(node, why)| format!("{node}: {why}"))
-                    .collect();
-                format!("too few nodes answer ({})", why.join("; "))
-            }
+            [] if self.state == State::Unknown => self.too_few(),
             [] => "about to be handed over".to_owned(),
             [first, rest @ ..] => {
                 let left = shown(first.remaining(self.majority()));
@@ -162,10 +162,7 @@ impl Merged {
                     0 => String::new(),
                     more => format!(" and {more} more"),
                 };
-                format!(
-                    "held by {}{others} for another {left} at least",
-                    first.name()
-                )
+                format!("held by {}{others} for another {left}", first.name())
             }
         }
     }

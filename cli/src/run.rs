@@ -3,12 +3,13 @@
 use std::process::Command;
 use std::time::Duration;
 
-use redislock_client::{Guard, Lock, Owner, Redlock, Released};
+use redislock_client::{Guard, Lock, Observer, Owner, Redlock, Released};
 use serde_json::json;
 
 use crate::args::{Run, Wanted, key_of};
 use crate::child::Group;
 use crate::exit::{Failure, NOT_EXECUTABLE};
+use crate::merged::{Merged, State};
 use crate::program;
 use crate::signals::Signals;
 use crate::supervise::{Ending, Supervisor};
@@ -52,18 +53,12 @@ pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
             format!("{} cannot be executed: {error}", name.display()),
         )),
     };
-    let lost = matches!(ended, Ok(Ending::Stopped));
-    // Asked before the release, which would change the answer.
-    let why = match lost {
-        true => guard.extend().await.err().map(|error| error.to_string()),
-        false => None,
-    };
     let released = guard.release().await;
     client.close(FAREWELL).await;
     let code = match ended? {
         Ending::Stopped => {
-            let why = why.unwrap_or_else(|| "the nodes answer again by now".to_owned());
-            let text = format!("lock {key} was lost, so the command was stopped: {why}");
+            let why = why_lost(&wanted.place.observe()?, &key).await;
+            let text = format!("lock {key} was lost and the command stopped: {why}");
             tell_loss(voice, &key, &text, args.lost_exit_code);
             args.lost_exit_code
         }
@@ -77,6 +72,17 @@ pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
         Ending::ByItself { code } => code,
     };
     Ok(code)
+}
+
+/// As far as the nodes can still tell.
+async fn why_lost(observer: &Observer, key: &str) -> String {
+    let seen = Merged::of(&observer.lock(key).await);
+    match seen.state {
+        State::Unknown => seen.too_few(),
+        _ => "its nodes do not know the hold any more, or did not answer for too long (an administrator took it away, \
+              they were flushed or restarted, or we were paused)"
+            .to_owned(),
+    }
 }
 
 fn tell_loss(voice: &Voice, key: &str, text: &str, code: u8) {

@@ -152,7 +152,7 @@ impl<'a> Supervisor<'a> {
             return;
         };
         let wants_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
-        if wants_terminal && terminal.is_ours() {
+        if wants_terminal && (terminal.is_ours() || terminal.is_with(self.group.leader)) {
             self.entitled = true;
             self.go_on();
             return;

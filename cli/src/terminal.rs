@@ -20,7 +20,8 @@ impl Terminal {
         terminal.ok().map(Self)
     }
 
-    fn is_with(&self, group: Pid) -> bool {
+    /// Whether this group is in the foreground.
+    pub fn is_with(&self, group: Pid) -> bool {
         tcgetpgrp(&self.0) == Ok(group)
     }
 

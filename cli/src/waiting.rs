@@ -70,16 +70,16 @@ async fn tell(
 
 fn line(key: &str, seen: &Merged, since: Moment, wait: Patience) -> String {
     let waited = shown(Moment::now().since(since));
-    let end = match wait {
+    let of = match wait {
         Patience::Forever => String::new(),
-        Patience::AtMost(wait) => format!(", giving up in {}", shown((since + wait).remaining())),
+        Patience::AtMost(wait) => format!(" of {}", shown(wait)),
     };
     let others = match seen.waiters {
         0 | 1 => String::new(),
         waiters => format!(", {waiters} are waiting"),
     };
     format!(
-        "waiting for lock {key}, {}{others} (waited {waited}{end})",
+        "waiting for lock {key} ({waited}{of}), {}{others}",
         seen.holder_line()
     )
 }

@@ -100,15 +100,19 @@ impl LockStatus {
     pub(crate) fn read(value: Value) -> Result<Self, Verdict> {
         let answer = Told::read(value, "LOCK.INFO")?;
         let holders = match answer.fields.value("holders") {
-            Some(Value::Array(holders)) => holders.iter().cloned().map(Holder::read).collect(),
+            Some(Value::Array(holders)) => holders
+                .iter()
+                .cloned()
+                .map(Holder::read)
+                .collect::<Result<_, _>>(),
             _ => Err(answer.missing("holders")),
-        };
+        }?;
         Ok(Self {
             mode: answer.text("mode")?,
             limit: answer.number("limit")?,
             waiters: answer.number("waiters")?,
             oldest_wait: answer.millis("oldest-wait")?,
-            holders: holders?,
+            holders,
         })
     }
 }

@@ -1,0 +1,164 @@
+//! Bad input: one sentence that says what to change, the right exit code, nothing left held.
+
+use crate::masters;
+use crate::server::free_port;
+use crate::tool::{Outcome, nothing_is_held, outcome, redlock};
+
+#[track_caller]
+fn one_sentence(ended: &Outcome, code: i32, words: &str) {
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    assert_eq!(ended.out, "");
+    assert_eq!(ended.err.lines().count(), 1, "{ended:?}");
+    assert!(ended.err.starts_with("redlock: "), "{ended:?}");
+    assert!(ended.err.contains(words), "{words:?} is not in {ended:?}");
+}
+
+#[test]
+fn every_mistake_is_answered_with_what_to_change() {
+    let servers = masters::<1>();
+    let folder = tempfile::tempdir().unwrap();
+    let plain = folder.path().join("plain");
+    std::fs::write(&plain, "#!/bin/sh\n").unwrap();
+    let plain = plain.to_str().unwrap();
+    let inside = folder.path().to_str().unwrap();
+    let cases: [(&[&str], i32, &str); 19] = [
+        (&["--key", "k"], 64, "after --"),
+        (&["--key", "k", "--"], 64, "after --"),
+        (&["--", "true"], 64, "--key"),
+        (&["--key", "", "--", "true"], 64, "--key"),
+        (&["--key", "k", "--", "no-such-command"], 127, "PATH"),
+        (&["--key", "k", "--", "./no/such/file"], 127, "check"),
+        (&["--key", "k", "--", plain], 126, "chmod +x"),
+        (&["--key", "k", "--", inside], 126, "not executable"),
+        (
+            &["--key", "k", "--ttl", "0", "--", "true"],
+            64,
+            "100ms or more",
+        ),
+        (
+            &["--key", "k", "--ttl", "0s", "--", "true"],
+            64,
+            "100ms or more",
+        ),
+        (&["--key", "k", "--ttl", "30", "--", "true"], 64, "30s"),
+        (&["--key", "k", "--ttl", "soon", "--", "true"], 64, "30s"),
+        (&["--key", "k", "--ttl", "1y", "--", "true"], 64, "7 days"),
+        (&["--key", "k", "--wait", "-1s", "--", "true"], 64, "-1"),
+        (&["--key", "k", "--wait", "soon", "--", "true"], 64, "30s"),
+        (
+            &["--key", "k", "--grace", "20s", "--", "true"],
+            64,
+            "third of the ttl",
+        ),
+        (
+            &["--key", "k", "--node-timeout", "20s", "--", "true"],
+            64,
+            "too short",
+        ),
+        (
+            &["--key", "k", "--conflict-exit-code", "300", "--", "true"],
+            64,
+            "0..=255",
+        ),
+        (&["--key", "k", "--colour", "--", "true"], 64, "--colour"),
+    ];
+    for (words, code, hint) in cases {
+        let mut command = redlock(&servers);
+        command.arg("run").args(words);
+        one_sentence(&outcome(command), code, hint);
+        nothing_is_held(&servers);
+    }
+}
+
+#[test]
+fn nodes_must_be_given_exist_and_be_listed_once() {
+    let servers = masters::<1>();
+    let port = servers[0].port;
+    let here = format!("redis://127.0.0.1:{port}");
+    let here_too = format!("redis://localhost:{port}");
+    let nowhere = format!("redis://127.0.0.1:{}", free_port());
+    let cases: [(&[&str], &str); 6] = [
+        (&[""], "REDLOCK_NODES"),
+        (&[&nowhere], "check --node"),
+        (&[&here, &here], "list each once"),
+        (&[&here, &here_too], "list each once"),
+        (&["http://127.0.0.1"], "redis://host:port"),
+        (&["redis://127.0.0.1:port"], "redis://host:port"),
+    ];
+    for (nodes, hint) in cases {
+        for by_environment in [false, true] {
+            let mut command = redlock(&servers);
+            command.args(["run", "--key", "k"]);
+            match by_environment {
+                true => {
+                    command.env("REDLOCK_NODES", nodes.join(" "));
+                }
+                false => {
+                    command
+                        .env_remove("REDLOCK_NODES")
+                        .arg("--node")
+                        .args(nodes);
+                }
+            }
+            command.args(["--", "true"]);
+            one_sentence(&outcome(command), 64, hint);
+        }
+    }
+    nothing_is_held(&servers);
+}
+
+#[test]
+fn servers_that_cannot_serve_are_named_with_the_reason() {
+    let bare = [crate::server::Server::start(&["no-module"])];
+    let mut command = redlock(&bare);
+    command.args(["run", "--key", "k", "--", "true"]);
+    one_sentence(&outcome(command), 64, "module");
+    let servers = masters::<1>();
+    let _: String = servers[0].run(&["SET", "text", "x"]);
+    let mut command = redlock(&servers);
+    command.args(["run", "--key", "text", "--", "true"]);
+    one_sentence(&outcome(command), 64, "another type");
+}
+
+#[test]
+fn passwords_of_nodes_are_not_repeated() {
+    let servers = masters::<1>();
+    let port = free_port();
+    for url in [
+        format!("redis://user:hunter2@127.0.0.1:{port}"),
+        "redis://user:hunter2@127.0.0.1:port".to_owned(),
+    ] {
+        for verb in [&["nodes"][..], &["run", "--key", "k", "--", "true"]] {
+            let mut command = redlock(&servers);
+            command.env("REDLOCK_NODES", &url).args(verb);
+            let ended = outcome(command);
+            assert_eq!(ended.code, Some(64));
+            assert!(!ended.err.contains("hunter2"), "{ended:?}");
+        }
+    }
+}
+
+#[test]
+fn help_explains_with_examples_and_every_verb_has_a_page() {
+    let help = |words: &[&str]| {
+        let mut command = redlock(&[]);
+        command.args(words);
+        let ended = outcome(command);
+        assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
+        ended.out
+    };
+    for words in [&["--help"][..], &["run", "--help"], &["acquire", "--help"]] {
+        assert!(help(words).contains("Examples:"), "{words:?}");
+    }
+    for verb in [
+        "run", "acquire", "release", "status", "ls", "force", "nodes",
+    ] {
+        assert!(help(&["--help"]).contains(verb));
+        assert!(help(&["man", verb]).contains(".TH"));
+    }
+    assert!(help(&["man"]).contains("REDLOCK_NODES"));
+    for shell in ["bash", "zsh", "fish"] {
+        assert!(help(&["completions", shell]).contains("redlock"));
+    }
+    assert!(help(&["--version"]).starts_with("redlock "));
+}

@@ -1,0 +1,149 @@
+//! status, ls, nodes and force, for people and for programs.
+
+use crate::masters;
+use crate::server::Server;
+use crate::tool::{Running, nothing_is_held, outcome, redlock, run, until, written};
+
+fn ask(servers: &[Server], words: &[&str]) -> crate::tool::Outcome {
+    let mut command = redlock(servers);
+    command.args(words);
+    outcome(command)
+}
+
+/// Holds `key` until dropped.
+fn holder(servers: &[Server], key: &str, options: &[&str]) -> Running {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let script = format!("echo yes > {}; exec sleep 1000", started.display());
+    let running = Running::start(run(servers, key, options, &script));
+    written(&started);
+    running
+}
+
+#[test]
+fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
+    let servers = masters::<3>();
+    let free = ask(&servers, &["status", "job"]);
+    assert_eq!((free.code, free.out.as_str()), (Some(0), "job: free\n"));
+    let _holder = holder(&servers, "job", &["--owner", "ada"]);
+    let wait = ["--wait", "forever"];
+    let _waiter = Running::start(run(&servers, "job", &wait, ""));
+    until("somebody waits", || {
+        let seen = ask(&servers, &["status", "job", "--json"]).json();
+        seen["waiters"] == 1
+    });
+    let seen = ask(&servers, &["status", "job", "--json"]).json();
+    assert_eq!(seen["state"], "held");
+    assert_eq!(seen["mode"], "exclusive");
+    assert_eq!(seen["holders"][0]["owner"], "ada");
+    assert_eq!(seen["holders"][0]["nodes"], 3);
+    assert!(seen["holders"][0]["fence"].as_u64().unwrap() > 0);
+    assert!(seen["holders"][0]["ttl_ms"].as_u64().unwrap() <= 30_000);
+    let text = ask(&servers, &["status", "job"]).out;
+    assert!(text.starts_with("job: held, exclusive, 1 waits"), "{text}");
+    assert!(text.contains("ada") && text.contains("3 of 3"), "{text}");
+    assert!(!text.contains('\x1b'), "{text}");
+}
+
+#[test]
+fn locks_of_all_nodes_are_listed_once_and_by_pattern() {
+    let servers = masters::<3>();
+    let empty = ask(&servers, &["ls"]);
+    assert_eq!((empty.code, empty.out.as_str()), (Some(0), "no locks\n"));
+    let _first = holder(&servers, "backup:a", &[]);
+    let _second = holder(&servers, "backup:b", &["--shared"]);
+    let _third = holder(&servers, "other", &[]);
+    // A string is no lock, and a lock on one node of three is not held.
+    let _: String = servers[0].run(&["SET", "backup:text", "x"]);
+    let _: u64 = servers[1].run(&["LOCK.ACQUIRE", "partial", "t", "60000"]);
+    let listed = |words: &[&str]| -> Vec<(String, String)> {
+        let listing = ask(&servers, words).json();
+        let locks = listing["locks"].as_array().unwrap().iter();
+        let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+        locks
+            .map(|lock| (text(&lock["key"]), text(&lock["state"])))
+            .collect()
+    };
+    let held = |key: &str| (key.to_owned(), "held".to_owned());
+    let partial = ("partial".to_owned(), "partly held".to_owned());
+    assert_eq!(
+        listed(&["ls", "--json"]),
+        [held("backup:a"), held("backup:b"), held("other"), partial]
+    );
+    assert_eq!(
+        listed(&["ls", "backup:*", "--json"]),
+        [held("backup:a"), held("backup:b")]
+    );
+    let text = ask(&servers, &["ls"]).out;
+    assert_eq!(text.lines().count(), 5, "{text}");
+}
+
+#[test]
+fn nodes_are_shown_with_what_matters_also_when_some_are_down_or_no_masters() {
+    let mut servers = masters::<3>();
+    let _holder = holder(&servers, "job", &[]);
+    servers[2].kill();
+    let figures = ask(&servers, &["nodes", "--json"]).json();
+    let first = &figures["nodes"][0];
+    assert_eq!(first["role"], "master");
+    assert_eq!(first["locks"], 1);
+    assert_eq!(first["waiters"], 0);
+    assert_eq!(first["quarantine_ms"], 0);
+    assert!(first["version"].as_str().unwrap().contains('.'));
+    assert!(first["clock_lead_us"].is_i64());
+    assert!(
+        figures["nodes"][2]["problem"]
+            .as_str()
+            .unwrap()
+            .contains("unreachable")
+    );
+    let text = ask(&servers, &["nodes"]).out;
+    assert_eq!(text.lines().count(), 4, "{text}");
+    assert!(
+        text.contains("CLOCK") && text.contains("unreachable"),
+        "{text}"
+    );
+
+    let quarantined = Server::start(&["lock.quarantine 600000"]);
+    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let both = [quarantined, replica];
+    let figures = ask(&both, &["nodes", "--json"]).json();
+    assert!(figures["nodes"][0]["quarantine_ms"].as_u64().unwrap() > 0);
+    assert_ne!(figures["nodes"][1]["role"], "master");
+}
+
+#[test]
+fn when_no_node_answers_that_is_said() {
+    let mut servers = masters::<1>();
+    servers[0].kill();
+    for words in [
+        &["nodes"][..],
+        &["ls"],
+        &["status", "k"],
+        &["force", "k", "--yes"],
+    ] {
+        let ended = ask(&servers, words);
+        assert_eq!(ended.code, Some(64), "{words:?}: {ended:?}");
+        assert!(
+            ended.err.contains("no node answers"),
+            "{words:?}: {ended:?}"
+        );
+        assert_eq!(ended.err.lines().count(), 1);
+    }
+}
+
+#[test]
+fn a_lock_is_taken_away_only_by_those_who_mean_it() {
+    let servers = masters::<3>();
+    let free = ask(&servers, &["force", "job", "--yes"]);
+    assert_eq!((free.code, free.out.as_str()), (Some(0), "job is free\n"));
+    let holding = holder(&servers, "job", &["--ttl", "2s"]);
+    let unasked = ask(&servers, &["force", "job"]);
+    assert_eq!(unasked.code, Some(64));
+    assert!(unasked.err.contains("--yes"), "{unasked:?}");
+    assert!(!servers[0].is_free("job"));
+    let forced = ask(&servers, &["force", "job", "--yes", "--json"]).json();
+    assert_eq!(forced["forced"], 3);
+    assert_eq!(holding.end().code, Some(70));
+    nothing_is_held(&servers);
+}

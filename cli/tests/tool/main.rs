@@ -1,0 +1,21 @@
+//! The real binary against real masters. Nothing here looks inside: commands are started, signals sent, terminals typed into,
+//! and what comes out is read.
+
+mod contention;
+mod exits;
+mod input;
+mod looking;
+mod loss;
+mod pty;
+mod scripts;
+#[allow(dead_code)] // The guard of the client's tests; not all of it is needed here.
+#[path = "../../../client/tests/servers/server.rs"]
+mod server;
+mod signals;
+mod terminal;
+mod tool;
+
+/// A server with settings under which it forgets nothing while a test runs.
+fn masters<const N: usize>() -> [server::Server; N] {
+    server::Server::start_many(&[])
+}

@@ -1,0 +1,114 @@
+//! acquire, extend and release.
+
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use crate::masters;
+use crate::tool::{nothing_is_held, outcome, redlock};
+
+#[test]
+fn a_script_takes_extends_and_releases_by_its_environment() {
+    let servers = masters::<3>();
+    let nodes: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
+    let mut script = Command::new("sh");
+    script.env("REDLOCK_NODES", nodes.join(" ")).args([
+        "-c",
+        "set -e\n\
+         eval \"$(\"$0\" acquire --key \"it's here\" --ttl 20s)\"\n\
+         echo \"$REDLOCK_KEY $REDLOCK_FENCE\"\n\
+         \"$0\" run --key \"$REDLOCK_KEY\" --wait 0 -- true || echo busy $?\n\
+         \"$0\" extend --ttl 1m\n\
+         \"$0\" release\n\
+         \"$0\" run --key \"$REDLOCK_KEY\" --wait 0 -- echo free\n\
+         \"$0\" release || echo lost $?\n\
+         \"$0\" extend || echo lost $?",
+        env!("CARGO_BIN_EXE_redlock"),
+    ]);
+    script.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let ended = outcome(script);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let lines: Vec<&str> = ended.out.lines().collect();
+    assert!(lines[0].starts_with("it's here 1"), "{ended:?}");
+    assert_eq!(lines[1..], ["busy 75", "free", "lost 70", "lost 70"]);
+    nothing_is_held(&servers);
+}
+
+#[test]
+fn the_token_goes_by_standard_input_too_and_only_its_owner_can_release() {
+    let servers = masters::<3>();
+    let mut acquire = redlock(&servers);
+    acquire.args(["acquire", "--key", "k", "--json"]);
+    let taken = outcome(acquire).json();
+    assert!(taken["fence"].as_u64().unwrap() > 0);
+    assert!(taken["valid_ms"].as_u64().unwrap() > 0);
+    let release = |token: &str| {
+        let mut command = redlock(&servers);
+        command.args(["release", "--key", "k", "--json"]);
+        command.stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        let mut input = child.stdin.take().unwrap();
+        writeln!(input, "{token}").unwrap();
+        drop(input);
+        child.wait_with_output().unwrap().status.code()
+    };
+    assert_eq!(release("somebody-elses"), Some(70));
+    assert!(!servers[0].is_free("k"));
+    assert_eq!(release(taken["token"].as_str().unwrap()), Some(0));
+    nothing_is_held(&servers);
+    assert_eq!(release(""), Some(64));
+}
+
+#[test]
+fn a_lock_whose_token_nobody_can_read_is_given_back() {
+    let servers = masters::<3>();
+    let mut acquire = redlock(&servers);
+    acquire.args(["acquire", "--key", "k"]);
+    let full = std::fs::File::options()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    acquire.stdout(full);
+    let ended = outcome(acquire);
+    assert_eq!(ended.code, Some(74), "{ended:?}");
+    nothing_is_held(&servers);
+}
+
+#[test]
+fn a_hold_whose_majority_was_given_anew_cannot_be_extended() {
+    let servers = masters::<3>();
+    let mut acquire = redlock(&servers);
+    acquire.args(["acquire", "--key", "k", "--json"]);
+    let taken = outcome(acquire).json();
+    let token = taken["token"].as_str().unwrap();
+    for server in &servers[..2] {
+        let _: u64 = server.run(&["LOCK.FORCE", "k"]);
+        let _: u64 = server.run(&["LOCK.ACQUIRE", "k", token, "30000"]);
+    }
+    let mut extend = redlock(&servers);
+    extend
+        .args(["extend", "--key", "k"])
+        .args(["--fence", &taken["fence"].to_string()])
+        .env("REDLOCK_TOKEN", token);
+    let ended = outcome(extend);
+    assert_eq!(ended.code, Some(70), "{ended:?}");
+    assert!(!ended.err.contains(token));
+}
+
+#[test]
+fn what_is_missing_is_named() {
+    let servers = masters::<1>();
+    for (words, hint) in [
+        (&["release"][..], "REDLOCK_KEY"),
+        (&["release", "--key", "k"], "REDLOCK_TOKEN"),
+        (&["extend", "--key", "k"], "REDLOCK_FENCE"),
+        (&["acquire"], "--key"),
+        (&["status"], "name"),
+        (&["force"], "name"),
+    ] {
+        let mut command = redlock(&servers);
+        command.args(words);
+        let ended = outcome(command);
+        assert_eq!(ended.code, Some(64), "{words:?}: {ended:?}");
+        assert!(ended.err.contains(hint), "{words:?}: {ended:?}");
+    }
+}
