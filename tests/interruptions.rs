@@ -32,7 +32,7 @@ fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
 
 /// A replica can take over once its master counts it as online, a little after the replica itself does.
 #[track_caller]
-fn wait_until_online(m: &mut Connection) {
+pub fn wait_until_online(m: &mut Connection) {
     wait_until("the replica is online", || {
         info_field(m, "replication", "slave0").contains("state=online")
     });
