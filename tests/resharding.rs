@@ -285,6 +285,47 @@ fn several_keys_of_a_slot_on_the_move_are_all_granted_or_none() {
     assert_eq!(fences.items().len(), 2);
 }
 
+/// Half of the locks have moved when the target, or the source, is killed; back again, it goes on from there.
+#[test]
+fn a_node_that_is_killed_in_the_middle_of_a_migration_loses_and_doubles_nothing() {
+    for killed in [0, 1] {
+        let options = Server::options().appendonly("always");
+        let mut cluster = Cluster::without_replicas(&options);
+        let (source, target) = (cluster.id(0), cluster.id(1));
+        let port = cluster.nodes[1].port();
+        let names: Vec<String> = (0..20).map(|n| format!("{{job}}{n}")).collect();
+        let (mut a, mut b) = (cluster.nodes[0].connect(), cluster.nodes[1].connect());
+        let fences: Vec<i64> = names
+            .iter()
+            .map(|name| granted(&a.call(&format!("LOCK.ACQUIRE {name} me 600000"))))
+            .collect();
+        b.ok(&format!("CLUSTER SETSLOT {JOB} IMPORTING {source}"));
+        a.ok(&format!("CLUSTER SETSLOT {JOB} MIGRATING {target}"));
+        for name in &names[..10] {
+            a.ok(&format!("MIGRATE 127.0.0.1 {port} {name} 0 10000"));
+        }
+        cluster.nodes[killed].kill();
+        cluster.nodes[killed].start_again();
+        let locks = [10, 10];
+        for (node, locks) in cluster.nodes.iter().zip(locks) {
+            let mut c = node.connect();
+            assert_eq!(c.call("LOCK.NODE").number("locks"), locks);
+            wait_patiently("the cluster is up again", || {
+                let state = c.call("CLUSTER INFO").text().to_owned();
+                state.contains("cluster_state:ok")
+            });
+        }
+        cluster.move_by_keys(0, 1);
+        let mut b = cluster.nodes[1].connect();
+        for (name, fence) in names.iter().zip(fences) {
+            let extended = b.call(&format!("LOCK.EXTEND {name} me 600000"));
+            assert_eq!(extended, Value::Integer(fence));
+        }
+        let left = cluster.nodes[0].connect().call("LOCK.NODE");
+        assert_eq!(left.number("locks"), 0);
+    }
+}
+
 /// The master agrees, so nothing is lost, and no quarantine is needed.
 #[test]
 fn a_failover_that_both_agree_on_loses_and_doubles_nothing() {
