@@ -208,18 +208,20 @@ fn assert_told(server: &Server, c: &mut Connection, reason: &str) {
 #[test]
 fn node_info_and_the_log_say_how_long_it_lasts_and_why() {
     let server = Server::options()
-        .config("lock.quarantine 1000")
+        .config("lock.quarantine 3000")
         .config("min-replicas-max-lag 1")
         .start();
     let mut c = server.connect();
     assert_told(&server, &mut c, "start");
-    granted(&c.call("LOCK.ACQUIRE job me 1000"));
+    granted(&c.call("LOCK.ACQUIRE job me 3000"));
     c.ok("FLUSHALL");
     assert_told(&server, &mut c, "flush");
     c.ok("CONFIG SET min-replicas-to-write 1");
     server.pause();
     std::thread::sleep(Duration::from_millis(1600));
     server.resume();
+    // A client's question may come before the server has looked at the clock.
+    wait_until("it has noticed", || left(&mut c) > 0);
     assert_told(&server, &mut c, "standstill");
     c.ok("CONFIG SET min-replicas-to-write 0");
     let master = Server::start();
