@@ -131,7 +131,7 @@ fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
         }
     }
     if !output.answers.is_empty() {
-        waiters::deliver(std::mem::take(&mut output.answers));
+        waiters::deliver(output.answers.drain(..));
     }
     // Outside of a command the caller sets the alarm, as it knows what can be done by then.
     let soonest_end = output.soonest_end.filter(|_| !own.is_empty());

@@ -17,7 +17,7 @@ use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
 use crate::{keyspace, node};
 
 /// One slice of expiry takes no longer than this, µs, so that clients are served in between.
-const SLICE: u64 = 1_000;
+const SLICE: u64 = 500;
 /// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
 const LONGEST_DELAY: u64 = 1_000_000;
 /// Locks between two looks at the clock.
@@ -147,15 +147,14 @@ pub fn wake_for_waits() {
     }
 }
 
-/// From now on, calls back each time the server has served the clients of a turn and is about to send their replies.
-pub fn call_each_turn(
-    callback: unsafe extern "C" fn(
-        *mut raw::RedisModuleCtx,
-        raw::RedisModuleEvent,
-        u64,
-        *mut c_void,
-    ),
-) {
+/// What the server calls at an event.
+type OnEvent =
+    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
+
+/// From now on, calls back each time the server has served the clients of a turn and is about to send their replies; or no
+/// more. Every turn of the server pays for it, so it is asked for only while there is something to do. Not to be called from
+/// within that callback: the server would go on with a listener that it has freed.
+pub fn call_each_turn(callback: Option<OnEvent>) {
     let ctx = DETACHED.load(Ordering::Relaxed);
     let event = raw::RedisModuleEvent {
         id: raw::REDISMODULE_EVENT_EVENTLOOP,
@@ -164,11 +163,7 @@ pub fn call_each_turn(
     if !ctx.is_null() {
         // SAFETY: the detached context lives for ever.
         unsafe {
-            api!(RedisModule_SubscribeToServerEvent(
-                ctx,
-                event,
-                Some(callback)
-            ));
+            api!(RedisModule_SubscribeToServerEvent(ctx, event, callback));
         }
     }
 }

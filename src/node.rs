@@ -74,6 +74,9 @@ static HAS_LETTERS: AtomicBool = AtomicBool::new(false);
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 
+/// Room for this many letters is kept.
+const KEPT_LETTERS: usize = 1024;
+
 /// The lock that we are deleting ourselves; what the server calls back about it is no news.
 static OURS: AtomicU64 = AtomicU64::new(0);
 
@@ -161,8 +164,8 @@ fn read_letters(node: &mut Node) {
         return;
     }
     HAS_LETTERS.store(false, Ordering::Release);
-    let letters = std::mem::take(&mut *LETTERS.lock().unwrap_or_else(PoisonError::into_inner));
-    for letter in letters {
+    let mut letters = std::mem::take(&mut *LETTERS.lock().unwrap_or_else(PoisonError::into_inner));
+    for letter in letters.drain(..) {
         match letter {
             Letter::Unlinked(id) => {
                 let key = node.table.key(id).cloned();
@@ -179,5 +182,10 @@ fn read_letters(node: &mut Node) {
             }
             Letter::Delivered(id) => node.table.delivered(id),
         }
+    }
+    // Its memory is used again, unless a letter has come meanwhile.
+    let mut since = LETTERS.lock().unwrap_or_else(PoisonError::into_inner);
+    if since.is_empty() && letters.capacity() <= KEPT_LETTERS {
+        *since = letters;
     }
 }

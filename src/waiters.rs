@@ -10,6 +10,7 @@ use std::ffi::{c_int, c_void};
 
 use foldhash::HashMap;
 use redis_module::raw;
+use redislock_core::few::Few;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::Answer;
 
@@ -69,7 +70,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         answer: None,
         replied: false,
     }));
-    let mut keys: Vec<_> = keys.map(Arg::raw).collect();
+    let keys: Few<_> = keys.map(Arg::raw).collect();
     // SAFETY: a valid context and keys; the private data is freed by `free`, which the server calls once.
     let client = unsafe {
         let client = api!(RedisModule_BlockClientOnKeys(
@@ -78,7 +79,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
             Some(answer),
             Some(free),
             0,
-            keys.as_mut_ptr(),
+            keys.as_ptr().cast_mut(),
             keys.len() as c_int,
             parked.cast(),
         ));
@@ -89,17 +90,13 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         client
     };
     PLACES.with_borrow_mut(|places| places.insert(id, Place { client, parked }));
-    if !LISTENS.replace(true) {
-        // Only a server on which somebody has waited pays for being called each turn.
-        lifecycle::call_each_turn(unblock_answered);
-    }
 }
 
 /// Answers those who waited, as soon as the server has done with what it is doing.
 ///
 /// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
 /// not the one that counts. So it waits for the end of the turn, before replies are sent.
-pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
+pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
     for (id, answer) in answers {
         let parked =
             PLACES.with_borrow(|places| places.by_waiter.get(&id).map(|place| place.parked));
@@ -110,6 +107,9 @@ pub fn deliver(answers: Vec<(WaiterId, Answer)>) {
             None => node::post(Letter::Left(id)),
         }
         ANSWERED.with_borrow_mut(|answered| answered.push(id));
+    }
+    if !LISTENS.replace(true) {
+        lifecycle::call_each_turn(Some(unblock_answered));
     }
 }
 
@@ -123,7 +123,8 @@ extern "C" fn unblock_answered(
     if moment != raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         return;
     }
-    for id in ANSWERED.take() {
+    let mut answered = ANSWERED.take();
+    for id in answered.drain(..) {
         if let Some(place) = PLACES.with_borrow_mut(|places| places.remove(id)) {
             // SAFETY: still blocked, as it had a place until now.
             unsafe {
@@ -131,6 +132,12 @@ extern "C" fn unblock_answered(
             }
         }
     }
+    // Its memory is used again.
+    ANSWERED.with_borrow_mut(|now| {
+        if now.is_empty() {
+            *now = answered;
+        }
+    });
 }
 
 /// A key that is waited for was made: it is not for the server to say who gets it.
@@ -205,5 +212,9 @@ extern "C" fn free(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
     });
     if !was_told {
         lifecycle::wake_soon();
+    }
+    // The first moment after `unblock_answered` at which the server may be told to stop calling it.
+    if ANSWERED.with_borrow(Vec::is_empty) && LISTENS.replace(false) {
+        lifecycle::call_each_turn(None);
     }
 }

@@ -7,6 +7,7 @@
 
 mod bytes;
 pub mod fence;
+pub mod few;
 pub mod lock;
 pub mod quarantine;
 pub mod queue;

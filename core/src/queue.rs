@@ -3,11 +3,12 @@
 //! Arrival gives each request its number, and every key that somebody waits for has a line of those numbers. A request
 //! for several keys stands in all their lines at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use foldhash::HashMap;
 
+use crate::few::{Few, FewSet};
 use crate::lock::Terms;
 use crate::slots::LockId;
 use crate::time::Instant;
@@ -21,7 +22,7 @@ pub struct WaiterId(pub u64);
 #[derive(Clone, Debug)]
 pub struct Waiter {
     /// The keys it wants all at once, in the order of the request.
-    pub keys: Vec<Key>,
+    pub keys: Few<Key>,
     /// What it asks for.
     pub terms: Terms,
     /// When it gives up, on the monotonic clock; never, where there is none.
@@ -34,7 +35,7 @@ pub struct Waiter {
 #[derive(Debug, Default)]
 pub struct Line {
     /// In order of arrival.
-    pub waiting: BTreeSet<WaiterId>,
+    pub waiting: FewSet<WaiterId>,
     /// The lock at that key when it was last seen; none while the key is free or unknown.
     pub lock: Option<LockId>,
 }
@@ -42,9 +43,9 @@ pub struct Line {
 /// All who wait.
 #[derive(Debug, Default)]
 pub struct Queue {
-    waiters: BTreeMap<WaiterId, Arc<Waiter>>,
+    waiters: HashMap<WaiterId, Arc<Waiter>>,
     lines: HashMap<Key, Line>,
-    by_token: HashMap<Token, BTreeSet<WaiterId>>,
+    by_token: HashMap<Token, FewSet<WaiterId>>,
     deadlines: BTreeSet<(Instant, WaiterId)>,
     last: u64,
     /// How many wait for more than one key: only they can wait for a key that is free.
@@ -82,14 +83,10 @@ impl Queue {
         let id = WaiterId(self.last);
         for key in &waiter.keys {
             match self.lines.get_mut(key) {
-                Some(line) => {
-                    line.waiting.insert(id);
-                }
+                Some(line) => line.waiting.insert(id),
                 None => {
-                    let line = Line {
-                        waiting: BTreeSet::from([id]),
-                        lock: None,
-                    };
+                    let mut line = Line::default();
+                    line.waiting.insert(id);
                     self.lines.insert(key.clone(), line);
                 }
             }
@@ -165,13 +162,17 @@ impl Queue {
     }
 
     /// Everyone who waits, by arrival.
-    pub fn ids(&self) -> impl Iterator<Item = WaiterId> {
-        self.waiters.keys().copied()
+    #[must_use]
+    pub fn ids(&self) -> Vec<WaiterId> {
+        let mut ids: Vec<_> = self.waiters.keys().copied().collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// The requests of `token` that wait.
     pub fn of(&self, token: &Token) -> impl Iterator<Item = WaiterId> {
-        self.by_token.get(token).into_iter().flatten().copied()
+        let same = self.by_token.get(token).into_iter();
+        same.flat_map(|same| same.iter().copied())
     }
 
     /// The request that gives up first, if its time is up.

@@ -31,9 +31,10 @@ impl<'a> Options<'a> {
         let mut options = Self::default();
         let mut seen: u16 = 0;
         while let Some(name) = args.get(at) {
+            let name = name.bytes();
             let known = KNOWN
                 .iter()
-                .position(|known| name.bytes().eq_ignore_ascii_case(known.as_bytes()));
+                .position(|known| name.eq_ignore_ascii_case(known.as_bytes()));
             let Some(known) = known else {
                 return Err(unknown(at));
             };

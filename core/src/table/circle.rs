@@ -42,7 +42,7 @@ impl Table {
                 return true;
             }
             let line = self.queue.line(key).filter(|_| !holds(lock, newcomer, now));
-            let ahead = line.into_iter().flat_map(|line| &line.waiting);
+            let ahead = line.into_iter().flat_map(|line| line.waiting.iter());
             let mut ahead = ahead.filter_map(|id| self.queue.get(*id));
             ahead.any(|ahead| self.is_stuck_before(ahead, newcomer, newcomer, now, &stuck))
         })

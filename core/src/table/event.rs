@@ -303,7 +303,7 @@ impl Table {
 
     /// This node grants no more: everyone who waits is told to come again.
     pub fn unblock_all(&mut self) {
-        let ids: Vec<_> = self.queue.ids().collect();
+        let ids = self.queue.ids();
         self.unblock(&ids);
     }
 
@@ -325,6 +325,6 @@ impl Table {
     /// Keys in whose lines something has changed, for a caller that serves nobody.
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
-        std::mem::take(&mut self.unserved).into_iter().collect()
+        std::iter::from_fn(|| self.unserved.pop_first()).collect()
     }
 }

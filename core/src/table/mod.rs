@@ -19,6 +19,7 @@ use serve::Undelivered;
 use foldhash::{HashMap, HashMapExt};
 
 use crate::fence::FenceCounter;
+use crate::few::FewSet;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::Quarantine;
 use crate::queue::{Queue, WaiterId};
@@ -154,9 +155,9 @@ pub struct Table {
     wheel: Wheel,
     queue: Queue,
     /// Keys in whose lines something has changed, to be served when writing is allowed.
-    unserved: BTreeSet<Key>,
+    unserved: FewSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
-    next_up: BTreeSet<WaiterId>,
+    next_up: FewSet<WaiterId>,
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
@@ -179,8 +180,8 @@ impl Table {
             slots: Slots::default(),
             wheel: Wheel::default(),
             queue: Queue::default(),
-            unserved: BTreeSet::new(),
-            next_up: BTreeSet::new(),
+            unserved: FewSet::default(),
+            next_up: FewSet::default(),
             undelivered: HashMap::new(),
             connections: HashMap::new(),
             output: Output::default(),

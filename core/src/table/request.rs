@@ -2,6 +2,7 @@
 
 use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted};
 use crate::fence::check_lead;
+use crate::few::Few;
 use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
@@ -23,7 +24,7 @@ impl Table {
         }
         let locks = self.settled(wanted, now, keyspace);
         let mut free = true;
-        for (want, lock) in wanted.iter().zip(locks.as_slice()) {
+        for (want, lock) in wanted.iter().zip(&locks) {
             match self.standing(*lock, terms) {
                 Standing::Refused(refusal) => return Verdict::Denied(Denial::Refused(refusal)),
                 Standing::Excluded => free = false,
@@ -46,21 +47,21 @@ impl Table {
                     .get(at)
                     .map_or_else(Key::default, |want| Key::new(want.db, want.name))
             };
-            let granted = self.grant(locks.as_slice(), key, terms, now);
+            let granted = self.grant(&locks, key, terms, now);
             self.serve_unserved_if_any(now, keyspace);
             return match granted {
                 Ok(granted) => Verdict::Granted(granted),
                 Err(denial) => Verdict::Denied(denial),
             };
         }
-        if let Err(denial) = self.check_terms(locks.as_slice(), terms, now) {
+        if let Err(denial) = self.check_terms(&locks, terms, now) {
             return Verdict::Denied(denial);
         }
         let Some(until) = until else {
             self.counters.denials += 1;
             return Verdict::Busy;
         };
-        match self.wait(wanted, locks.as_slice(), terms, until, now) {
+        match self.wait(wanted, &locks, terms, until, now) {
             Ok(waiter) => Verdict::Waits(waiter),
             Err(denial) => Verdict::Denied(denial),
         }
@@ -195,15 +196,20 @@ impl Table {
 
     /// The locks at the wanted keys, their ended leases taken off.
     #[inline]
-    fn settled(&mut self, wanted: &[Wanted<'_>], now: Now, keyspace: &mut dyn Keyspace) -> Places {
+    fn settled(
+        &mut self,
+        wanted: &[Wanted<'_>],
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Few<Option<LockId>> {
         if let [want] = wanted {
-            return Places::One(want.lock.filter(|lock| self.settle(*lock, now, keyspace)));
+            return Few::One(want.lock.filter(|lock| self.settle(*lock, now, keyspace)));
         }
         // All of them first: settling one may lead to a grant of another.
         for want in wanted {
             want.lock.map(|lock| self.settle(lock, now, keyspace));
         }
-        Places::Many(wanted.iter().map(|want| self.place(want)).collect())
+        wanted.iter().map(|want| self.place(want)).collect()
     }
 
     /// The lock at a wanted key: the one that was found there, or one that a waiter was granted since.
@@ -411,7 +417,7 @@ impl Table {
         if self.queue.len() >= self.limits.max_waiters {
             return Err(Denial::TooManyWaiters);
         }
-        let keys: Vec<_> = wanted
+        let keys: Few<_> = wanted
             .iter()
             .map(|want| Key::new(want.db, want.name))
             .collect();
@@ -444,21 +450,6 @@ impl Table {
         {
             entry.touch = 0;
             self.output.touched.pop();
-        }
-    }
-}
-
-/// The locks at the keys of a request: one, in place, in the ordinary case.
-enum Places {
-    One(Option<LockId>),
-    Many(Vec<Option<LockId>>),
-}
-
-impl Places {
-    fn as_slice(&self) -> &[Option<LockId>] {
-        match self {
-            Self::One(lock) => std::slice::from_ref(lock),
-            Self::Many(many) => many,
         }
     }
 }

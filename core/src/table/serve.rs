@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::{Answer, Denial, Found, Keyspace, Table};
-use crate::lock::Standing;
+use crate::few::Few;
+use crate::lock::{Lock, Standing};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
@@ -14,12 +15,12 @@ use crate::token::{Key, Token};
 pub(super) struct Undelivered {
     token: Token,
     /// The holds whose count has grown by it: where, and under which fence.
-    counted: Vec<(Key, u64)>,
+    counted: Few<(Key, u64)>,
 }
 
 /// Whether a waiter can have its locks now.
 enum Turn {
-    Comes(Vec<Option<LockId>>),
+    Comes(Few<Option<LockId>>),
     NotYet,
     Never(Denial),
 }
@@ -96,16 +97,22 @@ impl Table {
     }
 
     fn serve_line(&mut self, key: &Key, now: Now, keyspace: &mut dyn Keyspace) {
-        while let Some(head) = self
-            .queue
-            .line(key)
-            .and_then(|line| line.waiting.first().copied())
+        while let Some(line) = self.queue.line(key)
+            && let Some(head) = line.waiting.first().copied()
         {
+            let lock = line.lock;
+            // What has changed in this line until now is looked at here.
+            self.unserved.remove(key);
             if !self.serve_waiter(head, now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
                 for waiter in self.exempt_from(head, key) {
                     self.serve_waiter(waiter, now, keyspace);
                 }
+                return;
+            }
+            if let Some(Lock::Exclusive(_)) = lock.and_then(|id| self.lock(id)) {
+                // Nobody else can have it now but who shows the same token, and those are next up.
+                self.unserved.remove(key);
                 return;
             }
         }
@@ -135,27 +142,23 @@ impl Table {
         let waiter = Arc::clone(waiter);
         let lease_now = self.clock.at(now.mono);
         let (keys, terms) = (&waiter.keys, &waiter.terms);
-        let mut locks = Vec::with_capacity(keys.len());
         let mut comes = true;
-        for key in keys {
-            let lock = match self.lock_at(key, now, keyspace) {
-                Ok(lock) => lock,
-                Err(denial) => return Turn::Never(denial),
-            };
+        let look = |key| {
+            let lock = self.lock_at(key, now, keyspace)?;
             match self.standing(lock, terms) {
-                Standing::Refused(refusal) => return Turn::Never(Denial::Refused(refusal)),
+                Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
                 Standing::Excluded => comes = false,
                 Standing::Held => {}
                 Standing::Open => {
                     comes = comes && !self.is_behind(key, Some(id), &terms.token, lease_now)
                 }
             }
-            locks.push(lock);
-        }
-        if comes {
-            Turn::Comes(locks)
-        } else {
-            Turn::NotYet
+            Ok(lock)
+        };
+        match keys.iter().map(look).collect() {
+            Err(denial) => Turn::Never(denial),
+            Ok(locks) if comes => Turn::Comes(locks),
+            Ok(_) => Turn::NotYet,
         }
     }
 
@@ -204,14 +207,14 @@ impl Table {
             let held = lock.and_then(|id| self.fence_of(id, token)).is_some();
             !(held && waiter.terms.once)
         };
-        let adds: Vec<_> = locks.iter().map(adds).collect();
+        let adds: Few<_> = locks.iter().map(adds).collect();
         let key = |at: usize| keys.get(at).cloned().unwrap_or_default();
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
                 let holds = keys.iter().cloned().zip(granted.fences().iter().copied());
                 let counted = holds
-                    .zip(adds)
+                    .zip(&adds)
                     .filter_map(|(hold, adds)| adds.then_some(hold));
                 let grant = Undelivered {
                     token: token.clone(),
@@ -334,11 +337,11 @@ impl Table {
         let Some(Undelivered { token, counted }) = self.undelivered.remove(&id) else {
             return;
         };
-        for (key, fence) in counted {
+        for (key, fence) in &counted {
             // A hold with another fence is a later grant of its own.
-            if let Found::Lock(id) = keyspace.find(&key)
+            if let Found::Lock(id) = keyspace.find(key)
                 && self.settle(id, now, keyspace)
-                && self.fence_of(id, &token) == Some(fence)
+                && self.fence_of(id, &token) == Some(*fence)
             {
                 self.take_off(id, &token, false, now);
             }

@@ -1,0 +1,182 @@
+//! Lists and sets that nearly always have one element: that one needs no allocation.
+
+use std::collections::BTreeSet;
+use std::ops::Deref;
+
+/// A list.
+#[derive(Clone, Debug)]
+pub enum Few<T> {
+    /// One element.
+    One(T),
+    /// Any other number of them.
+    Many(Vec<T>),
+}
+
+impl<T> Few<T> {
+    /// Keeps those that are to be kept.
+    pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
+        match self {
+            Self::One(one) if keep(one) => {}
+            Self::One(_) => *self = Self::Many(Vec::new()),
+            Self::Many(many) => many.retain(keep),
+        }
+    }
+}
+
+impl<T> Deref for Few<T> {
+    type Target = [T];
+
+    fn deref(&self) -> &[T] {
+        match self {
+            Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl<T> FromIterator<T> for Few<T> {
+    fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
+        let mut elements = elements.into_iter();
+        match (elements.next(), elements.next()) {
+            (Some(one), None) => Self::One(one),
+            (first, second) => {
+                Self::Many(first.into_iter().chain(second).chain(elements).collect())
+            }
+        }
+    }
+}
+
+impl<'a, T> IntoIterator for &'a Few<T> {
+    type Item = &'a T;
+    type IntoIter = std::slice::Iter<'a, T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.iter()
+    }
+}
+
+/// An ordered set.
+#[derive(Debug)]
+pub struct FewSet<T> {
+    /// The only element, if there is one only. `more` is empty then.
+    one: Option<T>,
+    more: BTreeSet<T>,
+}
+
+impl<T> Default for FewSet<T> {
+    fn default() -> Self {
+        Self {
+            one: None,
+            more: BTreeSet::new(),
+        }
+    }
+}
+
+impl<T: Ord> FewSet<T> {
+    /// Whether it has no element.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.one.is_none() && self.more.is_empty()
+    }
+
+    /// How many elements it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        usize::from(self.one.is_some()) + self.more.len()
+    }
+
+    /// Adds an element, if it is not there.
+    pub fn insert(&mut self, element: T) {
+        if self.is_empty() {
+            self.one = Some(element);
+        } else if self.one.as_ref() != Some(&element) {
+            self.more.extend(self.one.take());
+            self.more.insert(element);
+        }
+    }
+
+    /// Takes an element out, if it is there.
+    pub fn remove(&mut self, element: &T) {
+        if self.one.as_ref() == Some(element) {
+            self.one = None;
+        } else {
+            self.more.remove(element);
+        }
+    }
+
+    /// Whether an element is there.
+    #[must_use]
+    pub fn contains(&self, element: &T) -> bool {
+        self.one.as_ref() == Some(element) || self.more.contains(element)
+    }
+
+    /// The first element.
+    #[must_use]
+    pub fn first(&self) -> Option<&T> {
+        self.one.as_ref().or_else(|| self.more.first())
+    }
+
+    /// Takes the first element out.
+    pub fn pop_first(&mut self) -> Option<T> {
+        self.one.take().or_else(|| self.more.pop_first())
+    }
+
+    /// All elements, in order.
+    pub fn iter(&self) -> impl Iterator<Item = &T> {
+        self.one.iter().chain(&self.more)
+    }
+
+    /// Takes all elements out.
+    pub fn clear(&mut self) {
+        *self = Self::default();
+    }
+}
+
+impl<T: Ord> Extend<T> for FewSet<T> {
+    fn extend<I: IntoIterator<Item = T>>(&mut self, elements: I) {
+        elements
+            .into_iter()
+            .for_each(|element| self.insert(element));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_few_set_is_a_set(steps in prop::collection::vec((0..4_u8, 0..5_u8), 0..40)) {
+            let (mut few, mut set) = (FewSet::default(), BTreeSet::new());
+            for (step, element) in steps {
+                match step {
+                    0 | 1 => {
+                        few.insert(element);
+                        set.insert(element);
+                    }
+                    2 => {
+                        few.remove(&element);
+                        set.remove(&element);
+                    }
+                    _ => prop_assert_eq!(few.pop_first(), set.pop_first()),
+                }
+                prop_assert!(few.iter().eq(&set));
+                prop_assert_eq!(
+                    (few.len(), few.is_empty(), few.first(), few.contains(&element)),
+                    (set.len(), set.is_empty(), set.first(), set.contains(&element))
+                );
+            }
+        }
+
+        #[test]
+        fn a_few_list_is_a_list(list in prop::collection::vec(0..9_u8, 0..4), least in 0..9_u8) {
+            let mut few: Few<_> = list.iter().copied().collect();
+            prop_assert_eq!(&few[..], &list[..]);
+            few.retain(|element| *element >= least);
+            let kept: Vec<_> = list.into_iter().filter(|element| *element >= least).collect();
+            prop_assert_eq!(&few[..], &kept[..]);
+        }
+    }
+}
