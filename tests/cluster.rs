@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{sole_holder, wait_for_waiters, waiters};
+use crate::lock::{counter, sole_holder, wait_for_waiters, waiters};
 use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, free_port, wait_until};
 
@@ -167,6 +167,37 @@ fn a_slot_that_is_taken_over_grants_nobody_at_the_old_node() {
     wait_until("nobody waits", || {
         a.call("LOCK.NODE").number("waiters") == 0
     });
+}
+
+/// The server tells those who wait about it within a second. Leases end in that second, too.
+#[test]
+fn nobody_is_granted_anything_while_the_cluster_is_down() {
+    let (one, _two) = two_masters();
+    let mut a = one.connect();
+    let mut waiting: Vec<Connection> = (0..100)
+        .map(|n| {
+            let ttl = 1000 + 20 * n;
+            granted(&a.call(&format!("LOCK.ACQUIRE {{job}}{n} me {ttl}")));
+            let mut waiter = one.connect();
+            waiter.send(&format!("LOCK.ACQUIRE {{job}}{n} you 600000 BLOCK 0"));
+            waiter
+        })
+        .collect();
+    wait_until("the first lease is over", || {
+        a.call("LOCK.INFO {job}0 me") == Value::Null
+    });
+    // Nobody serves the slot 0 any more.
+    a.ok("CLUSTER DELSLOTS 0");
+    wait_until("the cluster is down", || {
+        let state = a.call("CLUSTER INFO").text().to_owned();
+        state.contains("cluster_state:fail")
+    });
+    let last = counter(&mut a);
+    let told: Vec<Value> = waiting.iter_mut().map(Connection::receive).collect();
+    assert!(told.iter().any(Value::is_error), "{told:?}");
+    for told in told.iter().filter(|told| !told.is_error()) {
+        assert!(granted(told) <= last, "granted while the cluster is down");
+    }
 }
 
 #[test]
