@@ -405,17 +405,20 @@ extern "C" fn on_client_change(
     }
 }
 
-/// The server saves or rewrites in a child. A rewrite without an RDB preamble has no place for the fence counter, so it
-/// goes into the stream once more, as an effect without keys.
+/// The server saves, rewrites or hands a slot over in a child. A rewrite without an RDB preamble has no place for the fence
+/// counter, so it goes into the stream once more. Only then: an effect without keys is of no slot, and Valkey 9 gives a
+/// slot's migration up when it meets one.
 extern "C" fn on_fork(
-    _: *mut raw::RedisModuleCtx,
+    ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     stage: u64,
     _: *mut c_void,
 ) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
+        // SAFETY: the context of this callback.
+        let preamble = unsafe { Ctx::new(ctx) }.config("aof-use-rdb-preamble");
         node::with(|node| {
-            node.counter_is_due = true;
+            node.counter_is_due |= preamble.as_deref() != Some("yes");
             node.listened_to = true;
         });
         wake_soon();
