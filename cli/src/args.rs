@@ -95,6 +95,11 @@ pub enum Verb {
     /// Show how each node is doing
     #[command(mut_arg("nodes", |arg| arg.num_args(1..)))]
     Nodes(Nodes),
+    /// Watch five masters, contending workers, crashes and a paused holder for half a minute
+    Demo(Demo),
+    /// One worker of the demo
+    #[command(hide = true)]
+    DemoWorker(DemoWorker),
     /// Print the completions for a shell, to be put where that shell looks for them
     Completions {
         /// bash, elvish, fish, powershell or zsh
@@ -226,6 +231,29 @@ pub struct Force {
 pub struct Nodes {
     #[command(flatten)]
     pub place: Where,
+}
+
+#[derive(Args)]
+pub struct Demo {
+    /// The module
+    #[arg(long, value_name = "FILE", default_value = "./redislock.so")]
+    pub module: PathBuf,
+    /// The server that loads it [default: redis-server or valkey-server]
+    #[arg(long, value_name = "FILE", env = "REDIS_SERVER")]
+    pub server: Option<PathBuf>,
+    /// Draw the moment of the refused write into this SVG file
+    #[arg(long, value_name = "FILE")]
+    pub picture: Option<PathBuf>,
+}
+
+#[derive(Args)]
+pub struct DemoWorker {
+    #[command(flatten)]
+    pub place: Where,
+    #[arg(long)]
+    pub name: String,
+    #[arg(long)]
+    pub resource: PathBuf,
 }
 
 /// A name must be given, and must not be empty.

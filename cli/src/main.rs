@@ -9,6 +9,7 @@
 mod acquire;
 mod args;
 mod child;
+mod demo;
 mod duration;
 mod exit;
 mod force;
@@ -73,6 +74,8 @@ async fn carry_out(verb: Verb, voice: &Voice) -> Result<u8, Failure> {
         Verb::Ls(args) => ls::ls(args, voice).await,
         Verb::Force(args) => force::force(args, voice).await,
         Verb::Nodes(args) => nodes::nodes(args, voice).await,
+        Verb::Demo(args) => demo::demo(args, voice).await,
+        Verb::DemoWorker(args) => demo::work(args).await,
         Verb::Completions { shell } => pages::completions(shell, voice),
         Verb::Man { verb } => pages::manual(verb.as_deref(), voice),
     }

@@ -33,6 +33,11 @@ impl Voice {
         self.live
     }
 
+    /// Whether a terminal could be drawn on.
+    pub fn can_draw(&self) -> bool {
+        !is_dumb()
+    }
+
     /// A message, on a line of its own.
     pub fn say(&self, text: &str, fields: Value) {
         self.clear();
@@ -93,7 +98,7 @@ fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty())
 }
 
-/// Colours, where they are seen and wanted (https://no-color.org).
+/// Colours, where they are seen and wanted (<https://no-color.org>).
 #[derive(Clone, Copy)]
 pub struct Paint(bool);
 
@@ -101,6 +106,10 @@ impl Paint {
     pub fn for_stdout() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self(std::io::stdout().is_terminal() && !is_dumb() && !unwanted)
+    }
+
+    pub fn is_on(self) -> bool {
+        self.0
     }
 
     fn with(self, code: &str, text: &str) -> String {

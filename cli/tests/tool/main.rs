@@ -2,6 +2,7 @@
 //! and what comes out is read.
 
 mod contention;
+mod demo;
 mod exits;
 mod input;
 mod looking;

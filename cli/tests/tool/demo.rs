@@ -1,0 +1,108 @@
+//! The show runs to its end by itself, and leaves nothing behind however it ends.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::tool::{Running, until};
+
+/// Everybody whom the show starts inherits this variable; its value tells the shows of two tests apart.
+const MARK: &str = "SHOW_OF_TEST";
+
+fn show(folder: &Path) -> Command {
+    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../redislock.so");
+    let module = std::env::var_os("REDISLOCK_SO").unwrap_or_else(|| built.into());
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
+    command
+        .args(["demo", "--module"])
+        .arg(module)
+        .env("TMPDIR", folder)
+        .env(MARK, folder)
+        .stdout(File::create(folder.join("out")).unwrap())
+        .stderr(File::create(folder.join("err")).unwrap());
+    command
+}
+
+fn read(folder: &Path, name: &str) -> String {
+    std::fs::read_to_string(folder.join(name)).unwrap_or_default()
+}
+
+/// Processes that the show has started and that still run.
+fn left_running(folder: &Path) -> Vec<String> {
+    let mark = format!("{MARK}={}", folder.display());
+    let mut left = Vec::new();
+    for process in std::fs::read_dir("/proc").unwrap().flatten() {
+        let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+        let mut variables = environment.split(|byte| *byte == 0);
+        let marked = variables.any(|variable| variable == mark.as_bytes());
+        // Servers write their title over their environment, but work in the folder of the show.
+        let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| {
+            cwd.to_string_lossy()
+                .starts_with(&*folder.to_string_lossy())
+        });
+        if marked || inside {
+            left.push(process.path().display().to_string());
+        }
+    }
+    left
+}
+
+#[test]
+fn it_ends_by_itself_with_a_refused_write_and_no_lost_update_and_leaves_nothing_running() {
+    let folder = tempfile::tempdir().unwrap();
+    let picture = folder.path().join("picture.svg");
+    let mut command = show(folder.path());
+    command.arg("--picture").arg(&picture);
+    let ended = Running::start(command).end();
+    let (out, err) = (read(folder.path(), "out"), read(folder.path(), "err"));
+    assert_eq!(ended.code, Some(0), "{out}{err}");
+    assert_eq!(err, "");
+    assert!(!out.contains('\x1b'), "{out}");
+    for wanted in [
+        "holds the lock, fence",
+        "is killed (SIGKILL)",
+        "is started again",
+        "is paused (SIGSTOP)",
+        "REFUSED",
+        "no update was lost",
+    ] {
+        assert!(out.contains(wanted), "{wanted:?} is not in {out}");
+    }
+    assert!(read(folder.path(), "picture.svg").contains("REFUSED"));
+    assert_eq!(left_running(folder.path()), [""; 0]);
+    std::fs::remove_file(picture).unwrap();
+    let mut files: Vec<_> = std::fs::read_dir(folder.path())
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    files.sort();
+    assert_eq!(files, ["err", "out"]);
+}
+
+#[test]
+fn interrupted_or_killed_it_leaves_nothing_running_either() {
+    for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut running = Running::start(show(folder.path()));
+        until("the lock is held", || {
+            read(folder.path(), "out").contains("holds the lock")
+        });
+        // Itself, five masters, four workers.
+        assert_eq!(left_running(folder.path()).len(), 10);
+        running.signal(signal);
+        assert_eq!(running.end().code, code);
+        until("all have ended", || left_running(folder.path()).is_empty());
+    }
+}
+
+#[test]
+fn without_the_module_it_says_what_to_do() {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
+    command.args(["demo", "--module", "/no/such/file"]);
+    command.stderr(std::process::Stdio::piped());
+    let ended = Running::start(command).end();
+    assert_eq!(ended.code, Some(64));
+    assert!(ended.err.contains("make build"), "{ended:?}");
+}
