@@ -58,8 +58,8 @@ thread_local! {
     static PLACES: RefCell<Places> = RefCell::default();
     /// Whether the end of each turn is told.
     static LISTENS: Cell<bool> = const { Cell::new(false) };
-    /// Those whose answer is there and who are still blocked.
-    static ANSWERED: RefCell<Vec<WaiterId>> = RefCell::default();
+    /// Answers to those who are still blocked.
+    static ANSWERS: RefCell<Vec<(WaiterId, Answer)>> = RefCell::default();
 }
 
 /// Parks the connection of this command until its waiter is answered.
@@ -97,17 +97,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
 /// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
 /// not the one that counts. So it waits for the end of the turn, before replies are sent.
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
-    for (id, answer) in answers {
-        let parked =
-            PLACES.with_borrow(|places| places.by_waiter.get(&id).map(|place| place.parked));
-        match parked {
-            // SAFETY: a place is removed before the server frees the private data, so the pointer is valid here.
-            Some(parked) => unsafe { (*parked).answer = Some(answer) },
-            // Gone before it could be told.
-            None => node::post(Letter::Left(id)),
-        }
-        ANSWERED.with_borrow_mut(|answered| answered.push(id));
-    }
+    ANSWERS.with_borrow_mut(|waiting| waiting.extend(answers));
     if !LISTENS.replace(true) {
         lifecycle::call_each_turn(Some(unblock_answered));
     }
@@ -123,19 +113,25 @@ extern "C" fn unblock_answered(
     if moment != raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         return;
     }
-    let mut answered = ANSWERED.take();
-    for id in answered.drain(..) {
-        if let Some(place) = PLACES.with_borrow_mut(|places| places.remove(id)) {
-            // SAFETY: still blocked, as it had a place until now.
-            unsafe {
+    let mut answers = ANSWERS.take();
+    for (id, answer) in answers.drain(..) {
+        match PLACES.with_borrow_mut(|places| places.remove(id)) {
+            // SAFETY: still blocked, as it had a place until now; so the server has not freed the private data either.
+            Some(place) => unsafe {
+                (*place.parked).answer = Some(answer);
                 api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
+            },
+            // Gone before it could be told.
+            None => {
+                node::post(Letter::Left(id));
+                lifecycle::wake_soon();
             }
         }
     }
     // Its memory is used again.
-    ANSWERED.with_borrow_mut(|now| {
-        if now.is_empty() {
-            *now = answered;
+    ANSWERS.with_borrow_mut(|since| {
+        if since.is_empty() {
+            *since = answers;
         }
     });
 }
@@ -214,7 +210,7 @@ extern "C" fn free(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
         lifecycle::wake_soon();
     }
     // The first moment after `unblock_answered` at which the server may be told to stop calling it.
-    if ANSWERED.with_borrow(Vec::is_empty) && LISTENS.replace(false) {
+    if ANSWERS.with_borrow(Vec::is_empty) && LISTENS.replace(false) {
         lifecycle::call_each_turn(None);
     }
 }

@@ -3,7 +3,7 @@
 //! Arrival gives each request its number, and every key that somebody waits for has a line of those numbers. A request
 //! for several keys stands in all their lines at once.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -43,7 +43,8 @@ pub struct Line {
 /// All who wait.
 #[derive(Debug, Default)]
 pub struct Queue {
-    waiters: HashMap<WaiterId, Arc<Waiter>>,
+    /// By arrival: who is granted next came first, so it is found where the last one was, not in cold memory.
+    waiters: BTreeMap<WaiterId, Arc<Waiter>>,
     lines: HashMap<Key, Line>,
     by_token: HashMap<Token, FewSet<WaiterId>>,
     deadlines: BTreeSet<(Instant, WaiterId)>,
@@ -162,11 +163,8 @@ impl Queue {
     }
 
     /// Everyone who waits, by arrival.
-    #[must_use]
-    pub fn ids(&self) -> Vec<WaiterId> {
-        let mut ids: Vec<_> = self.waiters.keys().copied().collect();
-        ids.sort_unstable();
-        ids
+    pub fn ids(&self) -> impl Iterator<Item = WaiterId> {
+        self.waiters.keys().copied()
     }
 
     /// The requests of `token` that wait.

@@ -303,7 +303,7 @@ impl Table {
 
     /// This node grants no more: everyone who waits is told to come again.
     pub fn unblock_all(&mut self) {
-        let ids = self.queue.ids();
+        let ids: Vec<_> = self.queue.ids().collect();
         self.unblock(&ids);
     }
 
