@@ -6,8 +6,10 @@
 //!
 //! How long a hold is valid needs less: at any moment before [`held_until`] a majority of nodes keeps a lease for the
 //! token. A node that grants again later (after a restart, say) keeps such a lease as well as any, with a fence of
-//! its own; so renewal counts leases, and only acquisition counts fences. The hold ends for good as soon as nodes have
-//! forgotten it and the rest is no majority: then somebody else may have been in between.
+//! its own; so renewal counts leases, and only acquisition counts fences. The hold ends for good as soon as those that have
+//! kept it are no majority: then somebody else may have been in between ([`is_kept`]).
+//!
+//! quorum_model.rs checks both over every order of events of a small deployment.
 
 use std::time::Duration;
 
@@ -66,6 +68,19 @@ pub(crate) fn held_until(ends: impl Iterator<Item = Moment>, majority: usize) ->
     }
     ends.sort_unstable_by(|a, b| b.cmp(a));
     ends.get(majority - 1).copied()
+}
+
+/// Whether a hold goes on: a majority of the nodes has kept it all the time, and still does. `anew` are those that granted
+/// it in the round of renewal under way: they count from the next one on, as somebody else may have held the lock
+/// before they did.
+pub(crate) fn is_kept(
+    leases: impl Iterator<Item = (usize, Moment)>,
+    anew: NodeSet,
+    now: Moment,
+    majority: usize,
+) -> bool {
+    let kept = leases.filter(|(node, end)| *end > now && !anew.contains(*node));
+    kept.count() >= majority
 }
 
 /// What one node has said so far.
@@ -212,6 +227,9 @@ impl Ballot {
     }
 }
 
+#[cfg(test)]
+#[path = "quorum_model.rs"]
+mod model;
 #[cfg(test)]
 #[path = "quorum_tests.rs"]
 mod tests;

@@ -6,12 +6,12 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::{Hold, RENEW_AFTER};
+use super::{Hold, RENEW_AFTER, State};
 use crate::clock::Moment;
 use crate::command;
 use crate::error::{Error, Reports, Verdict};
 use crate::options::Spec;
-use crate::quorum::{NodeSet, held_until, lease_end};
+use crate::quorum::{NodeSet, held_until, is_kept, lease_end};
 use crate::reply::Reply;
 
 /// A renewal that failed is tried again after this part of the ttl.
@@ -122,7 +122,7 @@ impl Hold {
             }
         }
         let nodes = fleet.reports(|place| verdicts[place].clone());
-        self.conclude(sent, ttl, round.confirmed, nodes)
+        self.conclude(sent, ttl, &round, nodes)
     }
 
     /// Nodes whose grants came after the majority was complete hold the lock like the others.
@@ -145,9 +145,7 @@ impl Hold {
         }
     }
 
-    /// Notes what a node said, and what follows. A hold goes on only as long as a majority has kept it all the time: what
-    /// was granted anew in the same round does not make up for what was forgotten, as somebody else may have held the
-    /// lock in between.
+    /// Notes what a node said, and what follows.
     fn seated(
         &self,
         round: &mut Round,
@@ -175,14 +173,17 @@ impl Hold {
                 seat.end = None;
             }
         }
-        let now = Moment::now();
-        let kept = state.seats.iter().enumerate().filter(|(place, seat)| {
-            seat.end.is_some_and(|end| end > now) && !round.regranted.contains(*place)
-        });
-        match kept.count() < self.client.fleet.majority() {
-            true => Next::Lost,
-            false => Next::AskAgain,
+        match self.is_kept(&state, round) {
+            true => Next::AskAgain,
+            false => Next::Lost,
         }
+    }
+
+    fn is_kept(&self, state: &State, round: &Round) -> bool {
+        let seats = state.seats.iter().enumerate();
+        let leases = seats.filter_map(|(place, seat)| Some((place, seat.end?)));
+        let majority = self.client.fleet.majority();
+        is_kept(leases, round.regranted, Moment::now(), majority)
     }
 
     /// What follows from a round of renewal.
@@ -190,7 +191,7 @@ impl Hold {
         &self,
         sent: Moment,
         ttl: Duration,
-        confirmed: usize,
+        round: &Round,
         nodes: Reports,
     ) -> Result<Moment, Error> {
         let majority = self.client.fleet.majority();
@@ -200,12 +201,12 @@ impl Hold {
         let now = Moment::now();
         state.valid_until = until.unwrap_or(now);
         let lock = self.spec.name();
-        if self.lost.is_cancelled() || state.valid_until <= now {
+        if self.lost.is_cancelled() || state.valid_until <= now || !self.is_kept(&state, round) {
             drop(state);
             self.lost.cancel();
             return Err(Error::Lost { lock, nodes });
         }
-        if confirmed >= majority {
+        if round.confirmed >= majority {
             state.ttl = ttl;
             state.renew_at = sent + ttl / RENEW_AFTER;
             return Ok(state.valid_until);
