@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run test chaos lint bench matrix
+.PHONY: help setup build run demo test chaos lint bench matrix
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -19,6 +19,10 @@ build: setup ## Build the module: ./redislock.so
 
 run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)
 	@PORT='$(PORT)' scripts/run.sh
+
+demo: build ## Watch five masters, contending workers, crashes and a paused holder for half a minute (PICTURE=file: draw it)
+	cargo build -p redlock-cli
+	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redlock demo $(if $(PICTURE),--picture '$(PICTURE)')
 
 test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
 	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast

@@ -19,17 +19,24 @@ const EXAMPLES: &str = "\
 Examples:
   export REDLOCK_NODES=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
 
-  redlock run --key nightly -- ./backup.sh        one host at a time runs the backup
-  redlock run --key nightly --wait 0 -- ./job     or not at all, if another one does already (exit code 75)
-  redlock status nightly                          who holds it, for how long, who waits
-  redlock ls 'backup:*'                           all locks of that name
-  redlock nodes                                   are the masters well?
+  redlock run --key nightly -- ./backup.sh    one host at a time
+  redlock run --key nightly --wait 0 -- ./job or not at all (exit code 75)
+  redlock status nightly                      who holds it, who waits
+  redlock ls 'backup:*'                       all locks of that name
+  redlock nodes                               are the masters well?
 
-One node is enough to begin with; with three or five independent masters the lock survives the loss of one or two.
-List the same nodes in the same order everywhere.
+One node is enough to begin with. Over three or five independent masters
+the lock survives the loss of one or two. List the same nodes in the same
+order everywhere.
 
-Exit codes: that of the command; 64 asked wrongly (or the nodes cannot be reached); 70 the lock was lost;
-75 the lock was not had; 126 the command cannot be executed; 127 there is no such command.";
+Exit codes:
+  that of the command, or 128 + n if signal n ended it
+  64   asked wrongly, or too few nodes can be reached
+  70   the lock was lost
+  74   something could not be written or read
+  75   the lock was not had
+  126  the command cannot be executed
+  127  there is no such command";
 
 const RUN_EXAMPLES: &str = "\
 Examples:
@@ -38,28 +45,40 @@ Examples:
   redlock run --key cache --shared -- ./read-only-job
   redlock run --key db -- sh -c 'migrate --fence \"$REDLOCK_FENCE\"'
 
-The command gets REDLOCK_KEY and REDLOCK_FENCE. The fence is higher than that of every holder before: a resource that
-remembers the highest fence it has seen can refuse a holder that lost its lock without noticing.
+The command gets REDLOCK_KEY and REDLOCK_FENCE. The fence is higher than
+that of every holder before: a resource that remembers the highest fence
+it has seen can refuse a holder that lost its lock without noticing.
 
-If the lock is lost (too few nodes answer, or an administrator took it away), the command's process group gets SIGTERM
-and, before the lease ends and somebody else may have the lock, SIGKILL.";
+If the lock is lost (too few nodes answer, or an administrator took it
+away), the process group of the command gets SIGTERM and then SIGKILL,
+before the lease ends and somebody else may have the lock.";
 
 const ACQUIRE_EXAMPLES: &str = "\
 Examples:
-  eval \"$(redlock acquire --key nightly --ttl 10m)\"    # sets REDLOCK_KEY, REDLOCK_TOKEN and REDLOCK_FENCE
-  … do the work, within ten minutes …
-  redlock release                                       # takes them from there
+  eval \"$(redlock acquire --key nightly --ttl 10m)\"
+  ... the work, within ten minutes ...
+  redlock release
 
-Nothing renews this lock, and nobody stops the script when the time is over: where a command can be wrapped, use
-`redlock run`. Never write the token into a command line: everybody on the host can read those.";
+The first line sets REDLOCK_KEY, REDLOCK_TOKEN and REDLOCK_FENCE, from
+which `extend` and `release` take them. Nothing renews this lock, and
+nobody stops the script when its time is over: where a command can be
+wrapped, use `redlock run`. Never write the token into a command line:
+everybody on the host can read those.";
+
+const EXTEND_EXAMPLES: &str = "\
+Example:
+  redlock extend --ttl 10m || exit
+
+The token is taken from REDLOCK_TOKEN or from standard input. Exit code 70
+if the lock was not held any more.";
 
 const RELEASE_EXAMPLES: &str = "\
 Examples:
-  redlock release                                          # REDLOCK_KEY and REDLOCK_TOKEN, as acquire has set them
-  redlock acquire --key nightly --json > hold.json
-  jq -r .token hold.json | redlock release --key nightly   # the token by standard input
+  redlock release
+  jq -r .token hold.json | redlock release --key nightly
 
-Exit code 70 if the lock was not held any more.";
+The token is taken from REDLOCK_TOKEN or from standard input. Exit code 70
+if the lock was not held any more.";
 
 /// Locks for the shell, over one or several Redis or Valkey masters with the redislock module.
 #[derive(Parser)]
@@ -75,13 +94,17 @@ pub struct Cli {
 #[derive(Subcommand)]
 pub enum Verb {
     /// Run a command while holding a lock, like flock(1)
-    #[command(after_help = RUN_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    #[command(
+        after_help = RUN_EXAMPLES,
+        override_usage = "redlock run --node URL... --key NAME [OPTIONS] -- COMMAND [ARGUMENTS]...",
+        mut_arg("nodes", |arg| arg.num_args(1..))
+    )]
     Run(Run),
     /// Take a lock and leave it held, for scripts that cannot wrap a command
     #[command(after_help = ACQUIRE_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Acquire(Acquire),
     /// Extend a lock that `acquire` took
-    #[command(mut_arg("nodes", |arg| arg.num_args(1..)))]
+    #[command(after_help = EXTEND_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Extend(Extend),
     /// Release a lock that `acquire` took
     #[command(after_help = RELEASE_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]

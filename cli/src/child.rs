@@ -3,6 +3,7 @@
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
@@ -40,6 +41,8 @@ impl Group {
             Ok(WaitStatus::Exited(_, code)) => Some(Change::Exited(code)),
             Ok(WaitStatus::Signaled(_, signal, _)) => Some(Change::Killed(signal)),
             Ok(WaitStatus::Stopped(_, signal)) => Some(Change::Stopped(signal)),
+            // Nobody is there to wait for: it has ended, and how is not known.
+            Err(Errno::ECHILD) => Some(Change::Exited(i32::from(u8::MAX))),
             _ => None,
         }
     }

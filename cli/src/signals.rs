@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
+use crate::terminal::somebody_would_continue_us;
 
 /// What is passed on to the command; besides, the end or stop of the command is told by SIGCHLD.
 const PASSED_ON: [Signal; 9] = [
@@ -55,10 +56,10 @@ impl Signals {
     pub async fn end(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Signal::SIGTSTP => {
+                Signal::SIGTSTP if somebody_would_continue_us() => {
                     let _ = nix::sys::signal::raise(Signal::SIGSTOP);
                 }
-                Signal::SIGCONT | Signal::SIGCHLD | Signal::SIGWINCH => {}
+                Signal::SIGTSTP | Signal::SIGCONT | Signal::SIGCHLD | Signal::SIGWINCH => {}
                 signal => return signal,
             }
         }

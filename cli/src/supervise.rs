@@ -75,7 +75,9 @@ impl<'a> Supervisor<'a> {
     /// Returns when the command has ended; after a loss, when nobody of its group is left.
     pub async fn watch(mut self) -> Ending {
         loop {
-            while let Some(change) = self.group.look() {
+            while self.code.is_none()
+                && let Some(change) = self.group.look()
+            {
                 self.changed(change);
             }
             match (self.phase, self.code) {
