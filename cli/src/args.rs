@@ -38,6 +38,12 @@ Exit codes:
   126  the command cannot be executed
   127  there is no such command";
 
+const NODE_HELP: &str = "\
+A master: redis://[user:password@]host[:port][/db], rediss:// for TLS, unix:///path. May be given several times, or \
+separated by commas [default: REDLOCK_NODES, separated by commas or spaces]";
+
+const OWNER_HELP: &str = "What others see as the holder [default: user@host:pid]";
+
 const RUN_EXAMPLES: &str = "\
 Examples:
   redlock run --node redis://127.0.0.1 --key nightly -- ./backup.sh --full
@@ -138,9 +144,7 @@ pub enum Verb {
 /// Where the nodes are.
 #[derive(Args, Clone)]
 pub struct Where {
-    /// A master: redis://[user:password@]host[:port][/db], rediss:// for TLS, unix:///path. May be given several times,
-    /// or separated by commas [default: REDLOCK_NODES, separated by commas or spaces]
-    #[arg(long = "node", id = "nodes", value_name = "URL")]
+    #[arg(long = "node", id = "nodes", value_name = "URL", help = NODE_HELP)]
     pub nodes: Vec<String>,
     /// How long one node may take to answer [default: a tenth of the ttl, 500ms at most]
     #[arg(long, value_name = "DURATION", value_parser = span, env = "REDLOCK_NODE_TIMEOUT")]
@@ -167,8 +171,7 @@ pub struct Wanted {
     /// Share the lock with others who ask for it shared; without it, hold it alone
     #[arg(long)]
     pub shared: bool,
-    /// What others see as the holder [default: user@host:pid]
-    #[arg(long, value_name = "LABEL")]
+    #[arg(long, value_name = "LABEL", help = OWNER_HELP)]
     pub owner: Option<String>,
     /// The exit code when the lock was not had
     #[arg(long, value_name = "CODE", default_value_t = crate::exit::NOT_HAD)]
