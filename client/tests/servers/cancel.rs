@@ -5,8 +5,9 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 
-use redislock_client::{Guard, Lock, Owner};
+use redislock_client::{Guard, Lock, Owner, Redlock, Released};
 
+use crate::proxy::{Gate, Proxy};
 use crate::server::Server;
 use crate::{TTL, connect, freed_before_the_lease_ends};
 
@@ -186,4 +187,130 @@ async fn a_cancelled_extension_leaves_the_guard_as_it_was() {
         assert!(guard.is_valid() && guard.valid_until() >= before);
     }
     assert!(guard.extend().await.is_ok());
+}
+
+/// Cancels when the first message has come through, the second, the third… in either direction and between any two of
+/// the nodes, until the request is through before that.
+async fn at_every_message(
+    servers: &[Server],
+    lock: impl AsyncFn(&Redlock) -> Lock,
+    keys: &[&str],
+    before: impl AsyncFn() -> Option<Guard>,
+) {
+    let mut proxies = Vec::new();
+    for server in servers {
+        proxies.push(Proxy::to(server.port).await);
+    }
+    // The node timeout must not end the wait at the gate.
+    let client = Redlock::builder()
+        .nodes(proxies.iter().map(Proxy::url))
+        .node_timeout(Duration::from_secs(20))
+        .connect()
+        .await
+        .unwrap();
+    let mut messages = 0;
+    loop {
+        let holder = before().await;
+        let lock = lock(&client).await;
+        let gate = Gate::after(messages);
+        proxies.iter().for_each(|proxy| proxy.set_gate(&gate));
+        let release = async {
+            if let Some(holder) = holder {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                holder.release().await;
+            }
+        };
+        let acquire = async {
+            tokio::select! {
+                acquired = lock.acquire() => Some(acquired.unwrap()),
+                () = gate.reached() => None,
+            }
+        };
+        let (acquired, ()) = tokio::join!(acquire, release);
+        gate.open();
+        let through = acquired.is_some();
+        drop(acquired);
+        for key in keys {
+            freed_before_the_lease_ends(servers, key, LONG / 20).await;
+        }
+        if through {
+            break;
+        }
+        messages += 1;
+    }
+    // Of a majority a question and an answer each.
+    let least = 2 * (servers.len() / 2 + 1);
+    assert!(messages >= least, "only {messages} messages were seen");
+}
+
+#[tokio::test]
+async fn at_every_message_on_one_node() {
+    let servers = Server::start_many::<1>(&[]);
+    let lock = async |client: &Redlock| client.lock("x").ttl(LONG);
+    at_every_message(&servers, lock, &["x"], nobody).await;
+}
+
+#[tokio::test]
+async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
+    let servers = Server::start_many::<3>(&[]);
+    let lock = async |client: &Redlock| {
+        // Counters that nobody has told the client about.
+        for (server, seconds) in servers.iter().zip([1, 2, 3]) {
+            let time: Vec<u64> = server.run(&["TIME"]);
+            let fence = ((time[0] + seconds) * 1_000_000).to_string();
+            let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1", "FENCE", &fence]);
+        }
+        client.lock("x").ttl(LONG)
+    };
+    at_every_message(&servers, lock, &["x"], nobody).await;
+    assert!(servers.iter().any(|server| server.calls("lock.extend") > 0));
+}
+
+#[tokio::test]
+async fn at_every_message_of_a_wait_for_a_quorum() {
+    let servers = Server::start_many::<3>(&[]);
+    let other = connect(&servers).await;
+    let holder = other.lock("x").ttl(LONG);
+    let lock = async |client: &Redlock| client.lock("x").ttl(LONG);
+    at_every_message(&servers, lock, &["x"], async || {
+        Some(holder.acquire().await.unwrap())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn at_every_message_of_a_wait_for_several_keys() {
+    let servers = Server::start_many::<1>(&[]);
+    let other = connect(&servers).await;
+    let holder = other.lock("b").ttl(LONG);
+    let lock = async |client: &Redlock| client.lock_all(["a", "b"]).ttl(LONG);
+    at_every_message(&servers, lock, &["a", "b"], async || {
+        Some(holder.acquire().await.unwrap())
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn at_every_message_of_a_wait_for_replicas() {
+    let servers = Server::start_many::<1>(&["repl-diskless-sync-delay 0"]);
+    let _replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let client = connect(&servers).await;
+    let soon = client.lock("x").ttl(TTL).replicas(1);
+    drop(crate::acquire::once_replicas_confirm(&soon).await);
+    let lock = async |client: &Redlock| client.lock("x").ttl(LONG).replicas(1);
+    at_every_message(&servers, lock, &["x"], nobody).await;
+}
+
+#[tokio::test]
+async fn an_entry_that_is_cancelled_neither_ends_the_hold_nor_keeps_it() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let lock = client.lock("x").ttl(LONG).owner(&Owner::new());
+    for points in 0..8 {
+        let outer = lock.acquire().await.unwrap();
+        drop(cancel_after(points, lock.acquire()).await);
+        assert!(outer.extend().await.is_ok());
+        assert_eq!(outer.release().await, Released::WasHeld);
+        freed_before_the_lease_ends(&servers, "x", LONG / 20).await;
+    }
 }

@@ -6,7 +6,7 @@ use std::process::Command;
 use crate::server::Server;
 
 /// Examples are built next to the tests: target/<profile>/examples.
-fn example(name: &str) -> Command {
+pub fn example(name: &str) -> Command {
     let test = std::env::current_exe().unwrap();
     let profile = test
         .parent()

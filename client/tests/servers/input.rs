@@ -182,10 +182,10 @@ async fn a_node_that_begins_to_answer_garbage_never_counts_and_keeps_nothing() {
     let lock = client.lock("x").ttl(LONG);
     // Every number becomes text: of one node, that hurts nobody.
     proxies[0].replace_in_replies("\n:", "\n+");
-    proxies[0].replace_the_first_byte(b':', b'+');
+    proxies[0].replace_the_kind(b':', b'+');
     lock.acquire().await.unwrap().release().await;
     freed_before_the_lease_ends(&servers, "x", LONG / 20).await;
-    proxies[1].replace_the_first_byte(b':', b'+');
+    proxies[1].replace_the_kind(b':', b'+');
     let error = lock.try_acquire().await.unwrap_err();
     assert!(
         matches!(error, Error::Refused { .. } | Error::NoQuorum { .. }),

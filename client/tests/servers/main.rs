@@ -16,6 +16,7 @@ mod links;
 mod log;
 mod nodes;
 mod owner;
+mod pauses;
 mod proxy;
 mod sentinel;
 mod server;
