@@ -1,5 +1,7 @@
 //! On a terminal: who may read it, ctrl-C, ctrl-Z, lines that are rewritten, questions, colours. And in a log: none of it.
 
+use std::fs::File;
+use std::io::Write;
 use std::process::Command;
 
 use crate::masters;
@@ -96,17 +98,23 @@ fn ctrl_z_stops_and_fg_continues_both() {
 fn a_command_that_was_stopped_beyond_its_lease_is_not_continued() {
     let servers = masters::<1>();
     let folder = tempfile::tempdir().unwrap();
-    let went_on = folder.path().join("went-on");
+    let (pipe, went_on) = (folder.path().join("pipe"), folder.path().join("went-on"));
+    let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
+    assert!(made.success());
     let mut pty = shell(&servers);
+    // A loop around sleep would not do: a shell that is stopped while it starts one is not seen to have stopped.
     pty.type_in(&format!(
-        "$R run --key job --ttl 1s -- sh -c 'echo be\"\"gun; while :; do sleep 0.02; [ -z \"$(cat {0}.ask 2>/dev/null)\" ] || echo yes > {0}; done'\n",
+        "$R run --key job --ttl 1s -- sh -c 'echo be\"\"gun; read word < {}; echo yes > {}'\n",
+        pipe.display(),
         went_on.display()
     ));
     pty.shows("begun");
     pty.type_in("\x1a");
     pty.shows("Stopped");
     until("the lease has ended", || servers[0].is_free("job"));
-    std::fs::write(folder.path().join("went-on.ask"), "?").unwrap();
+    // What the command waits for is there: it would go on at once.
+    let mut end = File::options().read(true).write(true).open(&pipe).unwrap();
+    end.write_all(b"go\n").unwrap();
     pty.type_in("fg\n");
     pty.shows("was lost");
     pty.type_in("echo code=$?.\n");
