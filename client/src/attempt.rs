@@ -32,7 +32,7 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// Answers that were not waited for, as the majority was complete without them.
+/// Answers that were not waited for, as the answer was decided without them.
 pub(crate) type Late = Pin<Box<dyn Stream<Item = (Question, Reply)> + Send>>;
 
 /// A question on its way: what would be the right answer to it, and when it was sent.
@@ -58,7 +58,7 @@ pub(crate) struct Attempt {
     turnstile: Option<usize>,
     /// The turnstile said no to a polite attempt.
     overtaking: bool,
-    /// What the winners did not wait for.
+    /// What was not waited for, as the answer was decided without it.
     pub(crate) late: Option<Late>,
     /// A BLOCK request under way.
     pub(crate) blocked: Option<Blocked>,
@@ -110,6 +110,7 @@ impl Attempt {
             &mut self.ballot,
             Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl),
         );
+        self.late = None;
         let mut asked = FuturesUnordered::new();
         let ask = |question: Question, request| {
             let answer = fleet.nodes[question.place].ask(request);
@@ -141,7 +142,10 @@ impl Attempt {
         let mut deadline = sent + fleet.node_timeout;
         loop {
             match self.ballot.decide(Moment::now()) {
-                _ if self.overtaking => return Outcome::Busy,
+                _ if self.overtaking => {
+                    self.late = Some(Box::pin(asked));
+                    return Outcome::Busy;
+                }
                 Decision::Won { .. }
                     if self
                         .turnstile
@@ -157,7 +161,10 @@ impl Attempt {
                 }
                 // Who has a place in a queue to lose hears everybody out: a node that was not heard may be kept.
                 Decision::Failed if !held.is_empty() && !self.ballot.open().is_empty() => {}
-                Decision::Failed => return self.failure(),
+                Decision::Failed => {
+                    self.late = Some(Box::pin(asked));
+                    return self.failure();
+                }
                 Decision::WriteBack { fence, to } => {
                     let raise = command::extend(&self.spec, self.token, self.spec.ttl, Some(fence));
                     let raise = Arc::new(raise);
@@ -254,9 +261,11 @@ impl Attempt {
     }
 
     /// The verdicts for an error message; nodes that hold a lock for somebody else are asked for whom. Of several locks
-    /// the one is named that is held for longest.
+    /// the one is named that is held for longest. The caller is told nothing else, so those are heard, too, without whom
+    /// the answer was decided.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
+        self.hear_the_rest(fleet.node_timeout).await;
         let keys = self.spec.keys.iter();
         let requests: Vec<_> = keys.map(|key| Arc::new(command::info(key))).collect();
         let mut asked = FuturesUnordered::new();
@@ -284,6 +293,20 @@ impl Attempt {
         // Who does not tell in time is reported as held, without the details.
         let _ = tokio::time::timeout(fleet.node_timeout, collect).await;
         self.reports()
+    }
+
+    async fn hear_the_rest(&mut self, patience: Duration) {
+        let Some(mut late) = self.late.take() else {
+            return;
+        };
+        let rest = async {
+            while let Some((question, reply)) = late.next().await {
+                self.count(question, reply);
+            }
+        };
+        if tokio::time::timeout(patience, rest).await.is_err() {
+            self.time_is_up(patience);
+        }
     }
 
     pub(crate) fn reports(&self) -> Reports {

@@ -1,4 +1,5 @@
-//! The same names for programs without an async runtime.
+//! The same names for programs without an async runtime. (Looking at nodes from outside, `Builder::observe`, is for tools,
+//! and async only.)
 //!
 //! ```no_run
 //! use redislock_client::blocking::Redlock;

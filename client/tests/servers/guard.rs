@@ -160,6 +160,16 @@ async fn dropping_a_guard_releases_at_once() {
 }
 
 #[tokio::test]
+async fn a_guard_that_is_dropped_on_a_thread_without_a_runtime_releases_too() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let lock = client.lock("x").ttl(Duration::from_secs(600));
+    let guard = lock.acquire().await.unwrap();
+    std::thread::spawn(move || drop(guard)).join().unwrap();
+    freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+#[tokio::test]
 async fn a_release_during_a_renewal_is_the_last_word() {
     let servers = Server::start_many::<3>(&[]);
     let proxy = Proxy::to(servers[2].port).await;

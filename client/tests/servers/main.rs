@@ -7,6 +7,7 @@ mod clocks;
 mod cluster;
 mod connect;
 mod contention;
+mod docs;
 mod examples;
 mod faults;
 mod guard;

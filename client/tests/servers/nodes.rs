@@ -1,5 +1,6 @@
 //! Nodes that are slow, stopped, killed, restarted, quarantined or lose replies.
 
+use std::collections::HashMap;
 use std::time::Duration;
 
 use redislock_client::{Error, Moment, Redlock, Released, Verdict};
@@ -76,6 +77,52 @@ async fn no_quorum_names_every_node_with_its_reason() {
     assert!(matches!(verdicts[1], Verdict::TimedOut(_)), "{error}");
     assert!(matches!(verdicts[2], Verdict::Granted { .. }), "{error}");
     freed_before_the_lease_ends(&servers[2..], "x", TTL / 2).await;
+}
+
+#[tokio::test]
+async fn no_quorum_names_the_owner_where_a_node_that_answers_holds_the_lock() {
+    let mut servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let words = ["LOCK.ACQUIRE", "x", "t", "600000", "OWNER", "somebody"];
+    let _: u64 = servers[2].run(&words);
+    servers[0].kill();
+    servers[1].kill();
+    let error = client.lock("x").ttl(TTL).try_acquire().await.unwrap_err();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    assert!(
+        error.nodes()[2]
+            .to_string()
+            .contains("held by \"somebody\" for another")
+    );
+}
+
+#[tokio::test]
+async fn a_reply_that_is_lost_and_asked_for_again_counts_once_and_has_the_same_fence() {
+    let servers = Server::start_many::<3>(&[]);
+    let proxy = Proxy::to(servers[0].port).await;
+    let client = behind(&servers, &proxy).await;
+    proxy.replies(Flow::Lose);
+    let guard = client.lock("x").ttl(TTL * 2).acquire().await.unwrap();
+    until("the request has arrived", || !servers[0].is_free("x")).await;
+    let hold = |server: &Server| {
+        let info: HashMap<String, redis::Value> = server.run(&["LOCK.INFO", "x"]);
+        let holders: Vec<HashMap<String, redis::Value>> =
+            redis::from_redis_value(info["holders"].clone()).unwrap();
+        (holders[0]["holds"].clone(), holders[0]["fence"].clone())
+    };
+    let (count, fence) = hold(&servers[0]);
+    assert_eq!(count, redis::Value::Int(1));
+    proxy.cut();
+    proxy.replies(Flow::Pass);
+    // Nothing is known of the grant, so renewal asks for it: ONCE.
+    let asked = servers[0].calls("lock.acquire");
+    until("it was asked again", || {
+        servers[0].calls("lock.acquire") > asked
+    })
+    .await;
+    assert_eq!(hold(&servers[0]), (count, fence));
+    assert_eq!(guard.release().await, Released::WasHeld);
+    freed_before_the_lease_ends(&servers, "x", TTL).await;
 }
 
 #[tokio::test]
