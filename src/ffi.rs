@@ -43,11 +43,16 @@ const BEFORE_THE_CLOCK: u64 = 1 << 42;
 
 /// Both clocks.
 pub fn now() -> Now {
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
     Now {
         mono: mono(),
-        wall: wall.map_or(0, |wall| wall.as_micros() as u64),
+        wall: wall(),
     }
+}
+
+/// The wall clock, µs.
+pub fn wall() -> u64 {
+    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    wall.map_or(0, |wall| wall.as_micros() as u64)
 }
 
 /// The monotonic clock.

@@ -79,34 +79,37 @@ pub fn decide<R>(
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    decide_at(ctx, own, ffi::now(), decide)
+    decide_at(ctx, own, |_| true, decide)
 }
 
-/// [`decide`] for what gives no fence itself: the wall clock is read only if somebody waits who may be given one.
+/// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given one.
 pub fn decide_without_fence<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    let now = if node::anyone_waits() {
-        ffi::now()
-    } else {
-        Now {
-            mono: ffi::mono(),
-            wall: 0,
-        }
+    let may_serve = |Node { table, .. }: &Node| {
+        // A key that is free may have a line of those who wait for others, too.
+        let has_line = |lock: Option<LockId>| match lock {
+            Some(lock) => table.is_waited_for(lock),
+            None => table.waiters() > 0,
+        };
+        table.has_unserved() || own.iter().any(|opened| has_line(opened.lock))
     };
-    decide_at(ctx, own, now, decide)
+    decide_at(ctx, own, may_serve, decide)
 }
 
 fn decide_at<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
-    now: Now,
+    gives_fences: impl FnOnce(&Node) -> bool,
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    lifecycle::notice_standstill(ctx, now.mono);
+    let mono = ffi::mono();
+    lifecycle::notice_standstill(ctx, mono);
     let (result, output) = node::with(|node| {
+        let wall = if gives_fences(node) { ffi::wall() } else { 0 };
+        let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
         let output = node.table.has_output().then(|| {
             // Outside of a command an effect is always made: nobody else counts the change.

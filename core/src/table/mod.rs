@@ -223,6 +223,12 @@ impl Table {
         self.slots.get(id).map(|entry| &entry.key)
     }
 
+    /// Whether somebody waits for the key of `id`.
+    #[must_use]
+    pub fn is_waited_for(&self, id: LockId) -> bool {
+        self.slots.get(id).is_some_and(|entry| entry.queued)
+    }
+
     /// What the lease clock shows.
     #[must_use]
     pub fn lease_now(&self, mono: Instant) -> Instant {
