@@ -4,6 +4,7 @@
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};
 
+use nix::unistd::{getpgrp, tcgetpgrp};
 use serde_json::Value;
 
 use crate::exit::Failure;
@@ -28,9 +29,10 @@ impl Voice {
         }
     }
 
-    /// Whether a line can be rewritten as things change.
+    /// Whether a line can be rewritten as things change: on a terminal, and not from the background, where somebody else
+    /// writes to it.
     pub fn is_live(&self) -> bool {
-        self.live
+        self.live && tcgetpgrp(std::io::stderr()) == Ok(getpgrp())
     }
 
     /// Whether a terminal could be drawn on.

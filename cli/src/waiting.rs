@@ -51,17 +51,19 @@ async fn tell(
     observer: &Observer,
     voice: &Voice,
 ) -> std::convert::Infallible {
+    let mut said = false;
     loop {
         let seen = Merged::of(&observer.lock(key).await);
         let looked = Moment::now();
-        if !voice.is_live() {
-            voice.say(
-                &line(key, &seen, since, wait),
-                fields(key, &seen, since, wait),
-            );
-            return std::future::pending().await;
+        if !voice.is_live() && !std::mem::replace(&mut said, true) {
+            let text = line(key, &seen, since, wait);
+            voice.say(&text, fields(key, &seen, since, wait));
         }
-        while Moment::now().since(looked) < LOOK_EVERY {
+        // Nobody is asked again where nothing could be rewritten; a job may come to the foreground, though.
+        while !voice.is_live() {
+            tokio::time::sleep(LOOK_EVERY).await;
+        }
+        while voice.is_live() && Moment::now().since(looked) < LOOK_EVERY {
             voice.rewrite(&line(key, &seen, since, wait));
             tokio::time::sleep(REWRITE_EVERY).await;
         }

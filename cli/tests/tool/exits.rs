@@ -149,4 +149,19 @@ fn messages_are_json_where_that_was_asked_for() {
     let ended = outcome(command);
     let message: serde_json::Value = serde_json::from_str(&ended.err).unwrap();
     assert_eq!(message["exit_code"], 64);
+    let holding = outcome({
+        let mut command = redlock(&servers);
+        command.args(["acquire", "--key", "k", "--owner", "ada"]);
+        command
+    });
+    assert_eq!(holding.code, Some(0), "{holding:?}");
+    let ended = outcome(run(&servers, "k", &["--json", "--wait", "2s"], ""));
+    let messages: Vec<serde_json::Value> = ended
+        .err
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(messages[0]["event"], "waiting");
+    assert_eq!(messages[0]["lock"]["holders"][0]["owner"], "ada");
+    assert_eq!(messages[1]["exit_code"], 75);
 }

@@ -76,6 +76,46 @@ fn ctrl_c_ends_the_command_and_releases() {
 }
 
 #[test]
+fn ctrl_c_reaches_the_script_that_started_the_tool() {
+    let servers = masters::<1>();
+    let mut pty = shell(&servers);
+    pty.type_in("sh -c '$R run --key job -- sh -c \"echo be\\\"\\\"gun; exec sleep 1000\"; echo went\"\" on'\n");
+    pty.shows("begun");
+    pty.type_in("\x03");
+    until("it has ended", || servers[0].is_free("job"));
+    pty.type_in("echo code=$?.\n");
+    pty.shows("code=130.");
+    assert!(!pty.screen().contains("went on"), "{}", pty.screen());
+}
+
+#[test]
+fn who_reads_the_terminal_at_the_end_of_a_pipeline_keeps_it() {
+    let servers = masters::<1>();
+    let mut pty = shell(&servers);
+    pty.type_in("$R run --key job -- sh -c 'echo page; exec sleep 1000' | sh -c 'read page; echo \"sh\"\"ows $page\"; read key </dev/tty; echo \"key $key\"'\n");
+    pty.shows("shows page");
+    pty.type_in("down\n");
+    pty.shows("key down");
+    pty.type_in("\x03");
+    until("it has ended", || servers[0].is_free("job"));
+}
+
+#[test]
+fn a_job_in_the_background_waits_with_one_line() {
+    let servers = masters::<1>();
+    let mut holder = holder(&servers, "ada");
+    let mut pty = shell(&servers);
+    pty.type_in("$R run --key job -- echo ran & wait; echo al\"\"l\n");
+    pty.shows("held by ada");
+    holder.signal(rustix::process::Signal::TERM);
+    holder.end();
+    pty.shows("ran");
+    pty.shows("all");
+    assert!(!pty.screen().contains("\x1b[2K"), "{:?}", pty.screen());
+    assert_eq!(pty.screen().matches("held by ada").count(), 1);
+}
+
+#[test]
 fn ctrl_z_stops_and_fg_continues_both() {
     let servers = masters::<1>();
     let mut pty = shell(&servers);
