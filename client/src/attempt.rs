@@ -261,11 +261,9 @@ impl Attempt {
     }
 
     /// The verdicts for an error message; nodes that hold a lock for somebody else are asked for whom. Of several locks
-    /// the one is named that is held for longest. The caller is told nothing else, so those are heard, too, without whom
-    /// the answer was decided.
+    /// the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        self.hear_the_rest(fleet.node_timeout).await;
         let keys = self.spec.keys.iter();
         let requests: Vec<_> = keys.map(|key| Arc::new(command::info(key))).collect();
         let mut asked = FuturesUnordered::new();
@@ -295,10 +293,16 @@ impl Attempt {
         self.reports()
     }
 
-    async fn hear_the_rest(&mut self, patience: Duration) {
-        let Some(mut late) = self.late.take() else {
-            return;
-        };
+    /// Hears those, too, without whom the answer was decided: what is wrong with the nodes is all that the caller gets.
+    pub(crate) async fn describe_all(&mut self) -> Reports {
+        if let Some(late) = self.late.take() {
+            self.hear_the_rest(late).await;
+        }
+        self.describe().await
+    }
+
+    async fn hear_the_rest(&mut self, mut late: Late) {
+        let patience = self.client.fleet.node_timeout;
         let rest = async {
             while let Some((question, reply)) = late.next().await {
                 self.count(question, reply);

@@ -205,7 +205,7 @@ impl Lock {
                     return Ok(Hold::begin(&mut attempt, started, fence, valid_until));
                 }
                 Outcome::Refused => {
-                    let (lock, nodes) = (spec.name(), attempt.describe().await);
+                    let (lock, nodes) = (spec.name(), attempt.describe_all().await);
                     return Err(Error::Refused { lock, nodes });
                 }
                 Outcome::Busy => {
@@ -217,7 +217,7 @@ impl Lock {
                 }
                 Outcome::NoQuorum => {
                     if over {
-                        let (lock, nodes) = (spec.name(), attempt.describe().await);
+                        let (lock, nodes) = (spec.name(), attempt.describe_all().await);
                         return Err(Error::NoQuorum { lock, nodes });
                     }
                     drop(attempt);

@@ -37,6 +37,22 @@ async fn renewal_keeps_the_lock_for_longer_than_its_ttl_and_ends_with_the_guard(
 }
 
 #[tokio::test]
+async fn renewal_comes_at_a_third_of_the_ttl() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let ttl = TTL * 2;
+    let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
+    let mut last = guard.valid_until();
+    for _ in 0..2 {
+        until("it is renewed", || guard.valid_until() > last).await;
+        // Validity counts from the sending, so it moves by what lies between two of them.
+        let step = guard.valid_until().since(last);
+        assert!(step >= ttl / 3 && step < ttl * 2 / 3, "{step:?} of {ttl:?}");
+        last = guard.valid_until();
+    }
+}
+
+#[tokio::test]
 async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_before() {
     let servers = Server::start_many::<3>(&[]);
     let client = connect(&servers).await;

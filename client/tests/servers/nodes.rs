@@ -7,7 +7,7 @@ use redislock_client::{Error, Moment, Redlock, Released, Verdict};
 
 use crate::proxy::{Flow, Proxy};
 use crate::server::Server;
-use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, until};
+use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
 
 async fn behind(servers: &[Server], proxy: &Proxy) -> Redlock {
     let urls = servers[1..].iter().map(Server::url);
@@ -31,6 +31,22 @@ async fn one_slow_node_stalls_nobody() {
         let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
         assert_eq!(guard.release().await, Released::WasHeld);
     }
+    proxy.replies(Flow::Pass);
+
+    // Nobody waits for it as long as it may take: neither who acquires, nor who learns that somebody else holds.
+    let patience = Duration::from_secs(100);
+    let urls = [proxy.url(), servers[1].url(), servers[2].url()];
+    let patient = Redlock::builder().nodes(urls).node_timeout(patience);
+    let patient = patient.connect().await.unwrap();
+    proxy.replies(Flow::Hold);
+    let lock = patient.lock("y").ttl(patience * 4);
+    let both = async {
+        let guard = lock.try_acquire().await.unwrap();
+        assert!(is_busy(lock.try_acquire().await));
+        guard
+    };
+    let guard = tokio::time::timeout(patience / 2, both).await;
+    drop(guard.expect("no one waited for the slow node"));
 }
 
 #[tokio::test]
