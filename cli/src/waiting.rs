@@ -4,10 +4,10 @@
 use std::time::Duration;
 
 use redislock_client::{Error, Guard, Lock, Moment, Observer};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::duration::{Patience, shown};
-use crate::merged::{Merged, millis};
+use crate::merged::{Merged, State, millis, visible};
 use crate::voice::Voice;
 
 /// Whoever gets the lock within this time says nothing about having waited.
@@ -55,44 +55,66 @@ async fn tell(
     loop {
         let seen = Merged::of(&observer.lock(key).await);
         let looked = Moment::now();
+        let obstacle = obstacle(observer, &seen).await;
         if !voice.is_live() && !std::mem::replace(&mut said, true) {
-            let text = line(key, &seen, since, wait);
-            voice.say(&text, fields(key, &seen, since, wait));
+            let text = line(key, &obstacle, since, wait);
+            voice.say(&text, fields(key, &seen, &obstacle, since, wait));
         }
         // Nobody is asked again where nothing could be rewritten; a job may come to the foreground, though.
         while !voice.is_live() {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         while voice.is_live() && Moment::now().since(looked) < LOOK_EVERY {
-            voice.rewrite(&line(key, &seen, since, wait));
+            voice.rewrite(&line(key, &obstacle, since, wait));
             tokio::time::sleep(REWRITE_EVERY).await;
         }
     }
 }
 
-fn line(key: &str, seen: &Merged, since: Moment, wait: Patience) -> String {
+/// For whom or for what one waits.
+async fn obstacle(observer: &Observer, seen: &Merged) -> String {
+    if seen.state == State::Free {
+        let nodes = observer.nodes().await;
+        let answered = nodes.iter().filter_map(|node| node.result.as_ref().ok());
+        let left: Vec<Duration> = answered
+            .map(|node| node.quarantine)
+            .filter(|left| !left.is_zero())
+            .collect();
+        if let Some(longest) = left.iter().max() {
+            return format!(
+                "nobody holds it, but {} of {} nodes are quarantined for up to {}",
+                left.len(),
+                nodes.len(),
+                shown(*longest)
+            );
+        }
+    }
+    match seen.waiters {
+        0 | 1 => seen.holder_line(),
+        waiters => format!("{}, {waiters} are waiting", seen.holder_line()),
+    }
+}
+
+fn line(key: &str, obstacle: &str, since: Moment, wait: Patience) -> String {
     let waited = shown(Moment::now().since(since));
     let of = match wait {
         Patience::Forever => String::new(),
         Patience::AtMost(wait) => format!(" of {}", shown(wait)),
     };
-    let others = match seen.waiters {
-        0 | 1 => String::new(),
-        waiters => format!(", {waiters} are waiting"),
-    };
     format!(
-        "waiting for lock {key} ({waited}{of}), {}{others}",
-        seen.holder_line()
+        "waiting for lock {} ({waited}{of}), {obstacle}",
+        visible(key)
     )
 }
 
-fn fields(key: &str, seen: &Merged, since: Moment, wait: Patience) -> serde_json::Value {
+fn fields(key: &str, seen: &Merged, obstacle: &str, since: Moment, wait: Patience) -> Value {
     let gives_up = match wait {
         Patience::Forever => None,
         Patience::AtMost(wait) => Some(millis((since + wait).remaining())),
     };
     json!({
         "event": "waiting",
+        "for": obstacle,
         "waited_ms": millis(Moment::now().since(since)),
         "gives_up_in_ms": gives_up,
         "lock": seen.json(key),

@@ -121,6 +121,62 @@ fn servers_that_cannot_serve_are_named_with_the_reason() {
 }
 
 #[test]
+fn a_quarantine_is_named_as_what_one_waits_for() {
+    let servers = [crate::server::Server::start(&["lock.quarantine 600000"])];
+    let mut command = redlock(&servers);
+    command.args(["run", "--key", "k", "--wait", "2s", "--", "true"]);
+    let ended = outcome(command);
+    assert_eq!(ended.code, Some(75), "{ended:?}");
+    let lines: Vec<&str> = ended.err.lines().collect();
+    assert!(
+        lines[0].contains("1 of 1 nodes are quarantined"),
+        "{ended:?}"
+    );
+    assert!(lines[1].contains("quarantined"), "{ended:?}");
+}
+
+#[test]
+fn masters_with_tls_are_reached_by_their_authority() {
+    let rcgen::CertifiedKey { cert, signing_key } =
+        rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (cert_file, key_file) = (folder.path().join("cert"), folder.path().join("key"));
+    std::fs::write(&cert_file, cert.pem()).unwrap();
+    std::fs::write(&key_file, signing_key.serialize_pem()).unwrap();
+    let port = free_port();
+    let _server = crate::server::Server::start(&[
+        &format!("tls-port {port}"),
+        &format!("tls-cert-file {}", cert_file.display()),
+        &format!("tls-key-file {}", key_file.display()),
+        &format!("tls-ca-cert-file {}", cert_file.display()),
+        "tls-auth-clients no",
+    ]);
+    let run = |options: &[&std::path::Path]| {
+        let mut command = redlock(&[]);
+        command.args([
+            "run",
+            "--key",
+            "k",
+            "--node",
+            &format!("rediss://localhost:{port}"),
+        ]);
+        if !options.is_empty() {
+            command.arg("--ca-cert").args(options);
+        }
+        command.args(["--", "echo", "ran"]);
+        outcome(command)
+    };
+    let reached = run(&[&cert_file]);
+    assert_eq!(
+        (reached.code, reached.out.as_str()),
+        (Some(0), "ran\n"),
+        "{reached:?}"
+    );
+    one_sentence(&run(&[]), 64, "ertificate");
+    one_sentence(&run(&[&folder.path().join("none")]), 64, "cannot be read");
+}
+
+#[test]
 fn passwords_of_nodes_are_not_repeated() {
     let servers = masters::<1>();
     let port = free_port();
