@@ -9,7 +9,7 @@ use redis::Value;
 use crate::attempt::{Attempt, Outcome};
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::command;
+use crate::command::{self, millis};
 use crate::error::{Error, Reports, Verdict};
 use crate::guard::{Guard, Held};
 use crate::hold::{Hold, Released};
@@ -189,7 +189,9 @@ impl Lock {
         loop {
             let started = Moment::now();
             let mut attempt = Attempt::new(Arc::clone(&self.client), Arc::clone(&spec));
-            let outcome = match may_wait && self.client.seems_busy(&spec) {
+            // Who has no time to stand in a queue asks once.
+            let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
+            let outcome = match can_queue && self.client.seems_busy(&spec) {
                 true => attempt.queue(deadline).await,
                 false => attempt.dash(may_wait).await,
             };

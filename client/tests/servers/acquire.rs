@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Guard, Lock, Redlock, Released, Verdict};
+use redislock_client::{Error, Guard, Lock, Released, Verdict};
 
 use crate::server::Server;
-use crate::{TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
+use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
 
 #[tokio::test]
 async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
@@ -32,12 +32,6 @@ async fn fences_grow_from_holder_to_holder_over_a_quorum() {
         last = guard.fence();
         assert_eq!(guard.release().await, Released::WasHeld);
     }
-}
-
-/// A client that believes no node down only because the machine is busy.
-async fn patient(servers: &[Server]) -> Redlock {
-    let builder = builder(servers).node_timeout(Duration::from_secs(5));
-    builder.connect().await.unwrap()
 }
 
 /// How often each server was asked to acquire, to extend, to release.

@@ -254,10 +254,10 @@ async fn at_every_message_on_one_node() {
 async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
     let servers = Server::start_many::<3>(&[]);
     let lock = async |client: &Redlock| {
-        // Counters that nobody has told the client about.
+        // Counters that nobody has told the client about: each time further ahead.
         for (server, seconds) in servers.iter().zip([1, 2, 3]) {
             let time: Vec<u64> = server.run(&["TIME"]);
-            let fence = ((time[0] + seconds) * 1_000_000).to_string();
+            let fence = ((time[0] + seconds) * 1_000_000 + time[1]).to_string();
             let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1", "FENCE", &fence]);
         }
         client.lock("x").ttl(LONG)

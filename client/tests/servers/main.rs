@@ -42,6 +42,12 @@ async fn connect(servers: &[Server]) -> Redlock {
     builder(servers).connect().await.unwrap()
 }
 
+/// A client that believes no node down only because the machine is busy.
+async fn patient(servers: &[Server]) -> Redlock {
+    let builder = builder(servers).node_timeout(Duration::from_secs(5));
+    builder.connect().await.unwrap()
+}
+
 /// Waits until it is so, and fails the test if that takes half a minute.
 async fn until(what: &str, mut so: impl FnMut() -> bool) {
     for _ in 0..3_000 {
