@@ -6,6 +6,7 @@ use std::process::Command;
 
 use rustix::process::Signal;
 
+use crate::pty::Pty;
 use crate::tool::{Running, until};
 
 /// Everybody whom the show starts inherits this variable; its value tells the shows of two tests apart.
@@ -79,6 +80,25 @@ fn it_ends_by_itself_with_a_refused_write_and_no_lost_update_and_leaves_nothing_
         .collect();
     files.sort();
     assert_eq!(files, ["err", "out"]);
+}
+
+#[test]
+fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut pty = Pty::start(show(folder.path()));
+    for wanted in [
+        "quarantined for",
+        "held by ",
+        "waits",
+        "holds the lock, fence",
+        "highest fence seen",
+    ] {
+        pty.shows(wanted);
+    }
+    pty.type_in("\x03");
+    assert_eq!(pty.end(), Some(130));
+    until("the cursor is back", || pty.screen().contains("\x1b[?25h"));
+    until("all have ended", || left_running(folder.path()).is_empty());
 }
 
 #[test]
