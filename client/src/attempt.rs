@@ -99,12 +99,10 @@ impl Attempt {
         let proposal = fleet.proposal(sent);
         let mut electorate = fleet.electorate();
         held.iter().for_each(|place| electorate.insert(place));
-        let extend = Arc::new(command::extend(
-            &self.spec,
-            self.token,
-            self.spec.ttl,
-            proposal,
-        ));
+        let extend = (!held.is_empty()).then(|| {
+            let ttl = self.spec.ttl;
+            Arc::new(command::extend(&self.spec, self.token, ttl, proposal))
+        });
         let acquire = Arc::new(command::acquire(&self.spec, self.token, proposal, None));
         let earlier = std::mem::replace(
             &mut self.ballot,
@@ -124,10 +122,10 @@ impl Attempt {
             self.owing.insert(place);
             self.verdicts[place] = Verdict::NotAsked;
             let known = earlier.grant_of(place).map(|grant| grant.0);
-            let (request, exactly) = match held.contains(place) {
+            let (request, exactly) = match &extend {
                 // A node far ahead keeps its own fence; the ballot leaves it out.
-                true => (&extend, proposal.max(known)),
-                false => (&acquire, None),
+                Some(extend) if held.contains(place) => (extend, proposal.max(known)),
+                _ => (&acquire, None),
             };
             asked.push(ask(
                 Question {
@@ -349,11 +347,11 @@ fn held_by_somebody() -> Verdict {
 
 impl Drop for Attempt {
     fn drop(&mut self) {
-        let release = Arc::new(command::release(&self.spec, self.token));
         if let Some(blocked) = self.blocked.take() {
             self.owing.remove(blocked.place);
             let client = Arc::clone(&self.client);
-            let farewell = blocked.cancel(client, Arc::clone(&release), self.spec.ttl);
+            let release = Arc::new(command::release(&self.spec, self.token));
+            let farewell = blocked.cancel(client, release, self.spec.ttl);
             self.client.runtime.spawn(farewell);
         }
         if !self.owing.is_empty() {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::census::Census;
@@ -35,7 +35,7 @@ pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) node_timeout: Duration,
     pub(crate) ticker: Arc<Ticker>,
-    changed: watch::Sender<u64>,
+    changed: Notify,
 }
 
 impl Fleet {
@@ -44,7 +44,7 @@ impl Fleet {
             nodes,
             node_timeout,
             ticker: Arc::new(Ticker::new(node_timeout)),
-            changed: watch::Sender::new(0),
+            changed: Notify::new(),
         }
     }
 
@@ -99,13 +99,9 @@ impl Fleet {
         Reports(self.nodes.iter().enumerate().map(report).collect())
     }
 
-    /// Returns when some node has come or gone since `seen`, and after `patience` anyway.
-    pub(crate) async fn change(&self, seen: &mut watch::Receiver<u64>, patience: Duration) {
-        let _ = tokio::time::timeout(patience, seen.changed()).await;
-    }
-
-    pub(crate) fn watch(&self) -> watch::Receiver<u64> {
-        self.changed.subscribe()
+    /// Returns when some node comes or goes, and after `patience` anyway.
+    pub(crate) async fn change(&self, patience: Duration) {
+        let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
 
     /// Connects to every node at once and checks what they say about themselves.
@@ -265,13 +261,13 @@ impl Fleet {
                             node.owe(release, until);
                         }
                     }
-                    self.changed.send_modify(|count| *count += 1);
+                    self.changed.notify_waiters();
                     return;
                 }
                 Err(verdict) => {
                     tracing::debug!(node = %node.name, %verdict, "node does not serve");
                     node.bar(verdict);
-                    self.changed.send_modify(|count| *count += 1);
+                    self.changed.notify_waiters();
                 }
             }
             tokio::time::sleep(pause).await;

@@ -185,7 +185,6 @@ impl Lock {
         may_wait: bool,
         deadline: Option<Moment>,
     ) -> Result<Arc<Hold>, Error> {
-        let mut changes = self.client.fleet.watch();
         loop {
             let started = Moment::now();
             let mut attempt = Attempt::new(Arc::clone(&self.client), Arc::clone(&spec));
@@ -225,10 +224,7 @@ impl Lock {
                     drop(attempt);
                     let pause = LONGEST_PAUSE.mul_f64(rand::random_range(0.1..1.0));
                     let left = deadline.map_or(pause, |deadline| deadline.remaining());
-                    self.client
-                        .fleet
-                        .change(&mut changes, pause.min(left))
-                        .await;
+                    self.client.fleet.change(pause.min(left)).await;
                 }
             }
         }

@@ -44,7 +44,13 @@ impl NodeSet {
     }
 
     pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_NODES).filter(move |node| self.contains(*node))
+        let mut left = self.0;
+        std::iter::from_fn(move || {
+            let node = left.trailing_zeros() as usize;
+            // Takes away the lowest one.
+            left &= left.checked_sub(1)?;
+            Some(node)
+        })
     }
 }
 
