@@ -23,6 +23,7 @@ mod expiry;
 mod extend;
 mod fences;
 mod force;
+mod guarantees;
 mod guarded;
 mod handover;
 mod hostile;
