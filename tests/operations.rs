@@ -357,6 +357,35 @@ fn a_majority_outlives_a_node_and_forgets_nothing(blocks: &[String]) {
     }
 }
 
+#[test]
+fn what_the_page_says_to_monitor_is_there() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let info = c.call("INFO everything").text().to_owned();
+    let node = c.call("LOCK.NODE").fields();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let lock = c.call("LOCK.INFO job").fields();
+    let holder = c.call("LOCK.INFO job me").fields();
+    let (_, section) = PAGE.split_once("## What to monitor").expect("the section");
+    let rows = section.lines().take_while(|line| !line.starts_with("## "));
+    let (mut place, mut found) = ("", 0);
+    for row in rows.filter(|line| line.starts_with("| ")) {
+        let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+        place = cells[1].split('`').nth(1).unwrap_or(place);
+        for name in cells[2].split('`').skip(1).step_by(2) {
+            let is_it = |field: &String| field == name;
+            let there = match place {
+                "LOCK.NODE" => node.iter().any(is_it),
+                "LOCK.INFO key" => lock.iter().chain(&holder).any(is_it),
+                _ => info.contains(&format!("\n{name}:")),
+            };
+            assert!(there, "{place} has no {name}");
+            found += 1;
+        }
+    }
+    assert!(found > 0);
+}
+
 /// The page's way to upgrade: the new file in place in one step, the replica first, then a failover, then the old master.
 #[test]
 fn an_upgrade_with_a_replica_keeps_what_is_held() {
