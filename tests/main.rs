@@ -45,4 +45,5 @@ mod resharding;
 mod sentinel;
 mod shared;
 mod transactions;
+mod upgrade;
 mod waiting;
