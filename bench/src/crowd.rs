@@ -30,18 +30,36 @@ pub fn measure() -> Outcome<Vec<Row>> {
         .map(|_| Guest::arrive(&server))
         .collect::<Outcome<Vec<_>>>()?;
     let places: [(&str, Place); 2] = [("one key", Place::OneKey), ("a key each", Place::KeyEach)];
-    places
-        .into_iter()
-        .map(|(how, place)| {
-            let what = format!("release with {MANY} waiters on {how}, over {FEW}");
-            let found = alternate(&what, ROUNDS, |side| {
-                let guests = if side == Side::Ours { MANY } else { FEW };
-                let guests = crowd.get_mut(..guests).unwrap_or_default();
-                hand_over(&mut control, guests, place)
-            })?;
-            Ok(Row::ratio(what, &found, Target::AtMost(1.2), micros))
-        })
-        .collect()
+    let mut rows = Vec::new();
+    for (how, place) in places {
+        rows.push(compare(
+            format!("release with {MANY} waiters on {how}, over {FEW}"),
+            Target::AtMost(1.2),
+            &mut crowd,
+            |guests| hand_over(&mut control, guests, place),
+        )?);
+    }
+    rows.push(compare(
+        format!("LPUSH with {MANY} in BLPOP on a key each, over {FEW}"),
+        Target::None,
+        &mut crowd,
+        |guests| push(&mut control, guests),
+    )?);
+    Ok(rows)
+}
+
+/// With many guests, over the same with few.
+fn compare(
+    what: String,
+    target: Target,
+    crowd: &mut [Guest],
+    mut micros_of: impl FnMut(&mut [Guest]) -> Outcome<f64>,
+) -> Outcome<Row> {
+    let found = alternate(&what, ROUNDS, |side| {
+        let guests = if side == Side::Ours { MANY } else { FEW };
+        micros_of(crowd.get_mut(..guests).unwrap_or_default())
+    })?;
+    Ok(Row::ratio(what, &found, target, micros))
 }
 
 /// Where the crowd waits.
@@ -109,8 +127,7 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
         }
     }
     await_waiters(control, guests.len())?;
-    control.call(&["SLOWLOG", "RESET"])?;
-    control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"])?;
+    start_timing(control)?;
     let granted_before = grants(control)?;
     // On one key the guest that was served last holds the lock, and comes again when it has released it.
     let mut holder = None;
@@ -143,35 +160,72 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
     if grants(control)? - granted_before != HANDOVERS + by_host {
         return Err("a release has woken more than one".into());
     }
-    let micros = release_time(control)?;
+    let micros = mean_time(control, "LOCK.RELEASE")?;
     go_home(control, guests, holder)?;
     control.call(&["FLUSHALL"])?;
     Ok(micros)
 }
 
-/// The mean time of the releases in SLOWLOG, without the slowest tenth: those in which the machine did something else.
-fn release_time(control: &mut Tcp) -> Outcome<f64> {
+/// What the server itself needs for the like: microseconds of an LPUSH to a list for which one guest waits, and all others for
+/// others.
+fn push(control: &mut Tcp, guests: &mut [Guest]) -> Outcome<f64> {
+    let key = |number: usize| format!("list:{number:06}");
+    let pop = |number: usize| command(&["BLPOP", &key(number), "0"]);
+    for (number, guest) in guests.iter_mut().enumerate() {
+        guest.connection.send(&pop(number))?;
+    }
+    let all = guests.len() as f64;
+    while control.info("clients")?.number("blocked_clients")? != all {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    start_timing(control)?;
+    for turn in 0..HANDOVERS {
+        let number = turn % guests.len();
+        yes(&control.call(&["LPUSH", &key(number), "x"])?)?;
+        let next = guests.get_mut(number).ok_or("nobody waits")?;
+        match next.connection.receive()? {
+            Value::Array(popped) if popped.len() == 2 => {}
+            other => return Err(format!("a guest popped {other:?}").into()),
+        }
+        next.connection.send(&pop(number))?;
+    }
+    let micros = mean_time(control, "LPUSH")?;
+    go_home(control, guests, None)?;
+    Ok(micros)
+}
+
+fn start_timing(control: &mut Tcp) -> Outcome<()> {
+    control.call(&["SLOWLOG", "RESET"])?;
+    control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"])?;
+    Ok(())
+}
+
+/// The mean time of a command in SLOWLOG, without the slowest tenth: those in which the machine did something else.
+fn mean_time(control: &mut Tcp, name: &str) -> Outcome<f64> {
     control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
     let Value::Array(entries) = control.call(&["SLOWLOG", "GET", "-1"])? else {
         return Err("SLOWLOG GET: no array".into());
     };
-    let mut times: Vec<i64> = entries.iter().filter_map(time_of_release).collect();
+    let mut times: Vec<i64> = entries
+        .iter()
+        .filter_map(|entry| time_of(entry, name))
+        .collect();
     if times.len() != HANDOVERS {
-        return Err(format!("SLOWLOG has {} releases", times.len()).into());
+        return Err(format!("SLOWLOG has {} times {name}", times.len()).into());
     }
     times.sort_unstable();
     times.truncate(HANDOVERS * 9 / 10);
     Ok(times.iter().sum::<i64>() as f64 / times.len() as f64)
 }
 
-/// Microseconds of an entry of SLOWLOG, if it is a release.
-fn time_of_release(entry: &Value) -> Option<i64> {
+/// Microseconds of an entry of SLOWLOG, if it is of this command.
+fn time_of(entry: &Value, name: &str) -> Option<i64> {
     let Value::Array(fields) = entry else {
         return None;
     };
     match (fields.get(2)?, fields.get(3)?) {
         (Value::Number(micros), Value::Array(words))
-            if words.first() == Some(&Value::Bytes(b"LOCK.RELEASE".to_vec())) =>
+            if words.first() == Some(&Value::Bytes(name.as_bytes().to_vec())) =>
         {
             Some(*micros)
         }

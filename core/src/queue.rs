@@ -3,7 +3,7 @@
 //! Arrival gives each request its number, and every key that somebody waits for has a line of those numbers. A request
 //! for several keys stands in all their lines at once.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use foldhash::HashMap;
@@ -14,9 +14,24 @@ use crate::slots::LockId;
 use crate::time::Instant;
 use crate::token::{Key, Token};
 
-/// Names one waiting request; a later arrival has a higher number.
+/// Names one waiting request; a later arrival has a higher number. Its last bits are a seat, which many have one after the
+/// other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
+
+const SEAT_BITS: u32 = 20;
+
+/// Room for this many is kept when nobody waits any more.
+const KEPT_SEATS: usize = 1024;
+
+/// The most that can wait at once.
+pub const SEATS: usize = 1 << SEAT_BITS;
+
+impl WaiterId {
+    fn seat(self) -> usize {
+        self.0 as usize % SEATS
+    }
+}
 
 /// A request that waits.
 #[derive(Clone, Debug)]
@@ -43,8 +58,9 @@ pub struct Line {
 /// All who wait.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// By arrival: who is granted next came first, so it is found where the last one was, not in cold memory.
-    waiters: BTreeMap<WaiterId, Arc<Waiter>>,
+    /// Where everyone who waits has a seat, as the number says.
+    seats: Vec<Option<(WaiterId, Arc<Waiter>)>>,
+    free_seats: Vec<u32>,
     lines: HashMap<Key, Line>,
     by_token: HashMap<Token, FewSet<WaiterId>>,
     deadlines: BTreeSet<(Instant, WaiterId)>,
@@ -57,13 +73,13 @@ impl Queue {
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.waiters.len()
+        self.seats.len() - self.free_seats.len()
     }
 
     /// Whether nobody waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.waiters.is_empty()
+        self.len() == 0
     }
 
     /// How many keys are waited for.
@@ -78,10 +94,14 @@ impl Queue {
         self.with_several_keys > 0
     }
 
-    /// Puts a request at the end of the lines of its keys.
+    /// Puts a request at the end of the lines of its keys. Fewer than [`SEATS`] wait.
     pub fn join(&mut self, waiter: Waiter) -> WaiterId {
+        let seat = self.free_seats.pop().unwrap_or_else(|| {
+            self.seats.push(None);
+            self.seats.len() as u32 - 1
+        });
         self.last += 1;
-        let id = WaiterId(self.last);
+        let id = WaiterId(self.last << SEAT_BITS | u64::from(seat));
         for key in &waiter.keys {
             match self.lines.get_mut(key) {
                 Some(line) => line.waiting.insert(id),
@@ -100,13 +120,20 @@ impl Queue {
             .entry(waiter.terms.token.clone())
             .or_default()
             .insert(id);
-        self.waiters.insert(id, Arc::new(waiter));
+        if let Some(seat) = self.seats.get_mut(id.seat()) {
+            *seat = Some((id, Arc::new(waiter)));
+        }
         id
     }
 
     /// Takes a request out of every line; also the locks for which nobody waits any more.
     pub fn leave(&mut self, id: WaiterId) -> Option<(Arc<Waiter>, Vec<LockId>)> {
-        let waiter = self.waiters.remove(&id)?;
+        let seat = self.seats.get_mut(id.seat())?;
+        let (_, waiter) = seat.take_if(|(sits, _)| *sits == id)?;
+        self.free_seats.push(id.seat() as u32);
+        if self.free_seats.len() == self.seats.len() && self.seats.len() > KEPT_SEATS {
+            (self.seats, self.free_seats) = Default::default();
+        }
         let mut emptied = Vec::new();
         for key in &waiter.keys {
             if let Some(line) = self.lines.get_mut(key) {
@@ -133,7 +160,8 @@ impl Queue {
     /// A waiting request.
     #[must_use]
     pub fn get(&self, id: WaiterId) -> Option<&Arc<Waiter>> {
-        self.waiters.get(&id)
+        let (sits, waiter) = self.seats.get(id.seat())?.as_ref()?;
+        (*sits == id).then_some(waiter)
     }
 
     /// The line of a key.
@@ -163,8 +191,12 @@ impl Queue {
     }
 
     /// Everyone who waits, by arrival.
-    pub fn ids(&self) -> impl Iterator<Item = WaiterId> {
-        self.waiters.keys().copied()
+    #[must_use]
+    pub fn ids(&self) -> Vec<WaiterId> {
+        let seated = self.seats.iter().flatten();
+        let mut ids: Vec<_> = seated.map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        ids
     }
 
     /// The requests of `token` that wait.

@@ -303,7 +303,7 @@ impl Table {
 
     /// This node grants no more: everyone who waits is told to come again.
     pub fn unblock_all(&mut self) {
-        let ids: Vec<_> = self.queue.ids().collect();
+        let ids = self.queue.ids();
         self.unblock(&ids);
     }
 

@@ -4,7 +4,7 @@ use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted}
 use crate::fence::check_lead;
 use crate::few::Few;
 use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
-use crate::queue::{Waiter, WaiterId};
+use crate::queue::{SEATS, Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
@@ -414,7 +414,7 @@ impl Table {
         until: Option<Instant>,
         now: Now,
     ) -> Result<WaiterId, Denial> {
-        if self.queue.len() >= self.limits.max_waiters {
+        if self.queue.len() >= self.limits.max_waiters.min(SEATS - 1) {
             return Err(Denial::TooManyWaiters);
         }
         let keys: Few<_> = wanted
