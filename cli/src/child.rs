@@ -60,7 +60,7 @@ impl Group {
 
     /// Whether anybody of the group is left.
     pub fn is_alive(&self) -> bool {
-        killpg(self.leader, None).is_ok()
+        killpg(self.leader, None) != Err(Errno::ESRCH)
     }
 }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::getpgrp;
-use redislock_client::Held;
+use redislock_client::{Held, Moment};
 
 use crate::child::{Change, Group};
 use crate::exit::by_signal;
@@ -33,10 +33,14 @@ pub enum Ending {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// SIGTERM was sent.
-    Asked,
-    /// SIGKILL was sent.
-    Killed,
+    /// SIGTERM was sent. SIGKILL follows, even if the nodes answer again: the command has been told to end.
+    Asked {
+        kill_at: Moment,
+    },
+    /// SIGKILL was sent. Until then one waits for those who are left.
+    Killed {
+        until: Moment,
+    },
 }
 
 /// See the module's text.
@@ -72,7 +76,7 @@ impl<'a> Supervisor<'a> {
         supervisor
     }
 
-    /// Returns when the command has ended; after a loss, when nobody of its group is left.
+    /// Returns when the command has ended; after a loss, when its whole group has, or was killed.
     pub async fn watch(mut self) -> Ending {
         loop {
             while self.code.is_none()
@@ -83,6 +87,10 @@ impl<'a> Supervisor<'a> {
             match (self.phase, self.code) {
                 (Phase::Held, Some(code)) => return Ending::ByItself { code },
                 (_, Some(_)) if !self.group.is_alive() => return Ending::Stopped,
+                // Whoever is left has been killed, and only waits for somebody to take notice.
+                (Phase::Killed { until }, Some(_)) if until <= Moment::now() => {
+                    return Ending::Stopped;
+                }
                 _ => {}
             }
             let nap = self.guard_the_end();
@@ -95,6 +103,11 @@ impl<'a> Supervisor<'a> {
         }
     }
 
+    /// How long the lock is valid, by a clock that runs on while the host sleeps or we are stopped.
+    fn left(&self) -> Duration {
+        self.held.valid_until().remaining()
+    }
+
     /// The time between SIGKILL and the end of the lease.
     fn margin(&self) -> Duration {
         (self.grace / KILL_IN_GRACE).min(EARLIEST_KILL)
@@ -102,26 +115,28 @@ impl<'a> Supervisor<'a> {
 
     /// Ends the command when the lock is about to end, and says when to look again.
     fn guard_the_end(&mut self) -> Duration {
-        // By a clock that runs on while the host sleeps or we are stopped.
-        let left = self.held.valid_until().remaining();
+        let (left, margin) = (self.left(), self.margin());
         let lost = !self.held.is_valid();
         if self.phase == Phase::Held && (lost || left <= self.grace) {
-            self.phase = Phase::Asked;
+            let kill_at = Moment::now() + left.saturating_sub(margin);
+            self.phase = Phase::Asked { kill_at };
             self.group.signal(Signal::SIGTERM);
-            if left > self.margin() {
+            if left > margin {
                 // A stopped command could not follow.
                 self.group.signal(Signal::SIGCONT);
             }
         }
-        if self.phase == Phase::Asked && left <= self.margin() {
-            self.phase = Phase::Killed;
+        if let Phase::Asked { kill_at } = self.phase
+            && (left <= margin || kill_at <= Moment::now())
+        {
+            let until = Moment::now() + margin;
+            self.phase = Phase::Killed { until };
             self.group.signal(Signal::SIGKILL);
         }
         let next = match self.phase {
             Phase::Held => left.saturating_sub(self.grace),
-            Phase::Asked if self.code.is_some() => LAST_LOOKS,
-            Phase::Asked => left.saturating_sub(self.margin()),
-            Phase::Killed => LAST_LOOKS,
+            Phase::Asked { kill_at } if self.code.is_none() => kill_at.remaining(),
+            Phase::Asked { .. } | Phase::Killed { .. } => LAST_LOOKS,
         };
         next.min(LONGEST_NAP)
     }

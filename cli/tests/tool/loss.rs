@@ -64,10 +64,31 @@ fn a_command_that_listens_gets_the_time_to_clean_up_and_its_children_end_with_it
     servers[..2].iter().for_each(Server::resume);
     assert_eq!(ended.code, Some(9), "{ended:?}");
     assert_eq!(written(&cleaned), "yes");
-    assert!(!is_alive(grandchild));
+    until("its child has ended", || !is_alive(grandchild));
     until("the lock is free", || {
         servers.iter().all(|server| server.is_free("job"))
     });
+}
+
+#[test]
+fn a_command_that_was_told_to_end_is_killed_even_if_the_masters_answer_again() {
+    let servers = masters::<3>();
+    let folder = tempfile::tempdir().unwrap();
+    let (ready, told) = (folder.path().join("ready"), folder.path().join("told"));
+    let script = format!(
+        "trap 'echo yes > {}' TERM; echo $$ > {}; while :; do sleep 0.05; done",
+        told.display(),
+        ready.display()
+    );
+    let options = ["--ttl", "6s", "--grace", "2s"];
+    let running = Running::start(run(&servers, "job", &options, &script));
+    let command: i32 = written(&ready).parse().unwrap();
+    servers[..2].iter().for_each(Server::stop);
+    written(&told);
+    servers[..2].iter().for_each(Server::resume);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(70), "{ended:?}");
+    assert!(!is_alive(command));
 }
 
 #[test]
