@@ -35,17 +35,17 @@ impl GiveBack {
         }
     }
 
-    /// Asks all nodes that are believed up at once, and returns what they said. Who does not answer within the node
-    /// timeout is left to the background.
+    /// Asks all nodes at once that are believed up (or all there are, if those are no majority), and returns what they said.
+    /// Who does not answer within the node timeout is left to the background.
     pub(crate) async fn run(mut self) -> Vec<(usize, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
         let mut asked = FuturesUnordered::new();
+        let electorate = fleet.electorate();
         // The turnstile comes last: whoever it lets in next then finds the other nodes free.
         let places: Vec<usize> = self.left.iter().collect();
         for place in places.into_iter().rev() {
-            let node = &fleet.nodes[place];
-            if node.is_up() {
-                let answer = node.ask(Arc::clone(&self.release));
+            if electorate.contains(place) {
+                let answer = fleet.nodes[place].ask(Arc::clone(&self.release));
                 asked.push(async move { (place, answer.await) });
             }
         }

@@ -93,14 +93,15 @@ impl Connection {
             }
             #[cfg(feature = "cluster")]
             Self::Cluster(connection) => {
-                let all = connection.route_command(command::node().cmd, every_master(None));
-                if let Ok(Ok(Value::Map(masters))) = tokio::time::timeout(_patience / 2, all).await
-                {
-                    return masters_say(masters, asked);
-                }
                 let first = Some(redis::cluster_routing::ResponsePolicy::OneSucceeded);
                 let one = connection.route_command(command::node().cmd, every_master(first));
-                Ok(vec![said(one.await, asked)?])
+                let one = said(one.await, asked);
+                let all = connection.route_command(command::node().cmd, every_master(None));
+                let patience = (asked + _patience / 2).remaining();
+                match tokio::time::timeout(patience, all).await {
+                    Ok(Ok(Value::Map(masters))) => masters_say(masters, asked),
+                    _ => Ok(vec![one?]),
+                }
             }
         }
     }
