@@ -90,6 +90,35 @@ run_release() {
     done
 }
 
+# refused_by bullseye redis-server: a server that is too old says so in one line, and nothing else happens.
+# It runs on this machine's libraries, for which the module was built, and takes only what is missing from its release.
+refused_by() {
+    make_root "$@" || return 0
+    root=$roots/$1
+    for libraries in "$root"/usr/lib/*-linux-gnu*; do
+        [ ! -d "$libraries" ] || break
+    done
+    script=$work/$1-$2
+    cat >"$script" <<SCRIPT
+#!/bin/sh
+LD_LIBRARY_PATH='/lib/${libraries##*/}:/usr/lib/${libraries##*/}:$libraries' exec '$root/usr/bin/$2' "\$@"
+SCRIPT
+    chmod +x "$script"
+    version=$(version_of "$script")
+    say "$version (Debian $1), which is too old"
+    verdict=FAILED
+    # It has to end by itself, by an error and not by a signal.
+    module=$PWD/redislock.so
+    status=0
+    (cd "$work" && "$script" --port 0 --unixsocket too-old.sock --save '' --loadmodule "$module") >"$work/too-old.log" 2>&1 ||
+        status=$?
+    grep redislock "$work/too-old.log" || true
+    if [ "$status" -eq 1 ] && [ "$(grep -c 'redislock was not loaded: this server is too old' "$work/too-old.log")" -eq 1 ]; then
+        verdict=passed
+    fi
+    printf '%-20s %-16s %-7s %s\n' "$version" "Debian $1" "$verdict" "the module refuses to be loaded" >>"$table"
+}
+
 if [ -n "${REDIS_SERVER:-}" ]; then
     run_against "$(scripts/server.sh)" REDIS_SERVER
 else
@@ -101,6 +130,7 @@ else
     esac
     run_release trixie redis-server valkey-server
     run_release sid valkey-server
+    refused_by bullseye redis-server
 fi
 
 echo
