@@ -10,12 +10,10 @@ use serde_json::json;
 use crate::args::{Acquire, Extend, Release, key_of};
 use crate::exit::{Failure, IO, LOST, NOT_HAD};
 use crate::merged::millis;
-use crate::run::hold;
+use crate::run::{FAREWELL, hold};
 use crate::signals::Signals;
 use crate::voice::Voice;
 
-/// Releases that are still on their way get this long when the tool ends.
-const FAREWELL: Duration = Duration::from_secs(1);
 /// The longest token that a node takes.
 const LONGEST_TOKEN: usize = 256;
 /// For what is asked without a lease of one's own.

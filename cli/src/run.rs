@@ -1,5 +1,6 @@
 //! `redlock run`: a command that runs while a lock is held, and not a moment longer.
 
+use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use serde_json::json;
 use crate::args::{Run, Wanted, key_of};
 use crate::child::Group;
 use crate::exit::{Failure, NOT_EXECUTABLE};
-use crate::merged::{Merged, State};
+use crate::merged::{Merged, State, visible};
 use crate::program;
 use crate::signals::Signals;
 use crate::supervise::{Ending, Supervisor};
@@ -21,7 +22,7 @@ const GRACE_IN_TTL: u32 = 6;
 /// … but no longer than this.
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
 /// Releases that are still on their way get this long when the tool ends.
-const FAREWELL: Duration = Duration::from_secs(1);
+pub const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Runs the command under the lock and returns its exit code.
 pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
@@ -42,29 +43,24 @@ pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
         .args(arguments)
         .env("REDLOCK_KEY", &key)
         .env("REDLOCK_FENCE", guard.fence().to_string());
-    std::os::unix::process::CommandExt::arg0(&mut command, name);
-    let ended = match Group::start(command) {
-        Ok(group) => {
-            let supervisor = Supervisor::new(group, guard.held(), grace, &mut signals);
-            Ok(supervisor.watch().await)
-        }
-        Err(error) => Err(Failure::new(
-            NOT_EXECUTABLE,
-            format!("{} cannot be executed: {error}", name.display()),
-        )),
-    };
+    command.arg0(name);
+    let ended = work(command, &guard, grace, &mut signals).await;
     let released = guard.release().await;
     client.close(FAREWELL).await;
     let code = match ended? {
         Ending::Stopped => {
             let why = why_lost(&wanted.place.observe()?, &key).await;
-            let text = format!("lock {key} was lost and the command stopped: {why}");
+            let text = format!(
+                "lock {} was lost and the command stopped: {why}",
+                visible(&key)
+            );
             tell_loss(voice, &key, &text, args.lost_exit_code);
             args.lost_exit_code
         }
         Ending::ByItself { .. } if released == Released::WasLost => {
             let text = format!(
-                "lock {key} was lost before the command ended: somebody else may have had it meanwhile"
+                "lock {} was lost before the command ended: somebody else may have had it meanwhile",
+                visible(&key)
             );
             tell_loss(voice, &key, &text, args.lost_exit_code);
             args.lost_exit_code
@@ -72,6 +68,32 @@ pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
         Ending::ByItself { code } => code,
     };
     Ok(code)
+}
+
+async fn work(
+    command: Command,
+    guard: &Guard,
+    grace: Duration,
+    signals: &mut Signals,
+) -> Result<Ending, Failure> {
+    if !is_fresh(guard, grace).await {
+        return Ok(Ending::Stopped);
+    }
+    let file = command.get_program().to_owned();
+    match Group::start(command) {
+        Ok(group) => Ok(Supervisor::new(group, guard.held(), grace, signals)
+            .watch()
+            .await),
+        Err(error) => Err(Failure::new(
+            NOT_EXECUTABLE,
+            format!("{} cannot be executed: {error}", file.display()),
+        )),
+    }
+}
+
+/// We may have been paused since the lock was granted: a command that would have to be stopped at once is not started.
+async fn is_fresh(guard: &Guard, grace: Duration) -> bool {
+    guard.is_valid() && (guard.valid_until().remaining() > grace || guard.extend().await.is_ok())
 }
 
 /// As far as the nodes can still tell.
