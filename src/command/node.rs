@@ -6,7 +6,7 @@ use redislock_core::time::to_millis;
 use super::info::{number, text};
 use super::reply::Failure;
 use crate::ffi::{self, Args, Ctx};
-use crate::{config, node};
+use crate::{config, lifecycle, node};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if args.len() != 1 {
@@ -19,6 +19,10 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let durable = is_durable(ctx);
     let now = ffi::now();
+    if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
+        // What a request would find out is told, too.
+        lifecycle::notice_standstill(ctx, now.mono);
+    }
     node::with(|node| {
         let table = &node.table;
         ctx.reply_map(10);
