@@ -38,7 +38,7 @@ pub async fn ls(args: Ls, voice: &Voice) -> Result<u8, Failure> {
                 more => format!("{} and {} more", holder.name(), more - 1),
             }),
             first.map_or_else(String::new, |holder| {
-                format!("{} of {}", holder.nodes, lock.nodes)
+                format!("{} of {}", holder.nodes(), lock.nodes)
             }),
             first.map_or_else(String::new, |holder| {
                 shown(holder.remaining(lock.majority()))
@@ -89,8 +89,10 @@ fn merged(listings: &[Listing]) -> BTreeMap<Vec<u8>, Merged> {
 fn about(listings: &[Listing], key: Option<&Vec<u8>>) -> Vec<Answer<Option<LockStatus>>> {
     let of_node = |listing: &Listing| {
         let result = listing.result.as_ref().map_err(Clone::clone).map(|locks| {
-            let found = locks.iter().find(|(name, _)| Some(name) == key);
-            found.map(|(_, status)| status.clone())
+            // They come in the order of their names.
+            let key = key?;
+            let found = locks.binary_search_by(|(name, _)| name.cmp(key)).ok()?;
+            locks.get(found).map(|(_, status)| status.clone())
         });
         Answer::new(listing.node.clone(), result)
     };

@@ -33,17 +33,36 @@ impl State {
 #[derive(Clone, Debug)]
 pub struct Holding {
     pub owner: Option<String>,
+    /// The fence that most of the nodes show.
     pub fence: u64,
-    pub nodes: usize,
-    /// How long the leases run, on each of those nodes.
-    leases: Vec<Duration>,
+    /// Which nodes, and how long the leases run there.
+    leases: Vec<(usize, Duration)>,
     pub age: Duration,
 }
 
 impl Holding {
+    /// On how many nodes.
+    pub fn nodes(&self) -> usize {
+        self.leases.len()
+    }
+
+    /// Whether the other one is this one on other nodes: a node that was slow to grant, or was restarted, shows a higher
+    /// fence of its own for the same hold.
+    fn is_elsewhere(&self, other: &Self) -> bool {
+        let here = |place: usize| self.leases.iter().any(|(known, _)| *known == place);
+        self.owner.is_some()
+            && self.owner == other.owner
+            && !other.leases.iter().any(|(place, _)| here(*place))
+    }
+
+    fn join(&mut self, other: Self) {
+        self.leases.extend(other.leases);
+        self.age = self.age.max(other.age);
+    }
+
     /// How long a majority still keeps the lease; where there is none, the longest one.
     pub fn remaining(&self, majority: usize) -> Duration {
-        let mut leases = self.leases.clone();
+        let mut leases: Vec<Duration> = self.leases.iter().map(|(_, left)| *left).collect();
         leases.sort_unstable_by(|a, b| b.cmp(a));
         let last = leases.get(majority - 1).or(leases.first());
         last.copied().unwrap_or_default()
@@ -84,11 +103,11 @@ impl Merged {
             holders: Vec::new(),
             silent: Vec::new(),
         };
-        for answer in answers {
+        for (place, answer) in answers.iter().enumerate() {
             match &answer.result {
                 Ok(status) => {
                     merged.answered += 1;
-                    status.iter().for_each(|status| merged.add(status));
+                    status.iter().for_each(|status| merged.add(place, status));
                 }
                 Err(verdict) => {
                     let why = (answer.node.clone(), verdict.to_string());
@@ -96,14 +115,12 @@ impl Merged {
                 }
             }
         }
-        merged
-            .holders
-            .sort_by_key(|holder| std::cmp::Reverse(holder.nodes));
+        merged.put_together();
         merged.state = merged.judge();
         merged
     }
 
-    pub fn add(&mut self, status: &LockStatus) {
+    fn add(&mut self, place: usize, status: &LockStatus) {
         // One who waits does so on one node at a time, or has asked several in turn: the longest queue is the queue.
         self.waiters = self.waiters.max(status.waiters);
         self.oldest_wait = self.oldest_wait.max(status.oldest_wait);
@@ -111,21 +128,32 @@ impl Merged {
             self.mode.clone_from(&status.mode);
         }
         for holder in &status.holders {
-            let same =
-                |known: &&mut Holding| known.fence == holder.fence && known.owner == holder.owner;
+            let one = Holding {
+                owner: holder.owner.clone(),
+                fence: holder.fence,
+                leases: vec![(place, holder.ttl)],
+                age: holder.age,
+            };
+            let same = |known: &&mut Holding| known.fence == one.fence && known.owner == one.owner;
             match self.holders.iter_mut().find(same) {
-                Some(known) => {
-                    known.nodes += 1;
-                    known.leases.push(holder.ttl);
-                    known.age = known.age.max(holder.age);
-                }
-                None => self.holders.push(Holding {
-                    owner: holder.owner.clone(),
-                    fence: holder.fence,
-                    nodes: 1,
-                    leases: vec![holder.ttl],
-                    age: holder.age,
-                }),
+                Some(known) => known.join(one),
+                None => self.holders.push(one),
+            }
+        }
+    }
+
+    /// Most widely held first, each with what it has elsewhere.
+    fn put_together(&mut self) {
+        let mut pieces = std::mem::take(&mut self.holders);
+        pieces.sort_by_key(|piece| std::cmp::Reverse(piece.nodes()));
+        for piece in pieces {
+            match self
+                .holders
+                .iter_mut()
+                .find(|known| known.is_elsewhere(&piece))
+            {
+                Some(known) => known.join(piece),
+                None => self.holders.push(piece),
             }
         }
     }
@@ -135,7 +163,7 @@ impl Merged {
     }
 
     fn judge(&self) -> State {
-        let most = self.holders.iter().map(|holder| holder.nodes).max();
+        let most = self.holders.iter().map(Holding::nodes).max();
         match most {
             Some(most) if most >= self.majority() => State::Held,
             _ if self.answered < self.majority() => State::Unknown,
@@ -172,7 +200,7 @@ impl Merged {
             json!({
                 "owner": holder.owner,
                 "fence": holder.fence,
-                "nodes": holder.nodes,
+                "nodes": holder.nodes(),
                 "ttl_ms": millis(holder.remaining(self.majority())),
                 "age_ms": millis(holder.age),
             })
@@ -211,14 +239,19 @@ pub fn visible(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn holding(nodes: usize, leases: &[u64]) -> Holding {
+    fn holding(owner: &str, fence: u64, leases: &[(usize, u64)]) -> Holding {
+        let lease = |(place, left): &(usize, u64)| (*place, Duration::from_secs(*left));
         Holding {
-            owner: None,
-            fence: 1,
-            nodes,
-            leases: leases.iter().copied().map(Duration::from_secs).collect(),
+            owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()),
+            fence,
+            leases: leases.iter().map(lease).collect(),
             age: Duration::ZERO,
         }
+    }
+
+    fn on(nodes: usize) -> Holding {
+        let leases: Vec<(usize, u64)> = (0..nodes).map(|place| (place, 1)).collect();
+        holding("", 1, &leases)
     }
 
     fn merged(nodes: usize, answered: usize, holders: Vec<Holding>) -> Merged {
@@ -237,22 +270,40 @@ mod tests {
     #[test]
     fn a_lock_is_held_where_a_majority_of_all_nodes_says_so() {
         let judged = |nodes, answered, holders| merged(nodes, answered, holders).judge();
-        assert_eq!(judged(5, 5, vec![holding(3, &[])]), State::Held);
-        assert_eq!(judged(5, 3, vec![holding(3, &[])]), State::Held);
-        assert_eq!(judged(5, 5, vec![holding(2, &[])]), State::Partial);
-        assert_eq!(judged(5, 2, vec![holding(2, &[])]), State::Unknown);
+        assert_eq!(judged(5, 5, vec![on(3)]), State::Held);
+        assert_eq!(judged(5, 3, vec![on(3)]), State::Held);
+        assert_eq!(judged(5, 5, vec![on(2)]), State::Partial);
+        assert_eq!(judged(5, 2, vec![on(2)]), State::Unknown);
         assert_eq!(judged(5, 2, Vec::new()), State::Unknown);
         assert_eq!(judged(5, 3, Vec::new()), State::Free);
-        assert_eq!(judged(1, 1, vec![holding(1, &[])]), State::Held);
+        assert_eq!(judged(1, 1, vec![on(1)]), State::Held);
+    }
+
+    #[test]
+    fn one_hold_may_show_another_fence_on_another_node() {
+        let together = |holders| {
+            let mut merged = merged(3, 3, holders);
+            merged.put_together();
+            let seen = merged.holders.iter();
+            seen.map(|holder| (holder.fence, holder.nodes()))
+                .collect::<Vec<_>>()
+        };
+        let late = holding("ada", 9, &[(2, 1)]);
+        let most = holding("ada", 5, &[(0, 1), (1, 1)]);
+        assert_eq!(together(vec![late, most]), [(5, 3)]);
+        // Two shared holds of one name on one node are two, and so are two without a name.
+        let twice = vec![holding("ada", 5, &[(0, 1)]), holding("ada", 9, &[(0, 1)])];
+        assert_eq!(together(twice), [(5, 1), (9, 1)]);
+        let nameless = vec![holding("", 5, &[(0, 1)]), holding("", 9, &[(1, 1)])];
+        assert_eq!(together(nameless), [(5, 1), (9, 1)]);
     }
 
     #[test]
     fn a_majority_keeps_the_lock_until_its_first_lease_ends() {
-        assert_eq!(
-            holding(5, &[9, 1, 7, 2, 8]).remaining(3),
-            Duration::from_secs(7)
-        );
-        assert_eq!(holding(2, &[4, 6]).remaining(3), Duration::from_secs(6));
+        let five = holding("", 1, &[(0, 9), (1, 1), (2, 7), (3, 2), (4, 8)]);
+        assert_eq!(five.remaining(3), Duration::from_secs(7));
+        let two = holding("", 1, &[(0, 4), (1, 6)]);
+        assert_eq!(two.remaining(3), Duration::from_secs(6));
     }
 
     #[test]

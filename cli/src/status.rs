@@ -62,7 +62,7 @@ fn text(key: &str, merged: &Merged, paint: Paint) -> String {
         rows.extend(merged.holders.iter().map(|holder| {
             vec![
                 holder.name(),
-                format!("{} of {}", holder.nodes, merged.nodes),
+                format!("{} of {}", holder.nodes(), merged.nodes),
                 shown(holder.remaining(merged.majority())),
                 shown(holder.age),
                 holder.fence.to_string(),

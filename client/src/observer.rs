@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use futures_util::future::join_all;
+use futures_util::future::{self, join_all};
+use futures_util::stream::{self, StreamExt, TryStreamExt};
 use redis::{Cmd, Value};
 
 use crate::clock::Moment;
@@ -14,6 +15,8 @@ use crate::status::{LockStatus, NodeStatus};
 
 /// Keys that a node is asked to go through in one step of a listing.
 const SCAN_COUNT: usize = 1_000;
+/// Questions about listed locks that are under way at once.
+const AT_ONCE: usize = 100;
 
 /// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
 pub struct Observer {
@@ -95,7 +98,8 @@ impl Observer {
         .await
     }
 
-    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what the node knows of them.
+    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what the node knows of them,
+    /// in the order of their names.
     pub async fn locks(&self, pattern: Option<&str>) -> Vec<Answer<Vec<(Vec<u8>, LockStatus)>>> {
         self.each(|watched| async move {
             let (mut connection, _line) = self.line(watched).await?;
@@ -118,14 +122,16 @@ impl Observer {
             }
             names.sort_unstable();
             names.dedup();
-            let mut locks = Vec::with_capacity(names.len());
-            for name in names {
-                // It may have been released since it was listed.
-                if let Some(status) = self.status(&mut connection, &name).await? {
-                    locks.push((name, status));
+            let look = |name: Vec<u8>| {
+                let mut connection = connection.clone();
+                async move {
+                    let status = self.status(&mut connection, &name).await?;
+                    // It may have been released since it was listed.
+                    Ok(status.map(|status| (name, status)))
                 }
-            }
-            Ok(locks)
+            };
+            let looks = stream::iter(names).map(look).buffered(AT_ONCE);
+            looks.try_filter_map(future::ok).try_collect().await
         })
         .await
     }

@@ -99,7 +99,7 @@ impl Frame {
                     "held by {}, fence {}, on {} of {} masters, lease {}",
                     holder.name(),
                     holder.fence,
-                    holder.nodes,
+                    holder.nodes(),
                     merged.nodes,
                     shown(holder.remaining(merged.majority()))
                 ),

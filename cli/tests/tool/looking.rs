@@ -36,12 +36,13 @@ fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
     assert_eq!(seen["state"], "held");
     assert_eq!(seen["mode"], "exclusive");
     assert_eq!(seen["holders"][0]["owner"], "ada");
-    assert_eq!(seen["holders"][0]["nodes"], 3);
+    // The third may have been too slow to be waited for.
+    assert!(seen["holders"][0]["nodes"].as_u64().unwrap() >= 2);
     assert!(seen["holders"][0]["fence"].as_u64().unwrap() > 0);
     assert!(seen["holders"][0]["ttl_ms"].as_u64().unwrap() <= 30_000);
     let text = ask(&servers, &["status", "job"]).out;
     assert!(text.starts_with("job: held, exclusive, 1 waits"), "{text}");
-    assert!(text.contains("ada") && text.contains("3 of 3"), "{text}");
+    assert!(text.contains("ada") && text.contains(" of 3 "), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
 }
 
@@ -76,6 +77,24 @@ fn locks_of_all_nodes_are_listed_once_and_by_pattern() {
     );
     let text = ask(&servers, &["ls"]).out;
     assert_eq!(text.lines().count(), 5, "{text}");
+}
+
+#[test]
+fn very_many_locks_are_all_listed() {
+    // As many as one command takes, three times: more than a page of SCAN.
+    const AT_ONCE: usize = 1_000;
+    let servers = masters::<1>();
+    for batch in ["a", "b", "c"] {
+        let mut words = vec!["LOCK.MACQUIRE".to_owned(), AT_ONCE.to_string()];
+        words.extend((0..AT_ONCE).map(|number| format!("many:{batch}{number}")));
+        words.extend(["token".to_owned(), "60000".to_owned()]);
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let _: Vec<u64> = servers[0].run(&words);
+    }
+    let listing = ask(&servers, &["ls", "many:*", "--json"]).json();
+    let locks = listing["locks"].as_array().unwrap();
+    assert_eq!(locks.len(), 3 * AT_ONCE);
+    assert!(locks.iter().all(|lock| lock["state"] == "held"));
 }
 
 #[test]
@@ -143,7 +162,7 @@ fn a_lock_is_taken_away_only_by_those_who_mean_it() {
     assert!(unasked.err.contains("--yes"), "{unasked:?}");
     assert!(!servers[0].is_free("job"));
     let forced = ask(&servers, &["force", "job", "--yes", "--json"]).json();
-    assert_eq!(forced["forced"], 3);
+    assert!(forced["forced"].as_u64().unwrap() >= 2, "{forced}");
     assert_eq!(holding.end().code, Some(70));
     nothing_is_held(&servers);
 }
