@@ -49,7 +49,11 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let resource = urls.next().ok_or("the URL of the resource is missing")?;
     let client = redis::Client::open(resource)?;
     let mut resource = client.get_multiplexed_async_connection().await?;
-    let locks = Redlock::connect(urls).await?;
+    let locks = Redlock::builder()
+        .nodes(urls)
+        .node_timeout(Duration::from_millis(500))
+        .connect()
+        .await?;
 
     let lock = locks.lock("account").ttl(Duration::from_secs(2));
     let guard = lock.acquire().await?;

@@ -139,7 +139,9 @@ async fn a_pause_while_acquiring(servers: &[Server]) {
     let mut second = Worker::start(&resource, urls(servers));
     let later = second.holds();
     paused.signal(Signal::CONT);
-    until("it has asked anew", || waiters(&servers[0], "account") == 1).await;
+    // At the first node that it can reach.
+    let waiting = || servers.iter().any(|server| waiters(server, "account") == 1);
+    until("it has asked anew", waiting).await;
     let early = paused.output.try_recv();
     assert!(early.is_err(), "{early:?} while another one holds");
     assert_eq!(second.says("read "), "0");
