@@ -416,6 +416,15 @@ impl Ctx {
         }
     }
 
+    /// A line that is not quoted where it is shown.
+    pub fn reply_status(self, text: &str) {
+        let text = std::ffi::CString::new(text).unwrap_or_default();
+        // SAFETY: a valid context and C string, copied.
+        unsafe {
+            api!(RedisModule_ReplyWithSimpleString(self.0, text.as_ptr()));
+        }
+    }
+
     pub fn reply_array(self, len: usize) {
         // SAFETY: a valid context.
         unsafe {

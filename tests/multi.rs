@@ -77,7 +77,11 @@ fn a_star_makes_one_token_for_all_keys() {
     let server = Server::start();
     let mut c = server.connect();
     let reply = c.call("LOCK.MACQUIRE 2 a b * 600000");
-    let token = reply.items()[0].text().to_owned();
+    let [token, granted] = reply.items() else {
+        panic!("{reply:?}")
+    };
+    assert_eq!(fences(granted).len(), 2);
+    let token = token.text().to_owned();
     assert!(is_held(&mut c, "a", &token) && is_held(&mut c, "b", &token));
 }
 
@@ -372,4 +376,78 @@ fn the_cap_of_one_hold_refuses_them_all() {
     granted(&reply.items()[0]);
     refused(&reply.items()[1], "LOCKLIMIT");
     assert!(c.call("LOCK.INFO b me").number("ttl") <= 90_000);
+}
+
+#[test]
+fn fence_counts_for_all_new_keys() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let old = granted(&c.call("LOCK.ACQUIRE b me 600000"));
+    let ahead = wall_micros() + 5_000_000;
+    let told = c.call(&format!("LOCK.MACQUIRE 3 a b c me 600000 FENCE {ahead}"));
+    assert_eq!(fences(&told), [ahead, old, ahead]);
+    assert_eq!(counter(&mut c), ahead);
+}
+
+#[test]
+fn where_blocking_is_denied_several_keys_are_not_waited_for() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE b you 600000"));
+    let replies = c.pipeline(&[
+        "MULTI",
+        "LOCK.MACQUIRE 2 a b me 600000 BLOCK 0",
+        "LOCK.MACQUIRE 2 c d me 600000 BLOCK 0",
+        "EXEC",
+    ]);
+    let replies = replies[3].items();
+    assert_eq!(replies[0], Value::Null);
+    assert_eq!(fences(&replies[1]).len(), 2);
+    let script =
+        "return redis.call('LOCK.MACQUIRE', 2, KEYS[1], KEYS[2], 'me', 600000, 'BLOCK', 0)";
+    assert_eq!(c.call_args(&["EVAL", script, "2", "a", "b"]), Value::Null);
+    assert_eq!(c.call("LOCK.NODE").number("waiters"), 0);
+    assert_eq!(c.call("EXISTS a"), Value::Integer(0));
+}
+
+#[test]
+fn to_release_all_of_any_of_its_keys_cancels_a_waiting_request() {
+    for cancel in [
+        "LOCK.RELEASE a me ALL",
+        "LOCK.RELEASE b me ALL",
+        "LOCK.MRELEASE 2 b elsewhere me ALL",
+    ] {
+        let server = Server::start();
+        let mut c = server.connect();
+        granted(&c.call("LOCK.ACQUIRE b you 600000"));
+        let mut waiter = waiter(&server, "LOCK.MACQUIRE 2 a b me 600000 BLOCK 0");
+        c.ok(cancel);
+        assert_eq!(waiter.receive(), Value::Null, "{cancel}");
+        assert_eq!((waiters(&mut c, "a"), waiters(&mut c, "b")), (0, 0));
+        c.ok("LOCK.RELEASE b you");
+        assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+    }
+}
+
+#[test]
+fn a_key_of_another_type_has_its_error_in_its_place_and_the_others_are_done() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("SET string value");
+    let fence = fences(&c.call("LOCK.MACQUIRE 2 a b me 600000"))[0];
+    let told = c.call("LOCK.MEXTEND 4 a string free b me 6000000");
+    let [a, string, free, b] = told.items() else {
+        panic!("{told:?}")
+    };
+    refused(string, "WRONGTYPE");
+    assert_eq!([a, free, b], [&Value::Integer(fence), &Value::Null, a]);
+    assert!(c.call("LOCK.INFO b me").number("ttl") > 600_000);
+    let told = c.call("LOCK.MRELEASE 4 a string free b me");
+    let [a, string, free, b] = told.items() else {
+        panic!("{told:?}")
+    };
+    refused(string, "WRONGTYPE");
+    assert_eq!([a, free, b], [&Value::Integer(1), &Value::Null, a]);
+    refused(&c.call("LOCK.MRELEASE 1 string me").items()[0], "WRONGTYPE");
+    assert_eq!(c.call("EXISTS a b string"), Value::Integer(1));
 }

@@ -5,7 +5,7 @@ use redislock_core::table::{Denial, Extended};
 use redislock_core::token::Token;
 
 use super::options;
-use super::reply::{self, Failure};
+use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
 use crate::keyspace::{Opened, decide};
 
@@ -67,15 +67,5 @@ pub fn fence(args: Args<'_>, at: usize) -> Result<u64, Failure> {
             Err("ERR option FENCE is given twice".into())
         }
         Some(_) => Err(options::unknown(at + 2)),
-    }
-}
-
-/// Replies to extensions, a key each.
-pub fn reply_each(ctx: Ctx, extensions: Vec<Extended>) {
-    ctx.reply_array(extensions.len());
-    for extended in extensions {
-        if let Err(denial) = reply(ctx, extended) {
-            reply::failure(ctx, &denial.into());
-        }
     }
 }

@@ -14,12 +14,15 @@ pub fn help(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
             .filter(|command| !command.grammar.is_empty())
     };
     ctx.reply_array(1 + 2 * shown().count());
-    ctx.reply_bytes(b"LOCK.<command> [<arg> [value] ...]. Commands are:");
+    ctx.reply_status("LOCK.<command> [<arg> [value] ...]. Commands are:");
     for command in shown() {
         let name = command.name.to_str().unwrap_or_default();
         let grammar = format!("{} {}", name.to_ascii_uppercase(), command.grammar);
-        ctx.reply_bytes(grammar.trim_end().as_bytes());
-        ctx.reply_bytes(format!("    {}", command.summary.to_str().unwrap_or_default()).as_bytes());
+        ctx.reply_status(grammar.trim_end());
+        ctx.reply_status(&format!(
+            "    {}",
+            command.summary.to_str().unwrap_or_default()
+        ));
     }
     Ok(())
 }

@@ -7,10 +7,10 @@ use std::collections::HashSet;
 use redislock_core::table::{Denial, Extended, Wanted};
 
 use super::acquire::Request;
-use super::reply::Failure;
+use super::reply::{self, Failure};
 use super::{extend, options, release};
 use crate::ffi::{Args, Ctx};
-use crate::keyspace::{Opened, decide};
+use crate::keyspace::{Opened, WrongType, decide};
 
 /// The most keys that one request may name.
 const MAX_KEYS: i64 = 1000;
@@ -37,15 +37,12 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let token = args.get(next).ok_or(Failure::Arity)?;
     let all = release::all(args, next + 1)?;
     let token = options::token(token)?;
-    let own = open(ctx, keys)?;
+    let (own, usable) = open_each(ctx, keys);
     let taken: Vec<_> = decide(ctx, &own, |node, now, keyspace| {
         let mut release = |want: Wanted<'_>| node.table.release(&want, &token, all, now, keyspace);
         own.iter().map(|opened| release(opened.wanted())).collect()
     });
-    ctx.reply_array(taken.len());
-    taken
-        .into_iter()
-        .for_each(|taken| release::reply(ctx, taken));
+    reply_each(ctx, &usable, taken, release::reply);
     Ok(())
 }
 
@@ -60,13 +57,17 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let fence = extend::fence(args, next + 2)?;
     let token = options::token(token)?;
     let ttl = options::ttl(ttl)?;
-    let own = open(ctx, keys)?;
+    let (own, usable) = open_each(ctx, keys);
     let extensions = extend::prolong(ctx, &own, &token, ttl, fence);
     // What keeps the whole node from serving is one error, not one for each key.
     if let Some(Extended::Denied(denial @ Denial::Quarantined(..))) = extensions.first() {
         return Err((*denial).into());
     }
-    extend::reply_each(ctx, extensions);
+    reply_each(ctx, &usable, extensions, |ctx, extended| {
+        if let Err(denial) = extend::reply(ctx, extended) {
+            reply::failure(ctx, &denial.into());
+        }
+    });
     Ok(())
 }
 
@@ -102,4 +103,29 @@ fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
     keys.iter()
         .map(|key| Opened::new(ctx, key).map_err(Failure::from))
         .collect()
+}
+
+/// The keys that may be locks, and which of all of them are so: one that is not concerns no other.
+fn open_each<'a>(ctx: Ctx, keys: Args<'a>) -> (Vec<Opened<'a>>, Vec<bool>) {
+    let mut own = Vec::with_capacity(keys.len());
+    let usable = keys.iter().map(|key| {
+        let opened = Opened::new(ctx, key);
+        let usable = opened.is_ok();
+        own.extend(opened);
+        usable
+    });
+    let usable = usable.collect();
+    (own, usable)
+}
+
+/// Replies for each key in its place: what came of it, or that it is no lock.
+fn reply_each<T>(ctx: Ctx, usable: &[bool], outcomes: Vec<T>, reply: impl Fn(Ctx, T)) {
+    ctx.reply_array(usable.len());
+    let mut outcomes = outcomes.into_iter();
+    for usable in usable {
+        match usable.then(|| outcomes.next()).flatten() {
+            Some(outcome) => reply(ctx, outcome),
+            None => reply::failure(ctx, &WrongType.into()),
+        }
+    }
 }
