@@ -460,3 +460,58 @@ fn a_label_is_shown_to_humans_and_proves_nothing() {
     granted(&c.call("LOCK.ACQUIRE none me 60000"));
     assert_eq!(sole_holder(&mut c, "none").field("owner").text(), "");
 }
+
+#[test]
+fn every_option_may_stand_anywhere_behind_the_lease() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let options = [
+        "shared",
+        "Limit 3",
+        "BLOCK 10",
+        "once",
+        "FENCE 1",
+        "maxHold 70000",
+        "EPHEMERAL",
+        "Owner label",
+    ];
+    for first in 0..options.len() {
+        let mut turned = options;
+        turned.rotate_left(first);
+        for line in [
+            format!("LOCK.ACQUIRE one-{first} me 60000"),
+            format!("LOCK.MACQUIRE 1 two-{first} me 60000"),
+        ] {
+            let reply = c.call(&format!("{line} {}", turned.join(" ")));
+            assert!(!reply.is_error() && reply != Value::Null, "{reply:?}");
+        }
+        for key in ["one", "two"] {
+            let info = c.call(&format!("LOCK.INFO {key}-{first}"));
+            assert_eq!(info.number("limit"), 3);
+            let holder = sole_holder(&mut c, &format!("{key}-{first}"));
+            assert_eq!(holder.field("owner").text(), "label");
+        }
+    }
+}
+
+#[test]
+fn reentry_ignores_a_fence_that_would_be_refused() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let fence = granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    let again = c.call("LOCK.ACQUIRE job me 60000 FENCE 9007199254740991");
+    assert_eq!(again, Value::Integer(fence));
+    assert_eq!(counter(&mut c), fence);
+}
+
+#[test]
+fn reentry_may_tighten_the_cap_and_change_the_label() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000 MAXHOLD 600000 OWNER first"));
+    granted(&c.call("LOCK.ACQUIRE job me 60000 MAXHOLD 90000"));
+    assert_eq!(sole_holder(&mut c, "job").field("owner").text(), "first");
+    granted(&c.call("LOCK.ACQUIRE job me 60000 MAXHOLD 600000 OWNER second"));
+    assert_eq!(sole_holder(&mut c, "job").field("owner").text(), "second");
+    refused(&c.call("LOCK.EXTEND job me 120000"), "LOCKLIMIT");
+}

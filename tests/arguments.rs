@@ -161,6 +161,10 @@ fn cases() -> Vec<Case> {
         ("FENCE", "FENCE 1 FENCE 1"),
         ("MAXHOLD", "MAXHOLD 5000 maxhold 6000"),
         ("OWNER", "OWNER a OWNER b"),
+        ("BLOCK", "BLOCK 0 block 0"),
+        ("SHARED", "SHARED shared"),
+        ("LIMIT", "SHARED LIMIT 2 LIMIT 2"),
+        ("EPHEMERAL", "EPHEMERAL ephemeral"),
     ] {
         cases.push(case(
             "a doubled option",
@@ -176,7 +180,7 @@ fn cases() -> Vec<Case> {
         "FENCE",
     ));
     cases.push(case("all twice", "LOCK.RELEASE job me ALL ALL", "ERR", ""));
-    for name in ["FENCE", "MAXHOLD", "OWNER"] {
+    for name in ["FENCE", "MAXHOLD", "OWNER", "BLOCK", "LIMIT"] {
         cases.push(case(
             "an option without its value",
             &format!("LOCK.ACQUIRE free new 1000 {name}"),
@@ -237,6 +241,18 @@ fn cases() -> Vec<Case> {
             "9007199254740992",
         ),
         ("LOCK.ACQUIRE free new 1 MAXHOLD #", "MAXHOLD", "0"),
+        ("LOCK.ACQUIRE job new 1 BLOCK #", "BLOCK", "3162240000001"),
+        ("LOCK.ACQUIRE free new 1 SHARED LIMIT #", "LIMIT", "0"),
+        ("LOCK.MACQUIRE 2 free other new #", "ttl-ms", "0"),
+        ("LOCK.MEXTEND 2 job other me #", "ttl-ms", "0"),
+        (
+            "LOCK.MEXTEND 1 job me 1000 FENCE #",
+            "FENCE",
+            "9007199254740992",
+        ),
+        ("LOCK.MACQUIRE # free new 1000", "numkeys", "0"),
+        ("LOCK.MRELEASE # job me", "numkeys", "1001"),
+        ("LOCK.MEXTEND # job me 1000", "numkeys", "0"),
     ] {
         for value in not_numbers.iter().chain(&[beyond, "9223372036854775807"]) {
             let line = line.replace('#', value);
@@ -246,6 +262,8 @@ fn cases() -> Vec<Case> {
     for line in [
         "LOCK.ACQUIRE free new 86400001",
         "LOCK.EXTEND job me 86400001",
+        "LOCK.MACQUIRE 1 free new 86400001",
+        "LOCK.MEXTEND 1 job me 86400001",
     ] {
         cases.push(case("a ttl above the limit", line, "LOCKLIMIT", "ttl-ms"));
     }
@@ -255,6 +273,10 @@ fn cases() -> Vec<Case> {
         "LOCK.RELEASE job T",
         "LOCK.EXTEND job T 1000",
         "LOCK.INFO job T",
+        "LOCK.MACQUIRE 1 free T 1000",
+        "LOCK.MRELEASE 1 job T",
+        "LOCK.MEXTEND 1 job T 1000",
+        "LOCK.GUARD job T GET string",
     ] {
         for token in ["<empty>", "<257>", "<huge>"] {
             cases.push(case(
@@ -273,20 +295,94 @@ fn cases() -> Vec<Case> {
         "LOCK.INFO string",
         "LOCK.INFO string me",
         "LOCK.FORCE string",
+        "LOCK.MACQUIRE 2 free string new 1000",
+        "LOCK.GUARD string me GET string",
     ] {
         cases.push(case("a key of another type", line, "WRONGTYPE", ""));
     }
+    cases.extend(cases_of_several_keys_and_guards());
+    cases
+}
+
+fn cases_of_several_keys_and_guards() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for line in [
+        "LOCK.MACQUIRE",
+        "LOCK.MACQUIRE 1",
+        "LOCK.MACQUIRE 1 free",
+        "LOCK.MACQUIRE 1 free QZX",
+        "LOCK.MACQUIRE 2 free other QZX",
+        "LOCK.MRELEASE 1",
+        "LOCK.MRELEASE 1 job",
+        "LOCK.MRELEASE 2 job QZX",
+        "LOCK.MEXTEND 1 job",
+        "LOCK.MEXTEND 1 job QZX",
+        "LOCK.MEXTEND 2 job other QZX",
+        "LOCK.GUARD",
+        "LOCK.GUARD job",
+        "LOCK.GUARD job QZX",
+    ] {
+        cases.push(case("too few arguments", line, "ERR", "arguments"));
+    }
+    for (line, names) in [
+        ("LOCK.MACQUIRE 3 free QZX", "arguments"),
+        ("LOCK.MACQUIRE 9 free other QZX 1000", "numkeys"),
+        ("LOCK.MRELEASE 9 job other QZX", "numkeys"),
+        ("LOCK.MEXTEND 9 job other QZX 1000", "numkeys"),
+        ("LOCK.MACQUIRE 3 QZX free QZX new 1000", "twice"),
+        ("LOCK.MRELEASE 2 QZX QZX me", "twice"),
+        ("LOCK.MEXTEND 2 QZX QZX me 1000", "twice"),
+        (
+            "LOCK.MACQUIRE 2 free other new 1000 QZXOPTION",
+            "unknown option at argument 6, see LOCK.HELP",
+        ),
+        ("LOCK.MRELEASE 1 job me QZXOPTION", "argument 4"),
+        ("LOCK.MRELEASE 1 job me ALL ALL", "ALL"),
+        ("LOCK.MEXTEND 1 job me 1000 QZXOPTION 1", "argument 5"),
+        ("LOCK.MEXTEND 1 job me 1000 FENCE 1 FENCE 1", "FENCE"),
+        ("LOCK.MACQUIRE 1 free new 1000 LIMIT 2", "SHARED"),
+        ("LOCK.ACQUIRE free new 1000 LIMIT 2", "SHARED"),
+        ("LOCK.MACQUIRE 1 free * 1000 ONCE", "ONCE"),
+        ("LOCK.MRELEASE 1 job *", "token"),
+        ("LOCK.MEXTEND 1 job * 1000", "token"),
+        ("LOCK.GUARD job * GET string", "token"),
+        ("LOCK.GUARD job me QZXCOMMAND string", "unknown"),
+        ("LOCK.GUARD job me <bytes> string", "unknown"),
+        ("LOCK.GUARD job me <nul> string", "unknown"),
+        ("LOCK.GUARD job me <empty> string", "unknown"),
+        ("LOCK.GUARD job me <huge> string", "unknown"),
+        ("LOCK.GUARD job me SET QZX", "arguments"),
+        ("LOCK.GUARD job me BLPOP QZX 0", "block"),
+        ("LOCK.GUARD job me XREAD STREAMS QZX 0", "block"),
+        ("LOCK.GUARD job me LOCK.QZX job", "LOCK.*"),
+        ("LOCK.GUARD job me LOCK.GUARD job me SET QZX 1", "LOCK.*"),
+    ] {
+        cases.push(case("several keys, or a guard", line, "ERR", names));
+    }
+    cases.push(case(
+        "somebody else's guard",
+        "LOCK.GUARD job QZX DEL string",
+        "NOTHELD",
+        "",
+    ));
+    cases.push(case(
+        "a fence too far ahead for several keys",
+        "LOCK.MACQUIRE 2 free other new 1000 FENCE 9007199254740991",
+        "LOCKFENCE",
+        "",
+    ));
     cases
 }
 
 /// All that a request could change.
-fn state(c: &mut Connection) -> (Vec<crate::lock::Lock>, i64, Value, i64, Value, bool) {
+fn state(c: &mut Connection) -> (Vec<crate::lock::Lock>, i64, Value, i64, Value, i64, bool) {
     (
         all_locks(c),
         counter(c),
         c.call("GET string"),
         info_number(c, "persistence", "rdb_changes_since_last_save"),
         c.call("DBSIZE"),
+        c.call("LOCK.NODE").number("waiters"),
         c.call("LOCK.INFO job me").number("ttl") <= 600_000,
     )
 }
@@ -356,6 +452,8 @@ fn the_limits_themselves_are_allowed() {
         "LOCK.EXTEND longest me 86400000",
         "LOCK.ACQUIRE fence me 1000 FENCE 0",
         "LOCK.ACQUIRE capped me 1 MAXHOLD 1",
+        "LOCK.ACQUIRE waited me 1000 BLOCK 3162240000000",
+        "LOCK.ACQUIRE pool me 1000 SHARED LIMIT 1000000",
     ] {
         granted(&c.call(line));
     }
@@ -382,6 +480,10 @@ fn a_replica_refuses_to_change_locks() {
         "LOCK.RELEASE job me",
         "LOCK.EXTEND job me 1000",
         "LOCK.FORCE job",
+        "LOCK.MACQUIRE 2 job free me 1000",
+        "LOCK.MRELEASE 2 job free me",
+        "LOCK.MEXTEND 2 job free me 1000",
+        "LOCK.GUARD job me GET string",
     ] {
         refused(&r.call(line), "READONLY");
         assert_eq!(all_locks(&mut r), before, "{line}");
@@ -399,12 +501,17 @@ fn without_memory_nobody_acquires_but_holders_extend_and_release() {
     c.ok("CONFIG SET maxmemory 1");
     refused(&c.call("LOCK.ACQUIRE other me 60000"), "OOM");
     refused(&c.call("LOCK.ACQUIRE job me 60000"), "OOM");
+    refused(&c.call("LOCK.MACQUIRE 2 job other me 60000"), "OOM");
     assert_eq!(c.call("LOCK.INFO job me").number("holds"), 2);
     assert_eq!(c.call("EXISTS other"), Value::Integer(0));
     assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
     assert!(c.call("LOCK.INFO job me").number("ttl") > 60_000);
+    let each = |reply| Value::Array(vec![Value::Integer(reply), Value::Null]);
+    let extended = c.call("LOCK.MEXTEND 2 job other me 600000");
+    assert_eq!(extended, each(fence));
     assert_eq!(c.call("LOCK.RELEASE job me"), Value::Integer(1));
-    assert_eq!(c.call("LOCK.RELEASE job me ALL"), Value::Integer(1));
+    let released = c.call("LOCK.MRELEASE 2 job other me ALL");
+    assert_eq!(released, each(1));
     assert_eq!(c.call("LOCK.FORCE forced"), Value::Integer(1));
     c.ok("LOCK.NODE");
 }

@@ -77,6 +77,10 @@ fn a_request_for_a_slot_of_another_node_is_redirected() {
         "LOCK.EXTEND job me 60000",
         "LOCK.INFO job",
         "LOCK.MACQUIRE 1 job me 60000",
+        "LOCK.MRELEASE 2 job {job}other me",
+        "LOCK.MEXTEND 2 job {job}other me 60000",
+        "LOCK.GUARD job me SET {job}data value",
+        "LOCK.FORCE job",
     ] {
         refused(&b.call(line), "MOVED");
     }
@@ -112,7 +116,14 @@ fn a_request_for_a_key_of_a_slot_on_the_move_is_sent_on_once() {
 fn several_keys_share_a_slot() {
     let (one, _two) = two_masters();
     let mut a = one.connect();
-    refused(&a.call("LOCK.MACQUIRE 2 job other me 60000"), "CROSSSLOT");
+    for line in [
+        "LOCK.MACQUIRE 2 job other me 60000",
+        "LOCK.MRELEASE 2 job other me",
+        "LOCK.MEXTEND 2 job other me 60000",
+    ] {
+        refused(&a.call(line), "CROSSSLOT");
+    }
+    assert_eq!(a.call("DBSIZE"), Value::Integer(0));
     assert_eq!(
         a.call("LOCK.MACQUIRE 2 {job}a {job}b me 60000")
             .items()
@@ -239,4 +250,29 @@ fn a_failover_keeps_the_locks() {
         r.call("LOCK.EXTEND job me 600000") == Value::Integer(fence)
     });
     assert_eq!(waiters(&mut r, "job"), 0);
+}
+
+#[test]
+fn while_the_cluster_is_down_requests_are_refused() {
+    let server = node();
+    let mut c = server.connect();
+    c.ok("CLUSTER ADDSLOTSRANGE 0 16383");
+    wait_until_ready(&mut c, 1);
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    c.ok("CLUSTER DELSLOTS 0");
+    wait_until("the cluster is down", || {
+        let state = c.call("CLUSTER INFO").text().to_owned();
+        state.contains("cluster_state:fail")
+    });
+    for line in [
+        "LOCK.ACQUIRE {job}other me 600000",
+        "LOCK.ACQUIRE job you 600000 BLOCK 0",
+        "LOCK.EXTEND job me 600000",
+        "LOCK.RELEASE job me",
+        "LOCK.MACQUIRE 1 {job}other me 600000",
+    ] {
+        refused(&c.call(line), "CLUSTERDOWN");
+    }
+    // A node always tells about itself.
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
 }

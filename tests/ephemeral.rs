@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::lock::{wait_for_waiters, wait_until_gone};
 use crate::replication::wait_for_sync;
 use crate::resp::{Value, granted, refused};
-use crate::server::{Server, wait_until};
+use crate::server::{Server, info_number, wait_until};
 
 /// Long enough for a server to see that a connection was closed.
 const A_WHILE: Duration = Duration::from_millis(150);
@@ -60,13 +60,17 @@ fn the_connection_that_last_extended_or_acquired_counts() {
     for line in [
         "LOCK.EXTEND job me 600000",
         "LOCK.ACQUIRE job me 600000 EPHEMERAL",
+        "LOCK.ACQUIRE job me 600000 ONCE",
+        "LOCK.MEXTEND 1 job me 600000",
+        "LOCK.MACQUIRE 1 job me 600000",
     ] {
         let server = Server::start();
         let mut c = server.connect();
         let mut first = server.connect();
         let mut second = server.connect();
         granted(&first.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
-        granted(&second.call(line));
+        let told = second.call(line);
+        assert!(!told.is_error() && told != Value::Null, "{line}: {told:?}");
         drop(first);
         std::thread::sleep(A_WHILE);
         assert_ne!(c.call("LOCK.INFO job me"), Value::Null, "{line}");
@@ -291,4 +295,79 @@ fn an_extension_by_a_script_leaves_the_hold_tied_to_its_connection() {
     granted(&holder.call_args(&["EVAL", script, "1", "job"]));
     drop(holder);
     wait_until_gone(&mut c, "job");
+}
+
+#[test]
+fn a_script_has_no_connection_to_end_with_and_a_transaction_has() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let script = "return redis.call('LOCK.ACQUIRE', KEYS[1], 'me', '600000', 'EPHEMERAL')";
+    let told = c.call_args(&["EVAL", script, "1", "job"]);
+    assert!(told.error().contains("EPHEMERAL"), "{told:?}");
+    assert_eq!(c.call("EXISTS job"), Value::Integer(0));
+    let mut holder = server.connect();
+    let told = holder.pipeline(&["MULTI", "LOCK.ACQUIRE job me 600000 EPHEMERAL", "EXEC"]);
+    granted(&told[2].items()[0]);
+    assert_ne!(c.call("LOCK.INFO job me"), Value::Null);
+    drop(holder);
+    wait_until_gone(&mut c, "job");
+}
+
+#[test]
+fn an_ordinary_hold_becomes_ephemeral_by_a_reentry_that_says_so() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut holder = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    drop(holder);
+    wait_until_gone(&mut c, "job");
+}
+
+#[test]
+fn several_keys_may_be_held_ephemerally() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut holder = server.connect();
+    let fences = holder.call("LOCK.MACQUIRE 2 a b me 600000 EPHEMERAL");
+    assert_eq!(fences.items().len(), 2);
+    let mut waiter = server.connect();
+    waiter.send("LOCK.MACQUIRE 2 a b you 600000 BLOCK 0 EPHEMERAL");
+    wait_for_waiters(&mut c, "b", 1);
+    drop(holder);
+    assert_eq!(waiter.receive().items().len(), 2);
+    drop(waiter);
+    wait_until_gone(&mut c, "a");
+    wait_until_gone(&mut c, "b");
+}
+
+#[test]
+fn the_end_of_an_ephemeral_hold_is_told_and_counted_as_an_expiry() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut holder = server.connect();
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    c.ok("CONFIG SET notify-keyspace-events KEd");
+    let mut listener = server.connect();
+    listener.ok("SUBSCRIBE __keyspace@0__:job");
+    drop(holder);
+    assert_eq!(listener.receive().items()[2].text(), "lock.expired");
+    assert_eq!(info_number(&mut c, "lock", "lock_expiries"), 1);
+}
+
+#[test]
+fn a_grant_by_a_disconnect_obeys_min_replicas_to_write() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut holder = server.connect();
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    let mut waiter = server.connect();
+    waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    c.ok("CONFIG SET min-replicas-to-write 1");
+    drop(holder);
+    assert!(waiter.is_silent_for(A_WHILE));
+    assert_eq!(c.call("LOCK.INFO job you"), Value::Null);
+    c.ok("CONFIG SET min-replicas-to-write 0");
+    granted(&waiter.receive());
 }

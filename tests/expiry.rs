@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::lock::{counter, sole_holder, wait_until_gone};
 use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted};
+use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, info_number, wait_until};
 
 #[test]
@@ -22,16 +22,21 @@ fn after_its_lease_a_token_holds_nothing() {
     let mut c = server.connect();
     let fence = granted(&c.call("LOCK.ACQUIRE job me 20"));
     std::thread::sleep(Duration::from_millis(22));
-    // All four in one write, so that the key may still be there when they run.
+    // All in one write, so that the key may still be there when they run.
     let replies = c.pipeline(&[
         "LOCK.INFO job",
         "LOCK.EXTEND job me 60000",
         "LOCK.RELEASE job me",
         "LOCK.FORCE job",
+        "LOCK.MEXTEND 1 job me 60000",
+        "LOCK.MRELEASE 1 job me",
+        "LOCK.GUARD job me PING",
         "LOCK.ACQUIRE job you 60000",
     ]);
     assert_eq!(replies[..4], vec![Value::Null; 4]);
-    assert!(granted(&replies[4]) > fence);
+    assert_eq!(replies[4..6], vec![Value::Array(vec![Value::Null]); 2]);
+    refused(&replies[6], "NOTHELD");
+    assert!(granted(&replies[7]) > fence);
     assert_eq!(c.call("LOCK.EXTEND job me 60000"), Value::Null);
 }
 

@@ -17,12 +17,12 @@ const SCENARIOS: [&str; 6] = [
 ];
 
 /// The words in backticks of a line.
-fn code(line: &str) -> impl Iterator<Item = &str> {
+pub fn code(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
 /// The tests of a file, in its own words.
-fn tests(file: &str) -> Vec<String> {
+pub fn tests(file: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")
         .join(file);

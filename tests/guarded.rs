@@ -197,6 +197,10 @@ fn a_transaction_and_a_script_may_guard() {
     ]);
     assert_eq!(replies[3].items()[0], Value::Integer(1));
     refused(&replies[3].items()[1], "NOTHELD");
+    let script = "return redis.call('LOCK.GUARD', KEYS[1], ARGV[1], 'INCR', KEYS[2])";
+    let mut eval = |token| c.call_args(&["EVAL", script, "2", "job", "counter", token]);
+    assert_eq!(eval("me"), Value::Integer(2));
+    assert!(eval("you").error().contains("NOTHELD"));
 }
 
 #[test]

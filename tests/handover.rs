@@ -217,3 +217,21 @@ fn a_partial_release_hands_nothing_over() {
     c.ok("LOCK.RELEASE job me");
     granted(&waiter.receive());
 }
+
+#[test]
+fn an_evicted_lock_serves_the_waiter() {
+    let server = Server::options()
+        .config("maxmemory-policy allkeys-random")
+        .start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let mut waiter = waiter(&server, "you", "BLOCK 0");
+    c.ok("CONFIG SET maxmemory 1");
+    wait_until("the lock was evicted", || {
+        // What needs memory makes the server evict first.
+        c.call("SET string value");
+        c.call("LOCK.INFO job me") == Value::Null
+    });
+    c.ok("CONFIG SET maxmemory 0");
+    granted(&waiter.receive());
+}

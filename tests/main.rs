@@ -17,6 +17,7 @@ mod configuration;
 mod crash;
 #[cfg(target_os = "linux")]
 mod disk;
+mod documents;
 mod effort;
 mod ephemeral;
 mod expiry;
@@ -33,6 +34,8 @@ mod leaving;
 mod multi;
 mod node;
 mod observability;
+#[cfg(target_os = "linux")]
+mod older;
 mod operations;
 #[cfg(target_os = "linux")]
 mod partition;

@@ -164,9 +164,21 @@ fn node_works_while_loading() {
     });
     server.start_again();
     let mut c = server.connect();
-    refused(&c.call("LOCK.INFO job"), "LOADING");
-    refused(&c.call("LOCK.ACQUIRE job me 60000"), "LOADING");
-    refused(&c.call("LOCK.RELEASE job me"), "LOADING");
+    for line in [
+        "LOCK.INFO job",
+        "LOCK.ACQUIRE job me 60000",
+        "LOCK.ACQUIRE job me 60000 BLOCK 0",
+        "LOCK.RELEASE job me",
+        "LOCK.EXTEND job me 60000",
+        "LOCK.MACQUIRE 1 job me 60000",
+        "LOCK.MRELEASE 1 job me",
+        "LOCK.MEXTEND 1 job me 60000",
+        "LOCK.GUARD job me GET string",
+        "LOCK.FORCE job",
+    ] {
+        refused(&c.call(line), "LOADING");
+    }
+    c.ok("LOCK.HELP");
     // A valid effect, with the highest fence there is: what a client says is no effect, loading or not.
     let forged = b"\x01\xff\xff\xff\xff\xff\xff\xff\x0f\x00";
     refused(&c.call_args(&[b"LOCK._APPLY", &forged[..]]), "ERR");

@@ -4,12 +4,16 @@ use crate::lock::{wait_for_waiters, wait_until_gone};
 use crate::resp::{Connection, Value, granted};
 use crate::server::{Server, info_number, wait_until};
 
-const KEYED: [(&str, &str); 5] = [
+const KEYED: [(&str, &str); 9] = [
     ("LOCK.ACQUIRE job me 1000", "RW"),
     ("LOCK.RELEASE job me", "RW"),
     ("LOCK.EXTEND job me 1000", "RW"),
     ("LOCK.INFO job", "RO"),
     ("LOCK.FORCE job", "RW"),
+    ("LOCK.MACQUIRE 1 job me 1000", "RW"),
+    ("LOCK.MRELEASE 1 job me", "RW"),
+    ("LOCK.MEXTEND 1 job me 1000", "RW"),
+    ("LOCK.GUARD job me PING", "RO"),
 ];
 
 /// A connection that hears the module's keyspace events.
@@ -145,6 +149,22 @@ fn info_tells_wait_and_hold_times() {
     for word in ["hold", "wait", "p50", "p99"] {
         assert!(text.contains(word), "no {word} in\n{text}");
     }
+    assert_eq!(counter(&mut c, "hold_count"), 1);
+    c.ok("LOCK.ACQUIRE job me 600000");
+    let mut waiter = server.connect();
+    waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    std::thread::sleep(std::time::Duration::from_millis(20));
+    assert_eq!(counter(&mut c, "wait_count"), 0);
+    c.ok("LOCK.RELEASE job me");
+    granted(&waiter.receive());
+    assert_eq!(counter(&mut c, "wait_count"), 1);
+    for what in ["hold", "wait"] {
+        for percentile in ["p50", "p99", "p999"] {
+            let told = counter(&mut c, &format!("{what}_{percentile}_us"));
+            assert!(told >= 20_000 - 20_000 / 8, "{what} {percentile}: {told}");
+        }
+    }
 }
 
 #[test]
@@ -178,17 +198,42 @@ fn command_docs_read_well() {
     let server = Server::start();
     let mut c = server.connect();
     for name in [
-        "ACQUIRE", "RELEASE", "EXTEND", "INFO", "NODE", "FORCE", "HELP",
+        "ACQUIRE", "RELEASE", "EXTEND", "MACQUIRE", "MRELEASE", "MEXTEND", "GUARD", "INFO", "NODE",
+        "FORCE", "HELP",
     ] {
         let docs = command_docs(&mut c, name);
         assert!(docs.field("summary").text().len() > 10, "{name}: {docs:?}");
         assert!(!docs.field("since").text().is_empty(), "{name}");
         assert!(!docs.field("complexity").text().is_empty(), "{name}");
     }
-    let arguments = command_docs(&mut c, "ACQUIRE").field("arguments");
-    let shown = format!("{arguments:?}").to_uppercase();
-    for word in ["KEY", "TOKEN", "TTL", "ONCE", "FENCE", "MAXHOLD", "OWNER"] {
-        assert!(shown.contains(word), "no {word} in {shown}");
+}
+
+/// What redis-cli makes its hints of.
+#[test]
+fn command_docs_tell_the_arguments_of_every_command() {
+    const OPTIONS: &str = "ttl-ms SHARED LIMIT BLOCK ONCE FENCE MAXHOLD EPHEMERAL OWNER";
+    let server = Server::start();
+    let mut c = server.connect();
+    for (name, words) in [
+        ("ACQUIRE", format!("key token {OPTIONS}")),
+        ("RELEASE", "key token ALL".into()),
+        ("EXTEND", "key token ttl-ms FENCE".into()),
+        ("MACQUIRE", format!("numkeys key token {OPTIONS}")),
+        ("MRELEASE", "numkeys key token ALL".into()),
+        ("MEXTEND", "numkeys key token ttl-ms FENCE".into()),
+        ("GUARD", "key token command arg".into()),
+        ("INFO", "key token".into()),
+        ("FORCE", "key".into()),
+    ] {
+        let arguments = command_docs(&mut c, name).field("arguments");
+        // An option by what is to be written, all else by its name.
+        let told = arguments.items().iter().map(|argument| {
+            let written = |pair: &(String, Value)| pair.0 == "token";
+            let token = argument.pairs().into_iter().find(written);
+            let word = token.map_or(argument.field("name"), |(_, token)| token);
+            word.text().to_owned()
+        });
+        assert_eq!(told.collect::<Vec<_>>().join(" "), words, "{name}");
     }
 }
 

@@ -436,3 +436,56 @@ fn a_lease_is_armed_when_loading_ends_and_not_before() {
         "{written} ms became {ttl}, {since_loading} ms after loading"
     );
 }
+
+#[test]
+fn a_restored_lease_has_the_time_that_remained_when_it_was_dumped() {
+    let (source, target) = (Server::start(), Server::start());
+    let (mut s, mut t) = (source.connect(), target.connect());
+    granted(&s.call("LOCK.ACQUIRE job me 100000"));
+    granted(&s.call("LOCK.ACQUIRE moved me 100000"));
+    let payload = s.call("DUMP job");
+    let written = sole_holder(&mut s, "job").number("ttl");
+    std::thread::sleep(Duration::from_millis(700));
+    let start = Instant::now();
+    let restored = t.call_args(&[b"RESTORE", &b"job"[..], b"0", payload.bytes()]);
+    assert_eq!(restored, Value::Status("OK".into()));
+    let ttl = sole_holder(&mut t, "job").number("ttl");
+    let since = i64::try_from(start.elapsed().as_millis()).expect("a short time") + 1;
+    assert!(ttl >= written - since, "{written} ms became {ttl}");
+    let start = Instant::now();
+    let written = sole_holder(&mut s, "moved").number("ttl");
+    s.ok(&format!(
+        "MIGRATE 127.0.0.1 {} moved 0 10000",
+        target.port()
+    ));
+    let ttl = sole_holder(&mut t, "moved").number("ttl");
+    let since = i64::try_from(start.elapsed().as_millis()).expect("a short time") + 1;
+    assert!((written - since..=written).contains(&ttl), "{ttl}");
+}
+
+#[test]
+fn the_aof_has_effects_and_no_requests() {
+    let server = Server::options().appendonly("always").start();
+    let mut c = server.connect();
+    arrange(&mut c);
+    let lines = [
+        "LOCK.ACQUIRE made * 600000",
+        "LOCK.MACQUIRE 2 one two me 600000",
+        "LOCK.MEXTEND 2 one two me 700000",
+        "LOCK.EXTEND plain token-a 3700000",
+        "LOCK.MRELEASE 2 one two me",
+        "LOCK.RELEASE plain token-a",
+        "LOCK.FORCE shared",
+        "LOCK.GUARD made nobody SET string value",
+        "LOCK.ACQUIRE short me 20",
+    ];
+    c.pipeline(&lines);
+    wait_until_gone(&mut c, "short");
+    let aof = std::fs::read(crate::crash::aof(&server)).expect("the AOF");
+    let aof = String::from_utf8_lossy(&aof).to_uppercase();
+    assert!(aof.contains("LOCK._APPLY"), "{aof}");
+    for line in lines {
+        let command = line.split(' ').next().unwrap_or_default();
+        assert!(!aof.contains(command), "{command} in {aof}");
+    }
+}

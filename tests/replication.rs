@@ -1,5 +1,7 @@
 //! Replicas receive effects and end up with the same locks, over full and partial resynchronisation.
 
+use std::time::{Duration, Instant};
+
 use crate::lock::{all_locks, arrange, assert_held, counter, wait_until_gone};
 use crate::random::Random;
 use crate::resp::{Connection, Value, granted, refused};
@@ -283,4 +285,22 @@ fn without_enough_replicas_nothing_is_granted() {
     refused(&c.call("LOCK.ACQUIRE other me 600000"), "NOREPLICAS");
     refused(&c.call("LOCK.EXTEND job me 600000"), "NOREPLICAS");
     assert_eq!(c.call("EXISTS other"), Value::Integer(0));
+}
+
+#[test]
+fn a_lease_that_arrives_late_has_the_time_that_remained_when_it_was_sent() {
+    let master = Server::start();
+    let replica = Server::options().replica_of(&master).start();
+    let (mut m, mut r) = (master.connect(), replica.connect());
+    wait_for_sync(&mut m, &mut r);
+    replica.pause();
+    granted(&m.call("LOCK.ACQUIRE job me 600000"));
+    std::thread::sleep(Duration::from_millis(700));
+    let start = Instant::now();
+    replica.resume();
+    wait_for_sync(&mut m, &mut r);
+    r.ok("REPLICAOF NO ONE");
+    let ttl = r.call("LOCK.INFO job me").number("ttl");
+    let since = i64::try_from(start.elapsed().as_millis()).expect("a short time") + 1;
+    assert!(ttl >= 600_000 - since, "{ttl} after {since} ms");
 }

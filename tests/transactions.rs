@@ -191,3 +191,26 @@ fn a_syntax_error_in_a_transaction_fails_alone() {
     refused(&replies.items()[0], "ERR");
     granted(&replies.items()[1]);
 }
+
+#[test]
+fn while_a_script_keeps_the_server_busy_everybody_else_is_told() {
+    let server = Server::options().config("busy-reply-threshold 1").start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let mut busy = server.connect();
+    busy.send_args(&["EVAL", "while true do end", "0"]);
+    wait_until("the server is busy", || c.call("PING").is_error());
+    for line in [
+        "LOCK.ACQUIRE free me 1000",
+        "LOCK.ACQUIRE job you 1000 BLOCK 0",
+        "LOCK.EXTEND job me 1000",
+        "LOCK.RELEASE job me",
+        "LOCK.INFO job",
+    ] {
+        refused(&c.call(line), "BUSY");
+    }
+    c.ok("SCRIPT KILL");
+    assert!(busy.receive().is_error());
+    assert_eq!(c.call("LOCK.RELEASE job me"), Value::Integer(1));
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+}
