@@ -2,6 +2,7 @@
 //! clock cannot hide a counter that was forgotten.
 
 use crate::lock::{counter, wait_until_gone, wall_micros};
+use crate::replication::wait_for_sync;
 use crate::resp::{Connection, granted};
 use crate::server::{Server, info_field, info_number, wait_until};
 
@@ -136,6 +137,7 @@ fn a_child_that_saves_brings_no_effect_into_the_stream() {
     let mut m = master.connect();
     let replica = Server::options().replica_of(&master).start();
     let mut r = replica.connect();
+    wait_for_sync(&mut m, &mut r);
     m.ok("LOCK.ACQUIRE before me 60000");
     wait_until("the stream is there", || counter(&mut r) == counter(&mut m));
     let effects = |r: &mut Connection| info_field(r, "commandstats", "cmdstat_lock._apply");

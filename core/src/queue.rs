@@ -190,6 +190,11 @@ impl Queue {
         self.lines.keys()
     }
 
+    /// Every line.
+    pub fn each_line(&self) -> impl Iterator<Item = &Line> {
+        self.lines.values()
+    }
+
     /// Everyone who waits, by arrival.
     #[must_use]
     pub fn ids(&self) -> Vec<WaiterId> {

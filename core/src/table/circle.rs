@@ -4,8 +4,8 @@
 //! or, where a semaphore is full, on any one of them) and on those who are ahead of it in a line. A new wait closes a
 //! circle if it depends on somebody who depends on something that the newcomer holds: neither would ever go on.
 //!
-//! Only who holds something that is waited for can close a circle, so all others pay for one look at each line. For the
-//! rest a line is walked again only when one of its holders or waiters was found stuck elsewhere, so that a long chain of
+//! Only who holds something that is waited for can close a circle. Who may is remembered ([`Suspects`]), so all others pay for
+//! one look there. For the rest a line is walked again only when one of its holders or waiters was found stuck elsewhere, so that a long chain of
 //! owners costs a few steps for each of them.
 
 use std::collections::BTreeSet;
@@ -22,10 +22,53 @@ use crate::token::{Key, Token};
 /// The owners that cannot go on before the newcomer lets go of something, the newcomer among them for what it holds.
 type Stuck<'a> = HashSet<&'a Token>;
 
+/// Those who may hold something that is waited for. Some do no longer: nothing is taken out when a hold ends.
+#[derive(Debug, Default)]
+pub(super) struct Suspects {
+    owners: HashSet<Token>,
+    /// Shared locks that are waited for: their holders are looked up there.
+    crowds: HashSet<LockId>,
+}
+
+/// So many suspects are never too many.
+const FEW_SUSPECTS: usize = 64;
+
+impl Suspects {
+    fn add(&mut self, id: LockId, lock: &Lock) {
+        match lock {
+            Lock::Free => {}
+            Lock::Exclusive(hold) => {
+                if !self.owners.contains(&hold.token) {
+                    self.owners.insert(hold.token.clone());
+                }
+            }
+            Lock::Shared(_) => {
+                self.crowds.insert(id);
+            }
+        }
+    }
+}
+
 impl Table {
+    /// Somebody waits for a lock, or its holders are others than before: they are suspects.
+    pub(super) fn suspect_holders(&mut self, id: LockId) {
+        let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
+            return;
+        };
+        self.suspects.add(id, &entry.lock);
+        let suspects = self.suspects.owners.len() + self.suspects.crowds.len();
+        if suspects > 2 * self.queue.lines() + FEW_SUSPECTS {
+            let mut suspects = Suspects::default();
+            for id in self.queue.each_line().filter_map(|line| line.lock) {
+                suspects.add(id, self.lock(id).unwrap_or(&Lock::Free));
+            }
+            self.suspects = suspects;
+        }
+    }
+
     /// Whether one more wait, of `terms.token` for `keys`, would close a circle.
     pub(super) fn closes_a_circle(
-        &self,
+        &mut self,
         keys: &[Key],
         locks: &[Option<LockId>],
         terms: &Terms,
@@ -48,12 +91,20 @@ impl Table {
         })
     }
 
-    fn holds_what_is_waited_for(&self, token: &Token) -> bool {
-        let lines = self.queue.keys().filter_map(|key| self.queue.line(key));
-        let mut locks = lines
-            .filter_map(|line| line.lock)
-            .filter_map(|id| self.lock(id));
-        locks.any(|lock| lock.hold(token).is_some())
+    fn holds_what_is_waited_for(&mut self, token: &Token) -> bool {
+        let holds = |id| self.lock(id).is_some_and(|lock| lock.hold(token).is_some());
+        if self.suspects.crowds.iter().copied().any(holds) {
+            return true;
+        }
+        if !self.suspects.owners.contains(token) {
+            return false;
+        }
+        let mut locks = self.queue.each_line().filter_map(|line| line.lock);
+        let holds = locks.any(holds);
+        if !holds {
+            self.suspects.owners.remove(token);
+        }
+        holds
     }
 
     /// Everybody who cannot go on before the newcomer lets go of what it holds.

@@ -125,6 +125,7 @@ impl Table {
         let end = entry.lock.first_end();
         if let (Some(id), Some(end)) = (lock, end) {
             self.wheel.set(id.index(), end);
+            self.suspect_holders(id);
             return Loaded::Kept;
         }
         if let Some(id) = lock {
@@ -155,6 +156,7 @@ impl Table {
     /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold it may re-enter, or go
     /// past whoever waits for it.
     fn has_arrived(&mut self, id: LockId) {
+        self.suspect_holders(id);
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
         };

@@ -12,6 +12,7 @@ mod serve;
 
 use std::collections::BTreeSet;
 
+use circle::Suspects;
 pub use event::Loaded;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use serve::Undelivered;
@@ -158,6 +159,8 @@ pub struct Table {
     unserved: FewSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: FewSet<WaiterId>,
+    /// Who may close a circle of waits.
+    suspects: Suspects,
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
@@ -182,6 +185,7 @@ impl Table {
             queue: Queue::default(),
             unserved: FewSet::default(),
             next_up: FewSet::default(),
+            suspects: Suspects::default(),
             undelivered: HashMap::new(),
             connections: HashMap::new(),
             output: Output::default(),

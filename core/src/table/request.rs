@@ -337,8 +337,11 @@ impl Table {
             None => {
                 entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
                 self.counters.grants += 1;
-                if entry.queued && self.queue.has_several_keys() {
-                    self.let_past_if_full(id, terms.mode, now);
+                if entry.queued {
+                    self.suspect_holders(id);
+                    if self.queue.has_several_keys() {
+                        self.let_past_if_full(id, terms.mode, now);
+                    }
                 }
                 (fence, false)
             }
@@ -433,10 +436,7 @@ impl Table {
         };
         let id = self.queue.join(waiter);
         for (key, lock) in keys.iter().zip(locks) {
-            self.queue.note_lock(key, *lock);
-            if let Some(entry) = lock.and_then(|id| self.slots.get_mut(id)) {
-                entry.queued = true;
-            }
+            self.attach_line(key, *lock);
         }
         Ok(id)
     }

@@ -199,6 +199,7 @@ impl Table {
         {
             entry.queued = true;
         }
+        lock.inspect(|id| self.suspect_holders(*id));
     }
 
     fn admit(&mut self, id: WaiterId, waiter: &Waiter, locks: &[Option<LockId>], now: Now) {
