@@ -53,6 +53,8 @@ fn whatever_removes_the_lock_serves_the_waiter() {
         "SWAPDB 0 1",
         "PEXPIRE job 1",
         "EXPIREAT job 1",
+        "LOCK.GUARD job me DEL job",
+        "LOCK.MRELEASE 1 job me",
     ] {
         let (server, mut c) = held();
         let mut waiter = waiter(&server, "you", "BLOCK 0");

@@ -83,6 +83,12 @@ fn a_star_makes_one_token_for_all_keys() {
     assert_eq!(fences(granted).len(), 2);
     let token = token.text().to_owned();
     assert!(is_held(&mut c, "a", &token) && is_held(&mut c, "b", &token));
+    let mut waiter = waiter(&server, "LOCK.MACQUIRE 2 b c * 600000 BLOCK 0");
+    c.ok(&format!("LOCK.RELEASE b {token}"));
+    let reply = waiter.receive();
+    assert_eq!(fences(&reply.items()[1]).len(), 2);
+    let token = reply.items()[0].text().to_owned();
+    assert!(is_held(&mut c, "b", &token) && is_held(&mut c, "c", &token));
 }
 
 #[test]

@@ -250,6 +250,10 @@ fn command_getkeysandflags_tells_the_key_of_every_command() {
         let flags: Vec<&str> = key.items()[1].items().iter().map(Value::text).collect();
         assert!(flags.contains(&flag), "{line}: {flags:?}");
     }
+    // Inner keys keep the flags that the inner command gives them.
+    let guarded = c.call("COMMAND GETKEYSANDFLAGS LOCK.GUARD job me SET data value");
+    let inner = c.call("COMMAND GETKEYSANDFLAGS SET data value");
+    assert_eq!(guarded.items()[1], inner.items()[0]);
     for line in ["LOCK.NODE", "LOCK.HELP"] {
         assert!(
             c.call(&format!("COMMAND GETKEYSANDFLAGS {line}"))
@@ -351,10 +355,17 @@ fn client_side_caches_are_told_of_every_change() {
         "LOCK.EXTEND job me 90000",
         "LOCK.RELEASE job me",
         "LOCK.FORCE job",
+        "LOCK.MACQUIRE 1 job me 60000",
+        "LOCK.MEXTEND 1 job me 90000",
+        "LOCK.MRELEASE 1 job me",
         "LOCK.ACQUIRE job me 20",
     ] {
         reader.ok("LOCK.INFO job");
-        granted(&c.call(change));
+        let told = c.call(change);
+        assert!(
+            !told.is_error() && told != Value::Null,
+            "{change}: {told:?}"
+        );
         assert_invalidated(&mut reader, change);
     }
     wait_until_gone(&mut c, "job");
@@ -404,4 +415,34 @@ fn the_log_warns_when_locks_could_be_evicted() {
     assert!(warned("allkeys-lru"));
     assert!(warned("allkeys-random"));
     assert!(!warned("noeviction"));
+}
+
+/// Locks are not reached through the values of their keys, so there is nothing to move there.
+#[test]
+fn active_defragmentation_leaves_locks_as_they_are() {
+    let server = Server::start();
+    let mut c = server.connect();
+    // Not every build of a server can.
+    if c.call("CONFIG SET activedefrag yes").is_error() {
+        return;
+    }
+    c.ok("CONFIG SET active-defrag-ignore-bytes 1");
+    c.ok("CONFIG SET active-defrag-threshold-lower 0");
+    c.ok("CONFIG SET active-defrag-cycle-min 50");
+    let acquire: Vec<String> = (0..20_000)
+        .map(|n| format!("LOCK.ACQUIRE job-{n} token-{n:0>36} 600000"))
+        .collect();
+    c.pipeline(&acquire);
+    let release: Vec<String> = (0..20_000)
+        .filter(|n| n % 10 != 0)
+        .map(|n| format!("LOCK.RELEASE job-{n} token-{n:0>36}"))
+        .collect();
+    c.pipeline(&release);
+    let before = crate::lock::all_locks(&mut c);
+    wait_until("the server has looked for what to move", || {
+        info_number(&mut c, "stats", "active_defrag_key_hits")
+            + info_number(&mut c, "stats", "active_defrag_key_misses")
+            > 0
+    });
+    assert_eq!(crate::lock::all_locks(&mut c), before);
 }
