@@ -94,24 +94,21 @@ fn force_has_its_categories_where_the_server_lets_modules_set_them() {
         assert_eq!(c.call("LOCK.FORCE job"), Value::Null);
         return;
     }
+    // Not by ACL CAT: the servers of 7.2 know the categories of modules' commands and do not list them there.
     let mut c = server.connect();
-    for category in ["admin", "dangerous"] {
-        let members = c.call(&format!("ACL CAT {category}"));
-        let named = members
+    let mut is_in = |name: &str, category: &str| {
+        let info = c.call(&format!("COMMAND INFO {name}"));
+        let categories = info.items()[0].items()[6].clone();
+        categories
             .items()
             .iter()
-            .any(|name| name.text().eq_ignore_ascii_case("lock.force"));
-        assert!(named, "{category}: {members:?}");
-    }
-    for name in ["lock.acquire", "lock.release", "lock.extend"] {
-        let members = c.call("ACL CAT dangerous");
-        assert!(
-            !members
-                .items()
-                .iter()
-                .any(|member| member.text().eq_ignore_ascii_case(name)),
-            "{name}"
-        );
+            .any(|known| known.text() == category)
+    };
+    for category in ["@admin", "@dangerous"] {
+        assert!(is_in("lock.force", category), "{category}");
+        for name in ["lock.acquire", "lock.release", "lock.extend"] {
+            assert!(!is_in(name, category), "{name} {category}");
+        }
     }
 }
 
