@@ -256,7 +256,7 @@ fn a_renamed_ephemeral_hold_still_ends_with_its_connection() {
     c.ok("RENAME job moved");
     granted(&c.call("LOCK.ACQUIRE job other 600000"));
     drop(holder);
-    std::thread::sleep(A_WHILE);
+    wait_until_gone(&mut c, "moved");
     assert_ne!(c.call("LOCK.INFO job other"), Value::Null);
 }
 
