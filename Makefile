@@ -24,8 +24,9 @@ demo: build ## Watch five masters, contending workers, crashes and a paused hold
 	cargo build -p redlock-cli
 	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redlock demo $(if $(PICTURE),--picture '$(PICTURE)')
 
+# Most of a test is waiting, for a lease or a server: four at once also where there are fewer cores.
 test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
-	REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
+	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
 
 chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks and links, CHAOS_ROUNDS (10) times as often
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
