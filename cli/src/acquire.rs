@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::{Acquire, Extend, Release, key_of};
 use crate::exit::{Failure, IO, LOST, NOT_HAD};
-use crate::merged::millis;
+use crate::merged::{millis, visible};
 use crate::run::{FAREWELL, hold};
 use crate::signals::Signals;
 use crate::voice::Voice;
@@ -111,13 +111,15 @@ pub async fn release(args: Release, voice: &Voice) -> Result<u8, Failure> {
         Released::WasLost => Err(Failure::new(
             LOST,
             format!(
-                "lock {key} was not held any more: its lease ended, or the token is another one's"
+                "lock {} was not held any more: its lease ended, or the token is another one's",
+                visible(&key)
             ),
         )),
         _ => Err(Failure::new(
             NOT_HAD,
             format!(
-                "too few nodes answered to tell whether lock {key} was held: its lease will end it"
+                "too few nodes answered to tell whether lock {} was held: its lease will end it",
+                visible(&key)
             ),
         )),
     }

@@ -37,7 +37,11 @@ pub async fn force(args: Force, voice: &Voice) -> Result<u8, Failure> {
     if forced == 0 && !problems.is_empty() {
         return Err(Failure::new(
             NOT_HAD,
-            format!("lock {key} was not taken away ({})", problems.join("; ")),
+            format!(
+                "lock {} was not taken away ({})",
+                visible(&key),
+                problems.join("; ")
+            ),
         ));
     }
     let mut text = format!(

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::args::Ls;
 use crate::duration::shown;
 use crate::exit::Failure;
-use crate::merged::{Merged, visible};
+use crate::merged::{Merged, readable, visible};
 use crate::status::{painted, silent_nodes};
 use crate::table::table;
 use crate::voice::Voice;
@@ -28,7 +28,7 @@ pub async fn ls(args: Ls, voice: &Voice) -> Result<u8, Failure> {
     ];
     let mut values: Vec<Value> = Vec::new();
     for (key, lock) in &locks {
-        let name = String::from_utf8_lossy(key);
+        let name = readable(key);
         let first = lock.holders.first();
         rows.push(vec![
             visible(&name),

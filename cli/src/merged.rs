@@ -235,6 +235,16 @@ pub fn visible(text: &str) -> String {
         .collect()
 }
 
+/// A key need not be text: bytes that are none are shown by their number, so that different keys look different.
+pub fn readable(key: &[u8]) -> String {
+    key.utf8_chunks()
+        .flat_map(|chunk| {
+            let bytes = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
+            std::iter::once(chunk.valid().to_owned()).chain(bytes)
+        })
+        .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -304,6 +314,12 @@ mod tests {
         assert_eq!(five.remaining(3), Duration::from_secs(7));
         let two = holding("", 1, &[(0, 4), (1, 6)]);
         assert_eq!(two.remaining(3), Duration::from_secs(6));
+    }
+
+    #[test]
+    fn keys_that_are_no_text_can_be_told_apart() {
+        assert_eq!(readable("schlüssel".as_bytes()), "schlüssel");
+        assert_eq!(readable(b"a\xffb\xfe"), "a\\xffb\\xfe");
     }
 
     #[test]

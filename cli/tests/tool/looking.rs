@@ -47,6 +47,46 @@ fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
 }
 
 #[test]
+fn keys_that_are_no_text_are_listed_on_one_line_each_and_can_be_told_apart() {
+    let servers = masters::<1>();
+    let client = redis::Client::open(servers[0].url()).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    for key in [&b"\xff\xfe"[..], b"\xfe\xff", b"a b\nc\x1b[2J"] {
+        let mut acquire = redis::cmd("LOCK.ACQUIRE");
+        acquire.arg(key).arg("token").arg(60_000);
+        let _: u64 = acquire.query(&mut connection).unwrap();
+    }
+    let seen = ask(&servers, &["ls", "--json"]).json();
+    let keys: Vec<&str> = (0..3)
+        .map(|place| seen["locks"][place]["key"].as_str().unwrap())
+        .collect();
+    assert_eq!(keys, ["a b\nc\x1b[2J", "\\xfe\\xff", "\\xff\\xfe"]);
+    let text = ask(&servers, &["ls"]).out;
+    assert_eq!(text.lines().count(), 4, "{text}");
+    assert!(text.contains("a b\\nc\\u{1b}[2J"), "{text}");
+}
+
+#[test]
+fn nobody_reads_on_and_nothing_is_wrong_with_that() {
+    let servers = masters::<1>();
+    let names = (0..1_000).map(|number| format!("a-name-that-helps-to-fill-the-pipe-{number}"));
+    let mut words = vec!["LOCK.MACQUIRE".to_owned(), names.len().to_string()];
+    words.extend(names);
+    words.extend(["token".to_owned(), "60000".to_owned()]);
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let _: Vec<u64> = servers[0].run(&words);
+    for words in ["ls", "ls --json", "nodes", "man run", "completions bash"] {
+        let mut shell = std::process::Command::new("sh");
+        let script = "{ \"$0\" $1; echo \"ended with $?\" >&2; } | head -c 1";
+        shell.args(["-c", script, env!("CARGO_BIN_EXE_redlock"), words]);
+        shell.env("REDLOCK_NODES", servers[0].url());
+        let ended = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(said, "ended with 0\n", "{words}");
+    }
+}
+
+#[test]
 fn locks_of_all_nodes_are_listed_once_and_by_pattern() {
     let servers = masters::<3>();
     let empty = ask(&servers, &["ls"]);
