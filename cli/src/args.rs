@@ -19,11 +19,11 @@ const EXAMPLES: &str = "\
 Examples:
   export REDLOCK_NODES=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
 
-  redlock run --key nightly -- ./backup.sh    one host at a time
-  redlock run --key nightly --wait 0 -- ./job or not at all (exit code 75)
-  redlock status nightly                      who holds it, who waits
-  redlock ls 'backup:*'                       all locks of that name
-  redlock nodes                               are the masters well?
+  redlock run --key nightly -- ./backup.sh      # one host at a time
+  redlock run --key nightly --wait 0 -- ./job   # or not at all (exit code 75)
+  redlock status nightly                        # who holds it, who waits
+  redlock ls 'backup:*'                         # all locks of that name
+  redlock nodes                                 # are the masters well?
 
 One node is enough to begin with. Over three or five independent masters
 the lock survives the loss of one or two. List the same nodes in the same
@@ -72,7 +72,7 @@ wrapped, use `redlock run`. Never write the token into a command line:
 everybody on the host can read those.";
 
 const EXTEND_EXAMPLES: &str = "\
-Example:
+Examples:
   redlock extend --ttl 10m || exit
 
 The token is taken from REDLOCK_TOKEN or from standard input. Exit code 70
@@ -85,6 +85,59 @@ Examples:
 
 The token is taken from REDLOCK_TOKEN or from standard input. Exit code 70
 if the lock was not held any more.";
+
+const STATUS_EXAMPLES: &str = "\
+Examples:
+  redlock status nightly
+  redlock status nightly --json | jq -r '.holders[].owner'
+
+Every node is asked. The lock is held if a majority of all nodes says so,
+partly held if fewer do (on its way in or out, or left by a crash), free,
+or unknown if too few nodes answer. The exit code is 0 in all these cases.";
+
+const LS_EXAMPLES: &str = "\
+Examples:
+  redlock ls
+  redlock ls 'backup:*'                       # quoted: it is not for the shell
+  redlock ls --json | jq -r '.locks[].key'
+
+All keys of the nodes are looked through: it is for people, not for loops.";
+
+const FORCE_EXAMPLES: &str = "\
+Examples:
+  redlock force nightly                       # asks first
+  redlock force nightly --yes                 # for scripts
+
+The holder finds out at its next renewal; until then it goes on, and
+somebody else may have the lock already. Better end the holder itself:
+`redlock status` shows who it is.";
+
+const NODES_EXAMPLES: &str = "\
+Examples:
+  redlock nodes
+  redlock nodes --node redis://10.0.0.1 redis://10.0.0.2 --json
+
+QUARANTINE: how long a node that was restarted grants nothing, as it may
+have forgotten locks. DURABLE: whether it forgets none at a restart.
+CLOCK: how far its clock is ahead of the one here.";
+
+const DEMO_EXAMPLES: &str = "\
+Examples:
+  redlock demo --module ./redislock.so        # `make build` makes that file
+  redlock demo > demo.log                     # plain lines instead of a picture
+
+It starts servers of its own on free ports, and ends them.";
+
+const COMPLETIONS_EXAMPLES: &str = "\
+Examples:
+  redlock completions bash > ~/.local/share/bash-completion/completions/redlock
+  redlock completions zsh > ~/.zfunc/_redlock  # a folder of $fpath
+  redlock completions fish > ~/.config/fish/completions/redlock.fish";
+
+const MAN_EXAMPLES: &str = "\
+Examples:
+  redlock man | man -l -
+  redlock man run > redlock-run.1             # the page of one subcommand";
 
 /// Locks for the shell, over one or several Redis or Valkey masters with the redislock module.
 #[derive(Parser)]
@@ -107,7 +160,11 @@ pub enum Verb {
     )]
     Run(Run),
     /// Take a lock and leave it held, for scripts that cannot wrap a command
-    #[command(after_help = ACQUIRE_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    #[command(
+        after_help = ACQUIRE_EXAMPLES,
+        override_usage = "redlock acquire --node URL... --key NAME [OPTIONS]",
+        mut_arg("nodes", |arg| arg.num_args(1..))
+    )]
     Acquire(Acquire),
     /// Extend a lock that `acquire` took
     #[command(after_help = EXTEND_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
@@ -116,25 +173,31 @@ pub enum Verb {
     #[command(after_help = RELEASE_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Release(Release),
     /// Show who holds a lock and who waits for it
+    #[command(after_help = STATUS_EXAMPLES, override_usage = "redlock status [OPTIONS] NAME")]
     Status(Status),
     /// List the locks of all nodes
+    #[command(after_help = LS_EXAMPLES)]
     Ls(Ls),
     /// Take a lock away from whoever holds it (asks first)
+    #[command(after_help = FORCE_EXAMPLES, override_usage = "redlock force [OPTIONS] NAME")]
     Force(Force),
     /// Show how each node is doing
-    #[command(mut_arg("nodes", |arg| arg.num_args(1..)))]
+    #[command(after_help = NODES_EXAMPLES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Nodes(Nodes),
     /// Watch five masters, contending workers, crashes and a paused holder for half a minute
+    #[command(after_help = DEMO_EXAMPLES)]
     Demo(Demo),
     /// One worker of the demo
     #[command(hide = true)]
     DemoWorker(DemoWorker),
     /// Print the completions for a shell, to be put where that shell looks for them
+    #[command(after_help = COMPLETIONS_EXAMPLES)]
     Completions {
-        /// bash, elvish, fish, powershell or zsh
+        /// The shell
         shell: clap_complete::Shell,
     },
     /// Print the manual page (read it with: redlock man | man -l -)
+    #[command(after_help = MAN_EXAMPLES)]
     Man {
         /// The page of this subcommand instead of that of the whole
         verb: Option<String>,

@@ -28,6 +28,7 @@ mod terminal;
 mod voice;
 mod waiting;
 
+use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -37,12 +38,19 @@ use crate::args::{Cli, Verb};
 use crate::exit::Failure;
 use crate::voice::Voice;
 
+/// As many files as one needs to run a command under a lock of three nodes.
+const FILES: usize = 12;
+
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(error) => return misunderstood(&error),
     };
     let voice = Voice::new(cli.json);
+    if let Err(error) = room_for_files() {
+        voice.fail(&Failure::io("cannot start, try ulimit -n 64", &error));
+        return ExitCode::from(exit::IO);
+    }
     // One thread: it starts the command, which the kernel ends when that very thread is gone.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -62,6 +70,13 @@ fn main() -> ExitCode {
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// The runtime panics where it cannot open its own files: better to know before.
+fn room_for_files() -> std::io::Result<()> {
+    let error = std::io::stderr();
+    let files = (0..FILES).map(|_| error.as_fd().try_clone_to_owned());
+    files.collect::<Result<Vec<_>, _>>().map(drop)
 }
 
 async fn carry_out(verb: Verb, voice: &Voice) -> Result<u8, Failure> {
@@ -93,9 +108,13 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
             let _ = error.print();
             ExitCode::from(exit::USAGE)
         }
-        _ => {
+        kind => {
             let whole = error.to_string();
-            let first = whole.split("\n\n").next().unwrap_or(&whole);
+            let first = match kind {
+                // Would list the hidden ones, too.
+                ErrorKind::MissingSubcommand => "no subcommand is given: try run",
+                _ => whole.split("\n\n").next().unwrap_or(&whole),
+            };
             let words: Vec<&str> = first.split_whitespace().collect();
             let sentence = words.join(" ");
             let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);

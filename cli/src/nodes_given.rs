@@ -1,5 +1,6 @@
 //! From what the user said about the nodes to a client of them.
 
+use std::env::VarError;
 use std::time::Duration;
 
 use redislock_client::{Builder, Observer, Redlock};
@@ -16,20 +17,33 @@ impl Where {
     /// The URLs of `--node`, else of REDLOCK_NODES.
     fn urls(&self) -> Result<Vec<String>, Failure> {
         let given = match self.nodes.is_empty() {
-            true => std::env::var("REDLOCK_NODES").unwrap_or_default(),
+            true => match std::env::var("REDLOCK_NODES") {
+                Err(VarError::NotUnicode(_)) => {
+                    return Err(Failure::usage("REDLOCK_NODES is not UTF-8: write it anew"));
+                }
+                given => given.unwrap_or_default(),
+            },
             false => self.nodes.join(","),
         };
         let urls: Vec<String> = given
-            .split([',', ' ', '\t', '\n'])
+            .split(|c: char| c == ',' || c.is_whitespace())
             .filter(|url| !url.is_empty())
             .map(with_scheme)
             .collect();
-        match urls.is_empty() {
-            true => Err(Failure::usage(
+        if urls.is_empty() {
+            return Err(Failure::usage(
                 "no nodes are given: add --node redis://host:port, or set REDLOCK_NODES",
-            )),
-            false => Ok(urls),
+            ));
         }
+        // A wrong one may hold a password: it is named by its place.
+        for (place, url) in urls.iter().enumerate() {
+            if let Err(error) = Redlock::builder().nodes([url.clone()]).observe() {
+                let (place, all, why) = (place + 1, urls.len(), Failure::connecting(error).text);
+                let text = format!("node {place} of {all}, counted by commas and spaces: {why}");
+                return Err(Failure::usage(text));
+            }
+        }
+        Ok(urls)
     }
 
     fn builder(&self, ttl: Duration) -> Result<Builder, Failure> {

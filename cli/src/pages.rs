@@ -1,6 +1,6 @@
 //! Shell completions and the manual, both made from the command line's own description.
 
-use clap::CommandFactory;
+use clap::{Command, CommandFactory};
 
 use crate::args::Cli;
 use crate::exit::Failure;
@@ -9,9 +9,20 @@ use crate::voice::Voice;
 /// Prints the completions for a shell.
 pub fn completions(shell: clap_complete::Shell, voice: &Voice) -> Result<u8, Failure> {
     let mut script = Vec::new();
-    clap_complete::generate(shell, &mut Cli::command(), "redlock", &mut script);
+    clap_complete::generate(shell, &mut for_people(), "redlock", &mut script);
     voice.print(&String::from_utf8_lossy(&script))?;
     Ok(0)
+}
+
+/// The command line without what only the tool itself starts: hidden verbs would be offered for completion otherwise.
+fn for_people() -> Command {
+    let whole = Cli::command();
+    let shown = whole
+        .get_subcommands()
+        .filter(|verb| !verb.is_hide_set())
+        .cloned();
+    let people = Command::new("redlock").args(whole.get_arguments().cloned());
+    people.version(clap::crate_version!()).subcommands(shown)
 }
 
 /// Prints a page of the manual.
@@ -31,6 +42,8 @@ pub fn manual(verb: Option<&str>, voice: &Voice) -> Result<u8, Failure> {
     let mut text = Vec::new();
     let rendered = clap_mangen::Man::new(page).render(&mut text);
     rendered.map_err(|error| Failure::io("cannot write the page", &error))?;
-    voice.print(&String::from_utf8_lossy(&text))?;
+    // What stands below the options is named for what it is.
+    let text = String::from_utf8_lossy(&text).replace(".SH EXTRA", ".SH EXAMPLES AND NOTES");
+    voice.print(&text)?;
     Ok(0)
 }

@@ -1,5 +1,6 @@
 //! `redlock run`: a command that runs while a lock is held, and not a moment longer.
 
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
@@ -84,10 +85,17 @@ async fn work(
         Ok(group) => Ok(Supervisor::new(group, guard.held(), grace, signals)
             .watch()
             .await),
-        Err(error) => Err(Failure::new(
-            NOT_EXECUTABLE,
-            format!("{} cannot be executed: {error}", file.display()),
-        )),
+        Err(error) => {
+            // The file itself was there a moment ago.
+            let hint = match error.kind() {
+                ErrorKind::NotFound => ": check the interpreter in its first line",
+                _ => "",
+            };
+            Err(Failure::new(
+                NOT_EXECUTABLE,
+                format!("{} cannot be executed: {error}{hint}", file.display()),
+            ))
+        }
     }
 }
 

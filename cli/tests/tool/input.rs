@@ -1,5 +1,10 @@
 //! Bad input: one sentence that says what to change, the right exit code, nothing left held.
 
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::PermissionsExt;
+use std::process::{Command, Stdio};
+
 use crate::masters;
 use crate::server::free_port;
 use crate::tool::{Outcome, nothing_is_held, outcome, redlock};
@@ -108,6 +113,89 @@ fn nodes_must_be_given_exist_and_be_listed_once() {
 }
 
 #[test]
+fn nodes_may_be_separated_by_anything_blank_and_a_wrong_one_is_named_by_its_place() {
+    let servers = masters::<3>();
+    let urls: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
+    let ask = |nodes: &OsStr| {
+        let mut command = redlock(&servers);
+        command.env("REDLOCK_NODES", nodes);
+        command.args(["run", "--key", "k", "--", "echo", "ran"]);
+        outcome(command)
+    };
+    let odd = format!("\r\n ,,{}\r\n{} ,\t{}\u{a0}", urls[0], urls[1], urls[2]);
+    let ended = ask(OsStr::new(&odd));
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (Some(0), "ran\n"),
+        "{ended:?}"
+    );
+    let wrong = format!("{},{};{}", urls[0], urls[1], urls[2]);
+    one_sentence(&ask(OsStr::new(&wrong)), 64, "node 2 of 2");
+    one_sentence(&ask(OsStr::from_bytes(b"redis://\xff")), 64, "UTF-8");
+    nothing_is_held(&servers);
+}
+
+#[test]
+fn a_limit_on_open_files_is_told_in_a_sentence() {
+    let servers = masters::<1>();
+    for files in 4..=24 {
+        let mut shell = Command::new("sh");
+        let script = "ulimit -n $1; shift; exec \"$@\"";
+        shell.args(["-c", script, "sh", &files.to_string()]);
+        shell.arg(env!("CARGO_BIN_EXE_redlock"));
+        shell.args(["run", "--node", &servers[0].url(), "--key", "k"]);
+        shell.args(["--", "true"]);
+        shell.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let ended = outcome(shell);
+        match ended.code {
+            Some(0) => assert_eq!(ended.err, "", "{files} files"),
+            Some(code) => one_sentence(&ended, code, "open files"),
+            None => panic!("{files} files: {ended:?}"),
+        }
+        nothing_is_held(&servers);
+    }
+}
+
+#[test]
+fn a_script_whose_interpreter_is_missing_is_not_executable() {
+    let servers = masters::<1>();
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("script");
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let mut command = redlock(&servers);
+    command.args(["run", "--key", "k", "--"]).arg(script);
+    one_sentence(&outcome(command), 126, "interpreter in its first line");
+    nothing_is_held(&servers);
+}
+
+#[test]
+fn whoever_asks_for_json_is_answered_in_json_whatever_goes_wrong() {
+    let servers = masters::<1>();
+    let cases: [&[&str]; 10] = [
+        &["--json"],
+        &["--json", "no-such-verb"],
+        &["run", "--json"],
+        &["acquire", "--json"],
+        &["extend", "--json"],
+        &["release", "--json", "--key", "a\nb"],
+        &["status", "--json"],
+        &["force", "--json"],
+        &["nodes", "--json", "--node", "redis://127.0.0.1:port"],
+        &["man", "--json", "no-such-page"],
+    ];
+    for words in cases {
+        let mut command = redlock(&servers);
+        command.args(words);
+        let ended = outcome(command);
+        let said: serde_json::Value = serde_json::from_str(&ended.err).unwrap();
+        assert_eq!(ended.code, Some(64), "{words:?}: {ended:?}");
+        assert_eq!(said["exit_code"], 64, "{words:?}: {ended:?}");
+        assert!(!ended.err.contains("demo-worker"), "{ended:?}");
+    }
+}
+
+#[test]
 fn servers_that_cannot_serve_are_named_with_the_reason() {
     let bare = [crate::server::Server::start(&["no-module"])];
     let mut command = redlock(&bare);
@@ -203,18 +291,31 @@ fn help_explains_with_examples_and_every_verb_has_a_page() {
         assert_eq!(ended.code, Some(0), "{words:?}: {ended:?}");
         ended.out
     };
-    for words in [&["--help"][..], &["run", "--help"], &["acquire", "--help"]] {
-        assert!(help(words).contains("Examples:"), "{words:?}");
-    }
+    assert!(help(&["--help"]).contains("Examples:"));
     for verb in [
-        "run", "acquire", "release", "status", "ls", "force", "nodes",
+        "run",
+        "acquire",
+        "extend",
+        "release",
+        "status",
+        "ls",
+        "force",
+        "nodes",
+        "demo",
+        "completions",
+        "man",
     ] {
         assert!(help(&["--help"]).contains(verb));
-        assert!(help(&["man", verb]).contains(".TH"));
+        assert!(help(&[verb, "--help"]).contains("Examples:"), "{verb}");
+        let page = help(&["man", verb]);
+        assert!(page.contains(".TH") && page.contains(".SH EXAMPLES"));
+        assert!(!page.contains(".SH EXTRA"));
     }
     assert!(help(&["man"]).contains("REDLOCK_NODES"));
     for shell in ["bash", "zsh", "fish"] {
-        assert!(help(&["completions", shell]).contains("redlock"));
+        let script = help(&["completions", shell]);
+        assert!(script.contains("redlock") && script.contains("conflict-exit-code"));
+        assert!(!script.contains("demo-worker"), "{shell} offers it");
     }
     assert!(help(&["--version"]).starts_with("redlock "));
 }
