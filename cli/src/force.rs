@@ -65,7 +65,7 @@ fn confirmed(key: &str, seen: &Merged) -> Result<bool, Failure> {
     }
     let mut out = std::io::stderr().lock();
     let question = format!(
-        "{} is {}. Its holder will not notice before its next renewal. Take it away? [y/N] ",
+        "{}: {}. Its holder will not notice before its next renewal. Take it away? [y/N] ",
         visible(key),
         seen.holder_line()
     );

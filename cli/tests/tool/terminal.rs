@@ -221,6 +221,21 @@ fn force_asks_on_a_terminal() {
 }
 
 #[test]
+fn force_tells_before_it_asks_that_too_few_nodes_answer() {
+    let mut servers = masters::<3>();
+    for server in &mut servers[1..] {
+        server.kill();
+    }
+    let mut command = redlock(&servers);
+    command.args(["force", "job"]);
+    let mut pty = Pty::start(command);
+    pty.shows("job: too few nodes answer");
+    pty.shows("[y/N]");
+    pty.type_in("n\n");
+    assert_eq!(pty.end(), Some(75), "{}", pty.screen());
+}
+
+#[test]
 fn colours_are_for_terminals_that_want_them() {
     let servers = masters::<1>();
     let screen = |no_color: Option<&str>| {
