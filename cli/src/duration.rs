@@ -42,7 +42,10 @@ pub fn lease(text: &str) -> Result<Duration, String> {
 pub fn patience(text: &str) -> Result<Patience, String> {
     match text {
         "forever" => Ok(Patience::Forever),
-        _ => parsed(text).map(Patience::AtMost),
+        _ => match parsed(text) {
+            Ok(wait) => Ok(Patience::AtMost(wait)),
+            Err(hint) => Err(format!("{hint}; or 0, or forever")),
+        },
     }
 }
 

@@ -32,7 +32,7 @@ use std::os::fd::AsFd;
 use std::process::ExitCode;
 
 use clap::Parser;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::args::{Cli, Verb};
 use crate::exit::Failure;
@@ -113,6 +113,9 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
             let first = match kind {
                 // Would list the hidden ones, too.
                 ErrorKind::MissingSubcommand => "no subcommand is given: try run",
+                ErrorKind::UnknownArgument if is_command_of_run(error) => {
+                    "the command stands after --, as in: redlock run --key NAME -- COMMAND"
+                }
                 _ => whole.split("\n\n").next().unwrap_or(&whole),
             };
             let words: Vec<&str> = first.split_whitespace().collect();
@@ -125,4 +128,13 @@ fn misunderstood(error: &clap::Error) -> ExitCode {
             ExitCode::from(exit::USAGE)
         }
     }
+}
+
+/// Whoever is used to flock(1) forgets the `--`.
+fn is_command_of_run(error: &clap::Error) -> bool {
+    let unknown = match error.get(ContextKind::InvalidArg) {
+        Some(ContextValue::String(unknown)) => unknown,
+        _ => return false,
+    };
+    !unknown.starts_with('-') && std::env::args_os().skip(1).any(|word| word == "run")
 }

@@ -72,10 +72,16 @@ pub async fn demo(args: Demo, voice: &Voice) -> Result<u8, Failure> {
 async fn play(args: &Demo, voice: &Voice) -> Result<Stage, Failure> {
     let folder = tempfile::tempdir().map_err(|error| Failure::io("no temporary folder", &error))?;
     let server = match &args.server {
-        Some(server) => program::find(server.as_os_str())?,
+        Some(server) => program::find(server.as_os_str()),
         None => program::find("redis-server".as_ref())
-            .or_else(|_| program::find("valkey-server".as_ref()))?,
+            .or_else(|_| program::find("valkey-server".as_ref())),
     };
+    let no_server = |_| {
+        Failure::usage(
+            "there is no server to start: install Redis or Valkey, or give --server FILE",
+        )
+    };
+    let server = server.map_err(no_server)?;
     let mut masters = Vec::new();
     for place in 0..MASTERS {
         masters.push(Master::start(&server, &args.module, folder.path(), place).await?);

@@ -118,11 +118,14 @@ fn interrupted_or_killed_it_leaves_nothing_running_either() {
 }
 
 #[test]
-fn without_the_module_it_says_what_to_do() {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
-    command.args(["demo", "--module", "/no/such/file"]);
-    command.stderr(std::process::Stdio::piped());
-    let ended = Running::start(command).end();
-    assert_eq!(ended.code, Some(64));
-    assert!(ended.err.contains("make build"), "{ended:?}");
+fn without_the_module_or_a_server_it_says_what_to_do() {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
+    for (module, hint) in [("/no/such/file", "make build"), (file, "install")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
+        command.args(["demo", "--server", "/no/such/server", "--module", module]);
+        command.stderr(std::process::Stdio::piped());
+        let ended = Running::start(command).end();
+        assert_eq!(ended.code, Some(64));
+        assert!(ended.err.contains(hint), "{ended:?}");
+    }
 }

@@ -26,9 +26,11 @@ fn every_mistake_is_answered_with_what_to_change() {
     std::fs::write(&plain, "#!/bin/sh\n").unwrap();
     let plain = plain.to_str().unwrap();
     let inside = folder.path().to_str().unwrap();
-    let cases: [(&[&str], i32, &str); 19] = [
+    let cases: [(&[&str], i32, &str); 22] = [
         (&["--key", "k"], 64, "after --"),
         (&["--key", "k", "--"], 64, "after --"),
+        (&["--key", "k", "true"], 64, "after --"),
+        (&["--key", "k", "sh", "-c", "true"], 64, "after --"),
         (&["--", "true"], 64, "--key"),
         (&["--key", "", "--", "true"], 64, "--key"),
         (&["--key", "k", "--", "no-such-command"], 127, "PATH"),
@@ -50,6 +52,11 @@ fn every_mistake_is_answered_with_what_to_change() {
         (&["--key", "k", "--ttl", "1y", "--", "true"], 64, "7 days"),
         (&["--key", "k", "--wait", "-1s", "--", "true"], 64, "-1"),
         (&["--key", "k", "--wait", "soon", "--", "true"], 64, "30s"),
+        (
+            &["--key", "k", "--wait", "ever", "--", "true"],
+            64,
+            "forever",
+        ),
         (
             &["--key", "k", "--grace", "20s", "--", "true"],
             64,
