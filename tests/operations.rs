@@ -220,6 +220,13 @@ fn acquire_on(replicas: i64, m: &mut Connection, lease: Duration) -> Held {
     Held { fence, until }
 }
 
+/// A new master counts its replicas once a second; without one it says so before anything else.
+fn wait_for_its_replica(r: &mut Connection) {
+    wait_patiently("it has another replica", || {
+        info_number(r, "replication", "min_slaves_good_slaves") == 1
+    });
+}
+
 /// A new master knows what the old one had acknowledged; unless an election took longer than the lease.
 #[track_caller]
 fn assert_known(c: &mut Connection, held: &Held) {
@@ -250,7 +257,7 @@ fn a_master_without_replicas_stops_and_a_promoted_one_waits(blocks: &[String]) {
     replicas[1]
         .connect()
         .ok(&format!("REPLICAOF 127.0.0.1 {}", replicas[0].port()));
-    wait_for_sync(&mut r, &mut replicas[1].connect());
+    wait_for_its_replica(&mut r);
     assert_quarantined(&mut r, promoted, wait_after_a_promotion(block));
     assert_known(&mut r, &held);
 }
@@ -277,9 +284,7 @@ fn sentinel_promotes_a_replica_that_waits(blocks: &[String]) {
         promoted.is_some()
     });
     let mut r = promoted.expect("a replica").connect();
-    wait_patiently("it has another replica", || {
-        info_number(&mut r, "replication", "min_slaves_good_slaves") == 1
-    });
+    wait_for_its_replica(&mut r);
     assert_quarantined(&mut r, killed, wait_after_a_promotion(block));
     assert_known(&mut r, &held);
 }
