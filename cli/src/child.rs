@@ -5,8 +5,8 @@ use std::process::Command;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
-use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
+use rustix::process::{WaitOptions, waitpid};
 
 /// A command in a process group of its own.
 pub struct Group {
@@ -17,7 +17,8 @@ pub struct Group {
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     Exited(i32),
-    Killed(Signal),
+    /// By the signal of this number: real-time signals have no names.
+    Killed(i32),
     Stopped(Signal),
 }
 
@@ -36,15 +37,19 @@ impl Group {
 
     /// What has happened since the last time of asking.
     pub fn look(&self) -> Option<Change> {
-        let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
-        match waitpid(self.leader, Some(flags)) {
-            Ok(WaitStatus::Exited(_, code)) => Some(Change::Exited(code)),
-            Ok(WaitStatus::Signaled(_, signal, _)) => Some(Change::Killed(signal)),
-            Ok(WaitStatus::Stopped(_, signal)) => Some(Change::Stopped(signal)),
+        let flags = WaitOptions::NOHANG | WaitOptions::UNTRACED;
+        let leader = rustix::process::Pid::from_raw(self.leader.as_raw());
+        let status = match waitpid(leader, flags) {
+            Ok(changed) => changed?.1,
             // Nobody is there to wait for: it has ended, and how is not known.
-            Err(Errno::ECHILD) => Some(Change::Exited(i32::from(u8::MAX))),
-            _ => None,
-        }
+            Err(rustix::io::Errno::CHILD) => return Some(Change::Exited(i32::from(u8::MAX))),
+            Err(_) => return None,
+        };
+        let stopped = |signal| Change::Stopped(Signal::try_from(signal).unwrap_or(Signal::SIGSTOP));
+        let ended = status.exit_status().map(Change::Exited);
+        ended
+            .or_else(|| status.terminating_signal().map(Change::Killed))
+            .or_else(|| status.stopping_signal().map(stopped))
     }
 
     /// To the whole group, as a terminal does it.

@@ -40,7 +40,7 @@ impl Failure {
 
     /// Ended by a signal before there was anything to pass it on to.
     pub fn signalled(signal: nix::sys::signal::Signal) -> Self {
-        Self::new(by_signal(signal), format!("ended by {signal}"))
+        Self::new(by_signal(signal as i32), format!("ended by {signal}"))
     }
 
     /// The nodes could not be connected to, or not be used as they are.
@@ -66,6 +66,6 @@ impl Failure {
 }
 
 /// What shells report for a process that a signal ended.
-pub fn by_signal(signal: nix::sys::signal::Signal) -> u8 {
-    u8::try_from(128 + signal as i32).unwrap_or(u8::MAX)
+pub fn by_signal(signal: i32) -> u8 {
+    u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

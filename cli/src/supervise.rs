@@ -144,7 +144,9 @@ impl<'a> Supervisor<'a> {
     fn changed(&mut self, change: Change) {
         match change {
             Change::Exited(code) => self.ended(u8::try_from(code).unwrap_or(u8::MAX), None),
-            Change::Killed(signal) => self.ended(by_signal(signal), Some(signal)),
+            Change::Killed(signal) => {
+                self.ended(by_signal(signal), Signal::try_from(signal).ok());
+            }
             Change::Stopped(signal) => self.stopped(signal),
         }
     }

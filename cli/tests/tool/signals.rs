@@ -47,6 +47,19 @@ fn a_signal_that_ends_the_command_is_reported_as_shells_do() {
     nothing_is_held(&servers);
 }
 
+/// Elsewhere there are no real-time signals.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_signal_without_a_name_is_reported_like_every_other() {
+    let servers = masters::<1>();
+    for number in [9, 34, 64] {
+        let ended = outcome(run(&servers, "job", &[], &format!("kill -{number} $$")));
+        assert_eq!(ended.code, Some(128 + number), "{ended:?}");
+        assert_eq!(ended.err, "");
+    }
+    nothing_is_held(&servers);
+}
+
 #[test]
 fn a_signal_ends_the_waiting_and_leaves_no_place_in_the_queue() {
     let servers = masters::<3>();
