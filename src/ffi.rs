@@ -61,6 +61,17 @@ pub fn mono() -> Instant {
     Instant(unsafe { api!(RedisModule_MonotonicMicroseconds()) } + BEFORE_THE_CLOCK)
 }
 
+/// How long the running thread has run, µs: without the moments in which the machine did something else.
+pub fn time_of_thread() -> u64 {
+    let mut time = libc::timespec {
+        tv_sec: 0,
+        tv_nsec: 0,
+    };
+    // SAFETY: writes the time into `time`, or leaves it as it is.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
+}
+
 /// A string of the server's, at least for as long as `'a`.
 #[derive(Clone, Copy)]
 pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);

@@ -61,6 +61,7 @@ extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) 
                 ))
             };
             number(c"longest_expiry_slice_us", node.longest_slice);
+            number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu);
         }
         if section(c"stats") {
             let counters = table.counters;

@@ -215,7 +215,7 @@ fn catch_up(ctx: Ctx) {
         keyspace::replicate_counter(ctx);
     }
     let grants = may_grant(ctx);
-    let begin = ffi::mono();
+    let (begin, begin_cpu) = (ffi::mono(), ffi::time_of_thread());
     keyspace::decide(ctx, &[], |node, now, keys| {
         node.table.holds_back = !grants;
         for (connection, end) in std::mem::take(&mut node.closed) {
@@ -238,8 +238,10 @@ fn catch_up(ctx: Ctx) {
         });
         let spent = ffi::mono().since(begin);
         if !more || spent >= SLICE {
+            let spent_cpu = ffi::time_of_thread().saturating_sub(begin_cpu);
             node::with(|node| {
                 node.longest_slice = node.longest_slice.max(spent);
+                node.longest_slice_cpu = node.longest_slice_cpu.max(spent_cpu);
                 node.table.holds_back = false;
             });
             break;

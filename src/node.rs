@@ -45,6 +45,8 @@ pub struct Node {
     pub incarnation: String,
     /// The longest slice of expiry so far, µs.
     pub longest_slice: u64,
+    /// The most time that the main thread itself has spent in a slice, µs.
+    pub longest_slice_cpu: u64,
 }
 
 struct MainThread(RefCell<Node>);
@@ -63,6 +65,7 @@ lazy_static! {
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: 0,
+        longest_slice_cpu: 0,
     }));
     static ref LETTERS: Mutex<Vec<Letter>> = Mutex::new(Vec::new());
     static ref FINGERPRINTS: RandomState = RandomState::new();

@@ -13,7 +13,7 @@ use crate::resp::{Tcp, Value, command};
 use crate::server::Server;
 
 /// Many rounds, as they are short.
-const ROUNDS: usize = 21;
+const ROUNDS: usize = 41;
 /// How long each side runs in a round: short, so that whatever else the machine does, it does to both.
 const SLICE: Duration = Duration::from_millis(400);
 

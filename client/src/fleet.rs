@@ -142,7 +142,7 @@ impl Fleet {
             }
             Verdict::Garbage(_) => Some("a server is no redislock node: check its address"),
             Verdict::Refused(text) if !text.starts_with("LOADING") => {
-                Some("a server refuses LOCK.NODE: check its user")
+                Some("a server refuses LOCK.NODE: check the user and the password in its URL")
             }
             _ => None,
         };
