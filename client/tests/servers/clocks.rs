@@ -7,7 +7,7 @@ use std::time::Duration;
 use redislock_client::{Moment, Redlock, Released};
 use tempfile::TempDir;
 
-use crate::server::{Server, free_port};
+use crate::server::Server;
 use crate::{TTL, builder, log, until};
 
 /// A server whose wall clock a test can step.
@@ -29,7 +29,7 @@ impl SteppedServer {
         std::fs::write(&shift, micros(ahead).to_ne_bytes()).unwrap();
         let environment = [("LD_PRELOAD", shim), ("CLOCK_SHIFT", shift.clone())];
         let stepped = Self {
-            server: Server::start_at(free_port(), &[], &environment),
+            server: Server::start_in(&[], &environment),
             shift,
             _folder: folder,
         };

@@ -23,11 +23,26 @@ pub struct Server {
 impl Server {
     /// Starts a server with these options of redis.conf, each `name value…`.
     pub fn start(options: &[&str]) -> Self {
-        Self::start_at(free_port(), options, &[])
+        Self::start_in(options, &[])
     }
 
-    /// On this port, with these variables in its environment.
+    /// With these variables in its environment.
+    pub fn start_in(options: &[&str], environment: &[(&str, PathBuf)]) -> Self {
+        loop {
+            // Another test may take the port between our look and the server's.
+            if let Some(server) = Self::try_start_at(free_port(), options, environment) {
+                return server;
+            }
+        }
+    }
+
+    /// On this port.
     pub fn start_at(port: u16, options: &[&str], environment: &[(&str, PathBuf)]) -> Self {
+        Self::try_start_at(port, options, environment).expect("the port is free")
+    }
+
+    /// None if somebody else has the port.
+    fn try_start_at(port: u16, options: &[&str], environment: &[(&str, PathBuf)]) -> Option<Self> {
         let folder = TempDir::new().unwrap();
         let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         let variable = |(name, value): &(&str, PathBuf)| ((*name).to_owned(), value.clone());
@@ -40,8 +55,7 @@ impl Server {
             options,
             environment,
         };
-        server.wait_until_it_answers();
-        server
+        server.answers().then_some(server)
     }
 
     /// A Sentinel that watches this master, alone, and impatiently.
@@ -134,17 +148,23 @@ impl Server {
     }
 
     fn wait_until_it_answers(&mut self) {
+        assert!(self.answers(), "somebody else has port {}", self.port);
+    }
+
+    /// Waits until this very server serves; false if another one has its port.
+    fn answers(&mut self) -> bool {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
-            if let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) {
-                let mut reply = [0; 5];
-                stream.write_all(b"PING\r\n").unwrap();
-                if stream.read_exact(&mut reply).is_ok() && &reply == b"+PONG" {
-                    return;
-                }
-            }
             if let Some(status) = self.child.try_wait().unwrap() {
-                panic!("the server ended at its start ({status}):\n{}", self.log());
+                let log = self.log();
+                assert!(
+                    log.contains("Address already in use"),
+                    "the server ended at its start ({status}):\n{log}"
+                );
+                return false;
+            }
+            if self.process_that_answers() == Some(self.child.id()) {
+                return true;
             }
             assert!(
                 Instant::now() < end,
@@ -153,6 +173,21 @@ impl Server {
             );
             std::thread::sleep(Duration::from_millis(5));
         }
+    }
+
+    /// The process that serves at our port, as far as one does.
+    fn process_that_answers(&self) -> Option<u32> {
+        let mut stream = TcpStream::connect(("127.0.0.1", self.port)).ok()?;
+        let patience = Some(Duration::from_secs(1));
+        stream.set_read_timeout(patience).ok()?;
+        stream.write_all(b"PING\r\nINFO server\r\nQUIT\r\n").ok()?;
+        let mut reply = Vec::new();
+        // A Sentinel knows no QUIT: what it has said until the patience ends is all.
+        let _ = stream.read_to_end(&mut reply);
+        let reply = String::from_utf8_lossy(&reply).into_owned();
+        let ready = reply.strip_prefix("+PONG")?;
+        let process = ready.split("process_id:").nth(1)?;
+        process.lines().next()?.trim().parse().ok()
     }
 
     pub fn log(&self) -> String {
