@@ -16,7 +16,7 @@ use crate::config::EPHEMERAL_GRACE;
 use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
 use crate::{keyspace, node};
 
-/// One slice of expiry takes no longer than this, µs, so that clients are served in between.
+/// A slice of expiry ends when it has taken this long, µs, so that clients are served in between.
 const SLICE: u64 = 500;
 /// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
 const LONGEST_DELAY: u64 = 1_000_000;
@@ -41,6 +41,10 @@ const COUNTING: u64 = 2_000_000;
 /// The database that MOVE takes a key from.
 static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
+/// What the server calls at an event.
+type OnEvent =
+    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
+
 /// Subscribes to everything below.
 pub fn register(ctx: Ctx) -> Result<(), String> {
     // SAFETY: a valid context; the detached one is never freed.
@@ -50,10 +54,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
             Ordering::Relaxed,
         );
     }
-    let events: [(
-        u64,
-        unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void),
-    ); 7] = [
+    let events: [(u64, OnEvent); 7] = [
         (raw::REDISMODULE_EVENT_CRON_LOOP, on_cron),
         (
             raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -146,10 +147,6 @@ pub fn wake_for_waits() {
         wake_at(next);
     }
 }
-
-/// What the server calls at an event.
-type OnEvent =
-    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
 
 /// From now on, calls back each time the server has served the clients of a turn and is about to send their replies; or no
 /// more. Every turn of the server pays for it, so it is asked for only while there is something to do. Not to be called from

@@ -1,7 +1,7 @@
 //! Connections that wait: the server parks them, core says when they are answered.
 //!
 //! A parked connection is blocked on its keys, so that the server redirects it when a slot moves. The key's callback never
-//! serves it; [`deliver`] does, by unblocking it, upon which the server calls the timeout callback, the only one
+//! serves it; [`unblock_answered`] does, at the end of a turn, upon which the server calls the timeout callback, the only one
 //! that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
 //! Whatever ends the wait, the server frees the private data last: there it is known whether the client was answered.
 

@@ -87,6 +87,7 @@ mod limit {
         most: u64,
     }
 
+    // SAFETY: as the C library declares it.
     unsafe extern "C" {
         fn prlimit(process: i32, resource: i32, new: *const Limit, old: *mut Limit) -> i32;
         fn signal(number: i32, handler: usize) -> usize;

@@ -8,6 +8,7 @@ use std::sync::Mutex;
 
 use crate::server::module_path;
 
+// SAFETY: as the C library declares it.
 unsafe extern "C" {
     fn dlopen(path: *const c_char, flags: c_int) -> *mut c_void;
     fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;

@@ -444,6 +444,7 @@ enum Signal {
 
 impl Signal {
     fn send(self, process: u32) {
+        // SAFETY: as the C library declares it.
         unsafe extern "C" {
             fn kill(process: i32, signal: i32) -> i32;
         }

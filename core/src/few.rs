@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 
 /// A list.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Few<T> {
     /// One element.
     One(T),

@@ -25,7 +25,7 @@ fn all_keys_are_had_under_one_fence_or_none_is() {
 fn a_key_that_is_held_already_is_re_entered_under_its_own_fence() {
     let mut node = node();
     let own = node.hold("a", "k")[0];
-    let Verdict::Granted(Granted::Each(fences)) = node.ask("a", "lkm", Mode::Exclusive, None)
+    let Verdict::Granted(Granted::Many(fences)) = node.ask("a", "lkm", Mode::Exclusive, None)
     else {
         panic!("granted");
     };
@@ -154,7 +154,7 @@ fn a_lock_that_a_waiter_was_granted_in_the_same_decision_is_not_made_twice() {
         panic!("shared with b")
     };
     assert_eq!(node.granted(), [waiter]);
-    assert_eq!(granted.fences().len(), 2);
+    assert_eq!(granted.len(), 2);
     assert_eq!(node.table.locks(), 2);
     assert_eq!(node.lock(&key("l")).map(|lock| lock.holders()), Some(2));
 }

@@ -64,14 +64,10 @@ pub fn granted(ctx: Ctx, granted: &Granted, shape: &Shape) {
         ctx.reply_array(2);
         ctx.reply_bytes(token.as_bytes());
     }
-    let fences = match granted {
-        Granted::One(fence) => std::slice::from_ref(fence),
-        Granted::Each(fences) => fences,
-    };
     if shape.several {
-        ctx.reply_array(fences.len());
+        ctx.reply_array(granted.len());
     }
-    for fence in fences {
+    for fence in granted {
         ctx.reply_integer(*fence);
     }
 }

@@ -1,6 +1,7 @@
 //! What a request names, and what becomes of it.
 
 use crate::fence::FenceError;
+use crate::few::Few;
 use crate::lock::{OverCap, Refusal};
 use crate::quarantine::Reason;
 use crate::queue::WaiterId;
@@ -36,25 +37,8 @@ pub enum Denial {
     WrongType,
 }
 
-/// A lock was granted or re-entered: the fence of each key, in the order of the request.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Granted {
-    /// The one key's.
-    One(u64),
-    /// Each key's.
-    Each(Vec<u64>),
-}
-
-impl Granted {
-    /// The fences, a key each.
-    #[must_use]
-    pub fn fences(&self) -> &[u64] {
-        match self {
-            Self::One(fence) => std::slice::from_ref(fence),
-            Self::Each(fences) => fences,
-        }
-    }
-}
+/// Locks were granted or re-entered: the fence of each key, in the order of the request.
+pub type Granted = Few<u64>;
 
 /// What became of a request for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]

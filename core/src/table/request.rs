@@ -301,15 +301,11 @@ impl Table {
             // What else this owner waits for may be a re-entry now, or may go past those who wait for it.
             self.next_up.extend(self.queue.of(&terms.token));
         }
-        if let [lock] = locks {
-            let id = lock.unwrap_or_else(|| self.new_lock(key(0)));
-            return Ok(Granted::One(self.grant_one(id, terms, fence, lease_now)));
-        }
         let fences = locks.iter().enumerate().map(|(at, lock)| {
             let id = lock.unwrap_or_else(|| self.new_lock(key(at)));
             self.grant_one(id, terms, fence, lease_now)
         });
-        Ok(Granted::Each(fences.collect()))
+        Ok(fences.collect())
     }
 
     fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: Instant) -> u64 {

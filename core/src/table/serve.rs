@@ -213,7 +213,7 @@ impl Table {
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                let holds = keys.iter().cloned().zip(granted.fences().iter().copied());
+                let holds = keys.iter().cloned().zip(granted.iter().copied());
                 let counted = holds
                     .zip(&adds)
                     .filter_map(|(hold, adds)| adds.then_some(hold));

@@ -343,7 +343,7 @@ impl Suspect {
         for (id, answer) in answers {
             if self.has(Bug::TheLeaseOfAWaiterStartsAtTheRequest)
                 && let Answer::Granted(granted) = &answer
-                && granted.fences().len() == 1
+                && granted.len() == 1
                 && let Some(at) = self.waiting.iter().position(|waiting| waiting.id == id)
             {
                 let Waiting {

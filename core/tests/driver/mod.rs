@@ -87,7 +87,7 @@ fn error(denial: Denial) -> Error {
 
 fn answer(answer: &table::Answer) -> Answer {
     match answer {
-        table::Answer::Granted(granted) => Answer::Fences(granted.fences().to_vec()),
+        table::Answer::Granted(granted) => Answer::Fences(granted.to_vec()),
         table::Answer::Nothing => Answer::Nothing,
         table::Answer::Unblocked => Answer::Unblocked,
         table::Answer::Denied(denial) => Answer::Error(error(*denial)),
@@ -322,8 +322,8 @@ impl Driver {
         );
         let (reply, id) = match verdict {
             Verdict::Granted(granted) => {
-                self.expected.acquired = granted.fences().len();
-                (Reply::Fences(granted.fences().to_vec()), None)
+                self.expected.acquired = granted.len();
+                (Reply::Fences(granted.to_vec()), None)
             }
             Verdict::Busy => (Reply::Busy, None),
             Verdict::Waits(id) => (Reply::Waits, Some(id.0)),

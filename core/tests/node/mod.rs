@@ -425,7 +425,7 @@ impl Node {
     /// Acquires the exclusive locks, which are free; their fences.
     pub fn hold(&mut self, owner: &str, keys: &str) -> Vec<u64> {
         match self.ask(owner, keys, Mode::Exclusive, None) {
-            Verdict::Granted(granted) => granted.fences().to_vec(),
+            Verdict::Granted(granted) => granted.to_vec(),
             other => panic!("{owner} should have {keys}: {other:?}"),
         }
     }
