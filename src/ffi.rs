@@ -4,11 +4,14 @@
 //! context, a key or a string is used only during the callback that received it, and `lib.rs` checks at load that the
 //! server is new enough to have every function.
 
-use std::ffi::{CStr, c_int, c_void};
-use std::marker::PhantomData;
+mod argument;
+mod key;
 
+use std::ffi::{CStr, c_int};
+
+pub use argument::{Arg, Args, OwnedString};
+pub use key::{For, OpenKey, Standing, lock_of, value_of};
 use redis_module::raw;
-use redislock_core::slots::LockId;
 use redislock_core::time::{Instant, Now};
 
 /// Calls a function of the server's API that was checked at load.
@@ -70,194 +73,6 @@ pub fn time_of_thread() -> u64 {
     // SAFETY: writes the time into `time`, or leaves it as it is.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
-}
-
-/// A string of the server's, at least for as long as `'a`.
-#[derive(Clone, Copy)]
-pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);
-
-impl<'a> Arg<'a> {
-    /// # Safety
-    /// `string` is valid for `'a` and nobody changes it meanwhile.
-    pub unsafe fn new(string: *mut raw::RedisModuleString) -> Self {
-        Self(string, PhantomData)
-    }
-
-    /// Its bytes.
-    pub fn bytes(self) -> &'a [u8] {
-        let mut len = 0;
-        // SAFETY: `self.0` is a valid string; the pointer it gives is valid as long as the string is.
-        unsafe {
-            let start = api!(RedisModule_StringPtrLen(self.0, &raw mut len));
-            if start.is_null() {
-                &[]
-            } else {
-                std::slice::from_raw_parts(start.cast(), len)
-            }
-        }
-    }
-
-    /// It as a number, in the server's strict reading.
-    pub fn number(self) -> Option<i64> {
-        let mut number = 0;
-        // SAFETY: a valid string and a place for the number.
-        let status = unsafe { api!(RedisModule_StringToLongLong(self.0, &raw mut number)) };
-        (status == raw::REDISMODULE_OK as c_int).then_some(number)
-    }
-
-    /// The server's own.
-    pub fn raw(self) -> *mut raw::RedisModuleString {
-        self.0
-    }
-}
-
-/// A string that the module made.
-pub struct OwnedString(*mut raw::RedisModuleString);
-
-impl OwnedString {
-    /// A string of these bytes.
-    pub fn new(bytes: &[u8]) -> Self {
-        // SAFETY: copies `bytes`; without a context the string is ours until freed.
-        Self(unsafe {
-            api!(RedisModule_CreateString(
-                std::ptr::null_mut(),
-                bytes.as_ptr().cast(),
-                bytes.len()
-            ))
-        })
-    }
-
-    pub fn arg(&self) -> Arg<'_> {
-        // SAFETY: the string lives as long as `self`.
-        unsafe { Arg::new(self.0) }
-    }
-}
-
-impl Drop for OwnedString {
-    fn drop(&mut self) {
-        // SAFETY: made in `new`, freed once.
-        unsafe { api!(RedisModule_FreeString(std::ptr::null_mut(), self.0)) }
-    }
-}
-
-/// The arguments of a command, its name first.
-#[derive(Clone, Copy)]
-pub struct Args<'a>(&'a [*mut raw::RedisModuleString]);
-
-impl<'a> Args<'a> {
-    /// # Safety
-    /// `argv` has `argc` strings, valid for `'a`.
-    pub unsafe fn new(argv: *mut *mut raw::RedisModuleString, argc: c_int) -> Self {
-        if argc <= 0 || argv.is_null() {
-            return Self(&[]);
-        }
-        // SAFETY: as the caller promises.
-        Self(unsafe { std::slice::from_raw_parts(argv, argc as usize) })
-    }
-
-    pub fn len(self) -> usize {
-        self.0.len()
-    }
-
-    pub fn get(self, at: usize) -> Option<Arg<'a>> {
-        // SAFETY: the strings live for `'a`.
-        self.0.get(at).map(|string| unsafe { Arg::new(*string) })
-    }
-
-    pub fn raw(self) -> &'a [*mut raw::RedisModuleString] {
-        self.0
-    }
-
-    /// These arguments from `at` on.
-    pub fn from(self, at: usize) -> Self {
-        Self(self.0.get(at..).unwrap_or_default())
-    }
-
-    /// The first `len` of these.
-    pub fn first(self, len: usize) -> Self {
-        Self(self.0.get(..len).unwrap_or_default())
-    }
-
-    pub fn iter(self) -> impl Iterator<Item = Arg<'a>> {
-        // SAFETY: the strings live for `'a`.
-        self.0.iter().map(|string| unsafe { Arg::new(*string) })
-    }
-}
-
-/// What stands at a key that was opened.
-pub enum Standing {
-    Nothing,
-    Lock(LockId),
-    Other,
-}
-
-/// An open key.
-pub struct OpenKey(*mut raw::RedisModuleKey);
-
-impl OpenKey {
-    pub fn standing(&self) -> Standing {
-        // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an empty one.
-        unsafe {
-            if self.0.is_null()
-                || api!(RedisModule_KeyType(self.0)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
-            {
-                Standing::Nothing
-            } else if api!(RedisModule_ModuleTypeGetType(self.0)) == crate::data_type::redis_type()
-            {
-                Standing::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(self.0))))
-            } else {
-                Standing::Other
-            }
-        }
-    }
-
-    /// Puts a lock there. The key is open for writing and empty.
-    pub fn set(&self, id: LockId) {
-        // SAFETY: an open key, our own type; the value is a handle that the type's callbacks understand.
-        unsafe {
-            api!(RedisModule_ModuleTypeSetValue(
-                self.0,
-                crate::data_type::redis_type(),
-                value_of(id)
-            ));
-        }
-    }
-
-    /// Deletes the key. It is open for writing.
-    pub fn delete(&self) {
-        // SAFETY: an open key.
-        unsafe {
-            api!(RedisModule_DeleteKey(self.0));
-        }
-    }
-}
-
-impl Drop for OpenKey {
-    fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: opened in `Ctx::open`, closed once.
-            unsafe { api!(RedisModule_CloseKey(self.0)) }
-        }
-    }
-}
-
-/// The handle that a value of our type carries in place of a pointer.
-pub fn lock_of(value: *mut c_void) -> LockId {
-    LockId::from_bits(value.addr() as u64)
-}
-
-/// The value that carries a handle.
-pub fn value_of(id: LockId) -> *mut c_void {
-    std::ptr::without_provenance_mut(id.to_bits() as usize)
-}
-
-const _: () = assert!(size_of::<usize>() == 8, "a handle needs a 64-bit pointer");
-
-/// How to open a key.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum For {
-    Reading,
-    Writing,
 }
 
 /// How loud a log line is.
