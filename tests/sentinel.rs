@@ -317,17 +317,23 @@ fn a_promoted_replica_waits_for_the_leases_that_its_master_allowed() {
     assert!(left > 30_000, "{left}");
 }
 
+/// A master, and a replica in step with it whose link can be stalled.
+fn linked() -> (Server, Proxy, Server) {
+    let master = protected().start();
+    let link = Proxy::to(master.port());
+    let replica = protected()
+        .config(&format!("replicaof 127.0.0.1 {}", link.port()))
+        .start();
+    wait_for_sync(&mut master.connect(), &mut replica.connect());
+    (master, link, replica)
+}
+
 /// The worst case: promoted at the very moment at which its link stalls, while the old master still counts it.
 #[test]
 fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_extend() {
     for _ in rounds(1) {
-        let master = protected().start();
-        let link = Proxy::to(master.port());
-        let replica = protected()
-            .config(&format!("replicaof 127.0.0.1 {}", link.port()))
-            .start();
+        let (master, link, replica) = linked();
         let (mut m, mut r) = (master.connect(), replica.connect());
-        wait_for_sync(&mut m, &mut r);
         wait_until("the master counts its replica", || {
             info_number(&mut m, "replication", "min_slaves_good_slaves") == 1
         });
@@ -356,13 +362,8 @@ fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_ex
 #[test]
 fn a_master_that_was_paused_while_it_was_replaced_grants_nothing_when_it_runs_again() {
     for _ in rounds(1) {
-        let master = protected().start();
-        let link = Proxy::to(master.port());
-        let replica = protected()
-            .config(&format!("replicaof 127.0.0.1 {}", link.port()))
-            .start();
+        let (master, link, replica) = linked();
         let (mut m, mut r) = (master.connect(), replica.connect());
-        wait_for_sync(&mut m, &mut r);
         wait_until("the master grants", || {
             info_number(&mut m, "replication", "min_slaves_good_slaves") == 1
                 && m.call("LOCK.NODE").number("quarantine") == 0
