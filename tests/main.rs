@@ -18,14 +18,12 @@ mod configuration;
 mod crash;
 #[cfg(target_os = "linux")]
 mod disk;
-mod documents;
 mod effort;
 mod ephemeral;
 mod expiry;
 mod extend;
 mod fences;
 mod force;
-mod guarantees;
 mod guarded;
 mod handover;
 mod hostile;
@@ -42,6 +40,7 @@ mod operations;
 #[cfg(target_os = "linux")]
 mod partition;
 mod persistence;
+mod proof;
 mod quarantine;
 mod races;
 mod release;

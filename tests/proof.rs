@@ -1,10 +1,10 @@
-//! docs/GUARANTEES.md names, for each scenario of a crash or a failover, the protection it is about and what was seen without
+//! docs/PROOF.md names, for each scenario of a crash or a failover, the protection it is about and what was seen without
 //! it: every test that it names is there, and every test of a scenario is named.
 
 use std::fs;
 use std::path::Path;
 
-const PAGE: &str = include_str!("../docs/GUARANTEES.md");
+const PAGE: &str = include_str!("../docs/PROOF.md");
 const SECTION: &str = "## How each protection was shown to matter";
 /// Each test of these files is a scenario.
 const SCENARIOS: [&str; 6] = [
@@ -17,12 +17,12 @@ const SCENARIOS: [&str; 6] = [
 ];
 
 /// The words in backticks of a line.
-pub fn code(line: &str) -> impl Iterator<Item = &str> {
+fn code(line: &str) -> impl Iterator<Item = &str> {
     line.split('`').skip(1).step_by(2)
 }
 
 /// The tests of a file, in its own words.
-pub fn tests(file: &str) -> Vec<String> {
+fn tests(file: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests")
         .join(file);
