@@ -152,6 +152,16 @@ impl Observer {
         .await
     }
 
+    /// Sends any command to every node, for checks that the other methods do not cover. A command
+    /// that names a key is for one master of a cluster: the others reply with an error.
+    pub async fn command(&self, cmd: &Cmd) -> Vec<Answer<Value>> {
+        self.each(|watched| async move {
+            let (mut connection, _line) = self.line(watched).await?;
+            self.ask(&mut connection, cmd.clone()).await
+        })
+        .await
+    }
+
     async fn status(
         &self,
         connection: &mut Connection,
