@@ -9,6 +9,7 @@ use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
 use crate::ffi::{Args, Ctx, api};
 use crate::node;
+use crate::server::MinReplicas;
 
 /// One option.
 pub struct Setting {
@@ -38,6 +39,11 @@ impl Setting {
         self.value.load(Ordering::Relaxed).max(0) as u64
     }
 
+    /// The present value; none if the option says nothing.
+    fn given(&self) -> Option<u64> {
+        u64::try_from(self.value.load(Ordering::Relaxed)).ok()
+    }
+
     fn name(&self) -> &'static str {
         self.name.to_str().unwrap_or_default()
     }
@@ -59,13 +65,29 @@ pub static QUARANTINE: Setting = Setting {
     ..Setting::new(c"quarantine", 0, 0, 3_600_000)
 };
 
-static SETTINGS: [&Setting; 6] = [
+/// What min-replicas-to-write is, for a server whose CONFIG cannot be asked; -1 if it is not given.
+static MIN_REPLICAS: Setting = Setting {
+    fixed: true,
+    ..Setting::new(c"min-replicas", NOT_GIVEN, NOT_GIVEN, i32::MAX as i64)
+};
+/// What min-replicas-max-lag is, seconds, for such a server; -1 if it is not given.
+static MAX_LAG: Setting = Setting {
+    fixed: true,
+    ..Setting::new(c"max-lag", NOT_GIVEN, NOT_GIVEN, i32::MAX as i64)
+};
+
+/// The value of an option that says nothing.
+const NOT_GIVEN: i64 = -1;
+
+static SETTINGS: [&Setting; 8] = [
     &MAX_LEASE,
     &MAX_HOLD,
     &MAX_WAITERS,
     &HOLDERS,
     &EPHEMERAL_GRACE,
     &QUARANTINE,
+    &MIN_REPLICAS,
+    &MAX_LAG,
 ];
 
 /// What core has to know.
@@ -87,11 +109,19 @@ pub fn longest_lease() -> (u64, &'static str) {
     }
 }
 
-/// All of them, as one line for the log.
+/// What lock.min-replicas and lock.max-lag say; none unless both are given.
+pub fn min_replicas() -> Option<MinReplicas> {
+    Some(MinReplicas {
+        needed: MIN_REPLICAS.given()?,
+        max_lag: MAX_LAG.given()?,
+    })
+}
+
+/// Every option that says something, as one line for the log.
 pub fn summary() -> String {
-    SETTINGS
-        .map(|setting| format!("lock.{} {}", setting.name(), setting.get()))
-        .join(", ")
+    let given = |setting: &&Setting| Some(format!("lock.{} {}", setting.name(), setting.given()?));
+    let given: Vec<_> = SETTINGS.iter().filter_map(given).collect();
+    given.join(", ")
 }
 
 /// Registers the options; the arguments of `loadmodule` are their defaults, and redis.conf wins over both.

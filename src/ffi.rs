@@ -6,6 +6,7 @@
 
 mod argument;
 mod key;
+mod server_info;
 
 use std::ffi::{CStr, c_int};
 
@@ -13,6 +14,7 @@ pub use argument::{Arg, Args, OwnedString};
 pub use key::{For, OpenKey, Standing, lock_of, value_of};
 use redis_module::raw;
 use redislock_core::time::{Instant, Now};
+pub use server_info::ServerInfo;
 
 /// Calls a function of the server's API that was checked at load.
 macro_rules! api {
@@ -322,12 +324,6 @@ impl Ctx {
             api!(RedisModule_FreeCallReply(reply));
             Some(found)
         }
-    }
-
-    /// The value of a server's configuration option.
-    pub fn config(self, name: &str) -> Option<String> {
-        let reply = self.ask(c"CONFIG", &[b"GET", name.as_bytes()])?;
-        String::from_utf8(reply.into_iter().nth(1)?).ok()
     }
 }
 

@@ -47,6 +47,7 @@ extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) 
                 Some((left, Reason::Promotion)) => (left, c"promotion"),
                 Some((left, Reason::Flush)) => (left, c"flush"),
                 Some((left, Reason::Standstill)) => (left, c"standstill"),
+                Some((left, Reason::Settings)) => (left, c"settings"),
             };
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);

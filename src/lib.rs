@@ -11,16 +11,16 @@
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
-//! | `allowed.rs` | what the server would allow outside of a command; whether anybody listens |
+//! | `server.rs` | what the server allows outside a command, and how it is configured |
 //! | `node.rs` | the node's state, and how callbacks reach it |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `info.rs` | what INFO shows |
+//! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
 //! | `ffi.rs` | the server's API behind safe calls |
 //!
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
 //! `lock.rs` (`Terms`: what it means).
 
-mod allowed;
 mod command;
 mod config;
 mod data_type;
@@ -29,7 +29,9 @@ mod info;
 mod keyspace;
 mod lifecycle;
 mod node;
+mod server;
 mod waiters;
+mod warnings;
 
 use std::ffi::c_int;
 
@@ -94,23 +96,12 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
             (options | HANDLE_ATOMIC_SLOT_MIGRATION) as c_int
         ))
     };
-    lifecycle::started(ctx);
     let version = env!("CARGO_PKG_VERSION");
     ctx.log(
         Level::Notice,
         &format!("redislock {version}: {}", config::summary()),
     );
-    if let Some(policy) = ctx
-        .config("maxmemory-policy")
-        .filter(|policy| policy.starts_with("allkeys"))
-    {
-        ctx.log(
-            Level::Warning,
-            &format!(
-                "maxmemory-policy {policy} may evict locks that are held: set it to noeviction"
-            ),
-        );
-    }
+    lifecycle::started(ctx);
     Ok(())
 }
 

@@ -11,10 +11,10 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::{Instant, from_millis, to_millis};
 use redislock_core::token::Key;
 
-use crate::allowed::{listen, may_grant, may_write};
-use crate::config::EPHEMERAL_GRACE;
+use crate::config::{self, EPHEMERAL_GRACE};
 use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
-use crate::{keyspace, node};
+use crate::server::{self, ReplicaRule, may_write};
+use crate::{keyspace, node, warnings};
 
 /// A slice of expiry ends when it has taken this long, µs, so that clients are served in between.
 const SLICE: u64 = 500;
@@ -28,7 +28,7 @@ static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_
 /// When the alarm is set to ring, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
-/// How many times the server's cron has come by since the module looked for listeners.
+/// How many times the server's cron has come by.
 static LOOKED: AtomicU32 = AtomicU32::new(0);
 /// Cron calls between two looks.
 const LOOK_EVERY: u32 = 10;
@@ -54,7 +54,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
             Ordering::Relaxed,
         );
     }
-    let events: [(u64, OnEvent); 7] = [
+    let events: [(u64, OnEvent); 8] = [
         (raw::REDISMODULE_EVENT_CRON_LOOP, on_cron),
         (
             raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -65,6 +65,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         (raw::REDISMODULE_EVENT_SWAPDB, on_swap),
         (raw::REDISMODULE_EVENT_CLIENT_CHANGE, on_client_change),
         (raw::REDISMODULE_EVENT_FORK_CHILD, on_fork),
+        (raw::REDISMODULE_EVENT_CONFIG, on_config_change),
     ];
     for (id, callback) in events {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
@@ -102,7 +103,48 @@ pub fn started(ctx: Ctx) {
         node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
         node.table.quarantine.enter(Reason::Start, 0, now);
     });
+    server::read_settings(ctx);
+    settings_are_news();
     announce_quarantine();
+    for warning in warnings::collect() {
+        ctx.log(Level::Warning, &warning);
+    }
+}
+
+/// Whether this node needs replicas to write, by the best source there is.
+pub fn replica_rule() -> ReplicaRule {
+    server::replica_rule(config::min_replicas())
+}
+
+/// Stops granting while a setting that decides how long a quarantine has to be cannot be read; whether that has changed.
+fn settings_are_news() -> bool {
+    let readable = replica_rule() != ReplicaRule::Unknown;
+    node::with(|node| {
+        let quarantine = &mut node.table.quarantine;
+        quarantine.settings_are_readable(readable, ffi::mono())
+    })
+}
+
+/// Looks at settings that may have changed.
+fn notice_settings() {
+    if !settings_are_news() {
+        return;
+    }
+    if node::with(|node| node.table.quarantine.lacks_settings()) {
+        log(Level::Warning, warnings::UNREADABLE_SETTINGS);
+    }
+    wake_soon();
+}
+
+extern "C" fn on_config_change(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    // SAFETY: the context of this callback.
+    server::read_settings(unsafe { Ctx::new(ctx) });
+    notice_settings();
 }
 
 /// Wakes the module at this moment, or a little later.
@@ -182,12 +224,11 @@ extern "C" fn on_cron(
     let now = ffi::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
-    if node::with(|node| node.listened_to)
-        && LOOKED
-            .fetch_add(1, Ordering::Relaxed)
-            .is_multiple_of(LOOK_EVERY)
+    if LOOKED
+        .fetch_add(1, Ordering::Relaxed)
+        .is_multiple_of(LOOK_EVERY)
     {
-        listen(ctx);
+        look(ctx);
     }
     let due = node::with(|node| {
         let due = node
@@ -198,6 +239,15 @@ extern "C" fn on_cron(
     });
     if due {
         catch_up(ctx);
+    }
+}
+
+/// Looks at what the server does not tell by itself.
+fn look(ctx: Ctx) {
+    notice_settings();
+    if node::with(|node| node.listened_to) {
+        let nobody = server::nobody_listens(ctx);
+        node::with(|node| node.listened_to = !nobody);
     }
 }
 
@@ -250,12 +300,22 @@ fn catch_up(ctx: Ctx) {
     }
 }
 
+/// Whether the server would let a command grant to those who wait.
+fn may_grant(ctx: Ctx) -> bool {
+    let waited_for = node::with(|node| node.table.some_waited_key().cloned());
+    waited_for.is_none_or(|key| server::may_grant(ctx, key.name()))
+}
+
 /// For how long a master without replicas may go on as if it had some, µs; none if it need not have any.
-fn replicas_lag(ctx: Ctx) -> Option<u64> {
-    let number = |name| ctx.config(name)?.parse::<u64>().ok();
-    number("min-replicas-to-write").filter(|needed| *needed > 0)?;
-    let lag = number("min-replicas-max-lag").filter(|lag| *lag > 0)?;
-    Some(from_millis(lag.saturating_mul(1000)).saturating_add(COUNTING))
+fn replicas_lag() -> Option<u64> {
+    match replica_rule() {
+        // While it is unknown, nothing is granted at all.
+        ReplicaRule::Off | ReplicaRule::Unknown => None,
+        ReplicaRule::On(rule) => {
+            let lag = from_millis(rule.max_lag.saturating_mul(1000));
+            Some(lag.saturating_add(COUNTING))
+        }
+    }
 }
 
 /// A server that stood still finds what clients have sent meanwhile before it finds that it was replaced, or that its
@@ -267,7 +327,7 @@ pub fn notice_standstill(ctx: Ctx, now: Instant) {
     }
     TICKED.store(now.0, Ordering::Relaxed);
     let cluster = node::with(|node| node.cluster);
-    let Some(wait) = replicas_lag(ctx).or(cluster.then_some(COUNTING)) else {
+    let Some(wait) = replicas_lag().or(cluster.then_some(COUNTING)) else {
         return;
     };
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
@@ -289,7 +349,7 @@ extern "C" fn on_role_change(
     let ctx = unsafe { Ctx::new(ctx) };
     node::with(|node| node.listened_to = true);
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
-        let more = replicas_lag(ctx).map_or(0, |lag| to_millis(lag + STANDSTILL));
+        let more = replicas_lag().map_or(0, |lag| to_millis(lag + STANDSTILL));
         let now = ffi::mono();
         node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
         announce_quarantine();
@@ -408,16 +468,14 @@ extern "C" fn on_client_change(
 /// counter, so it goes into the stream once more. Only then: an effect without keys is of no slot, and Valkey 9 gives a
 /// slot's migration up when it meets one.
 extern "C" fn on_fork(
-    ctx: *mut raw::RedisModuleCtx,
+    _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     stage: u64,
     _: *mut c_void,
 ) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
-        // SAFETY: the context of this callback.
-        let preamble = unsafe { Ctx::new(ctx) }.config("aof-use-rdb-preamble");
         node::with(|node| {
-            node.counter_is_due |= preamble.as_deref() != Some("yes");
+            node.counter_is_due |= server::may_rewrite_without_preamble();
             node.listened_to = true;
         });
         wake_soon();
@@ -463,6 +521,10 @@ extern "C" fn on_keyspace(
 fn announce_quarantine() {
     let left = node::with(|node| node.table.quarantine.left(ffi::mono()));
     if let Some((left, reason)) = left {
+        if reason == Reason::Settings {
+            // Logged when it was noticed; it has no end to wake up for.
+            return;
+        }
         let why = why(reason);
         log(
             Level::Warning,
@@ -482,6 +544,9 @@ pub fn why(reason: Reason) -> &'static str {
         Reason::Promotion => "after a promotion",
         Reason::Flush => "after a flush",
         Reason::Standstill => "after a standstill",
+        Reason::Settings => {
+            "while min-replicas-to-write cannot be read (set lock.min-replicas and lock.max-lag)"
+        }
     }
 }
 

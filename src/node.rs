@@ -37,7 +37,7 @@ pub struct Node {
     pub closed: Vec<(u64, Instant)>,
     /// Whether the server is in cluster mode.
     pub cluster: bool,
-    /// Whether the AOF or a replica may be listening to what is replicated; see [`crate::allowed::listen`].
+    /// Whether the AOF or a replica may be listening to what is replicated; see [`crate::server::nobody_listens`].
     pub listened_to: bool,
     /// The fence counter is to go into the stream once more.
     pub counter_is_due: bool,

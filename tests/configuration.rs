@@ -4,14 +4,19 @@ use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, module_path};
 
 /// Name, default, least, greatest.
-const OPTIONS: [(&str, i64, i64, i64); 6] = [
+const OPTIONS: [(&str, i64, i64, i64); 8] = [
     ("max-ttl", 86_400_000, 1, 604_800_000),
     ("max-hold", 0, 0, 604_800_000),
     ("max-waiters", 10_000, 0, 1_000_000),
     ("max-holders", 10_000, 1, 1_000_000),
     ("ephemeral-grace", 0, 0, 60_000),
     ("quarantine", 0, 0, 3_600_000),
+    ("min-replicas", -1, -1, 2_147_483_647),
+    ("max-lag", -1, -1, 2_147_483_647),
 ];
+
+/// Read at the start only.
+const FIXED: [&str; 3] = ["quarantine", "min-replicas", "max-lag"];
 
 #[track_caller]
 fn value(c: &mut Connection, name: &str) -> i64 {
@@ -42,7 +47,7 @@ fn ranges_are_enforced_by_config_set() {
     let server = Server::start();
     let mut c = server.connect();
     for (name, _, least, greatest) in OPTIONS {
-        if name == "quarantine" {
+        if FIXED.contains(&name) {
             continue;
         }
         for good in [least, greatest] {
@@ -66,8 +71,11 @@ fn ranges_are_enforced_by_config_set() {
 fn quarantine_is_set_at_start_only() {
     let server = Server::start();
     let mut c = server.connect();
-    refused(&c.call("CONFIG SET lock.quarantine 1000"), "ERR");
-    assert_eq!(value(&mut c, "quarantine"), 0);
+    for name in FIXED {
+        let before = value(&mut c, name);
+        refused(&c.call(&format!("CONFIG SET lock.{name} 1000")), "ERR");
+        assert_eq!(value(&mut c, name), before);
+    }
 }
 
 #[test]

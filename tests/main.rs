@@ -47,6 +47,7 @@ mod release;
 mod replication;
 mod resharding;
 mod sentinel;
+mod settings;
 mod shared;
 mod transactions;
 mod upgrade;

@@ -4,7 +4,7 @@ use crate::lock::{counter, wall_micros};
 use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, wait_until};
 
-const FIELDS: [&str; 10] = [
+const FIELDS: [&str; 11] = [
     "version",
     "incarnation",
     "role",
@@ -15,6 +15,7 @@ const FIELDS: [&str; 10] = [
     "waiters",
     "max-ttl",
     "time",
+    "warnings",
 ];
 
 #[test]

@@ -69,6 +69,11 @@ impl Options {
         }
     }
 
+    /// A server without this command.
+    pub fn renamed(self, command: &str) -> Options {
+        self.config(&format!("rename-command {command} \"\""))
+    }
+
     pub fn appendonly(self, fsync: &str) -> Options {
         self.config("appendonly yes")
             .config(&format!("appendfsync {fsync}"))
@@ -285,7 +290,7 @@ impl Server {
     }
 
     /// True once this very server serves: the port may have been taken by another one meanwhile, so its
-    /// folder tells it apart.
+    /// folder, or its own log, tells it apart.
     fn answers(&self) -> bool {
         let Ok(mut connection) = Connection::try_open(self.port) else {
             return false;
@@ -294,10 +299,19 @@ impl Server {
             connection.try_send_raw(&crate::resp::encode(&line.split(' ').collect::<Vec<_>>()))?;
             connection.try_receive()
         };
-        let Ok(Value::Array(dir)) = ask("CONFIG GET dir") else {
-            return false;
+        let is_this_one = match ask("CONFIG GET dir") {
+            Ok(Value::Array(dir)) => {
+                let folder = self.folder_path.as_os_str().as_encoded_bytes();
+                dir.len() == 2 && dir[1].bytes() == folder
+            }
+            // CONFIG is renamed. A server whose port is taken does not get as far as this.
+            Ok(Value::Error(_)) => self
+                .log()
+                .to_lowercase()
+                .contains("ready to accept connections"),
+            _ => false,
         };
-        if dir.len() != 2 || dir[1].bytes() != self.folder_path.as_os_str().as_encoded_bytes() {
+        if !is_this_one {
             return false;
         }
         match ask("PING") {

@@ -13,7 +13,12 @@ pub enum Reason {
     Flush,
     /// It stood still: it may have been replaced meanwhile, without having heard of it.
     Standstill,
+    /// How long a quarantine has to be cannot be read from the server's settings.
+    Settings,
 }
+
+/// What a node whose settings cannot be read answers as the time to retry in, µs. Only an operator can end this state.
+const UNREADABLE: u64 = 60_000_000;
 
 /// Whether grants may have been forgotten, and until when.
 #[derive(Debug, Default)]
@@ -23,6 +28,8 @@ pub struct Quarantine {
     /// The longest lease that an earlier configuration allowed, as the dataset remembers it, ms.
     remembered: u64,
     now: Option<(Instant, Reason)>,
+    /// A setting that decides how long a quarantine has to be cannot be read.
+    settings_unreadable: bool,
 }
 
 /// What clock rates may differ by: 1 %, and 10 ms for good measure.
@@ -81,11 +88,37 @@ impl Quarantine {
         }
     }
 
+    /// Says whether the settings that decide the length of a quarantine can be read. While they cannot, nothing is
+    /// granted. Returns whether that is news.
+    pub fn settings_are_readable(&mut self, readable: bool, mono: Instant) -> bool {
+        let unreadable = !readable && self.configured != 0;
+        let is_news = unreadable != self.settings_unreadable;
+        self.settings_unreadable = unreadable;
+        if is_news && !unreadable {
+            // Ends at once, and is seen to end: those who wait are served then.
+            self.until(Reason::Settings, mono);
+        }
+        is_news
+    }
+
+    /// Whether nothing is granted because settings cannot be read.
+    #[must_use]
+    pub fn lacks_settings(&self) -> bool {
+        self.settings_unreadable
+    }
+
     /// Microseconds left, and why; none when the node grants.
     #[must_use]
     pub fn left(&self, mono: Instant) -> Option<(u64, Reason)> {
-        let (until, reason) = self.now?;
-        (until > mono).then(|| (until.since(mono), reason))
+        let running = self.now.filter(|(until, _)| *until > mono);
+        let running = running.map(|(until, reason)| (until.since(mono), reason));
+        let unreadable = self
+            .settings_unreadable
+            .then_some((UNREADABLE, Reason::Settings));
+        [running, unreadable]
+            .into_iter()
+            .flatten()
+            .max_by_key(|(left, _)| *left)
     }
 
     /// When it ends, if it has not been seen to end yet.
@@ -133,6 +166,24 @@ mod tests {
         );
         assert!(quarantine.has_just_ended(Instant(9_000_000)));
         assert!(!quarantine.has_just_ended(Instant(9_000_000)));
+    }
+
+    #[test]
+    fn unreadable_settings_stop_grants_until_they_can_be_read() {
+        let mut quarantine = Quarantine::default();
+        assert!(!quarantine.settings_are_readable(false, Instant(0)));
+        assert_eq!(quarantine.left(Instant(0)), None, "quarantine is off");
+        quarantine.configure(1000);
+        assert!(quarantine.settings_are_readable(false, Instant(0)));
+        assert!(!quarantine.settings_are_readable(false, Instant(0)));
+        let unreadable = Some((UNREADABLE, Reason::Settings));
+        assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
+        quarantine.enter(Reason::Start, 0, Instant(0));
+        assert!(quarantine.has_just_ended(Instant(9_000_000)));
+        assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
+        assert!(quarantine.settings_are_readable(true, Instant(9_000_000)));
+        assert_eq!(quarantine.left(Instant(9_000_000)), None);
+        assert!(quarantine.has_just_ended(Instant(9_000_000)));
     }
 
     #[test]

@@ -18,6 +18,9 @@ const OURS: &[u8] = b"lock.";
 const INNER: usize = 3;
 
 const UNKNOWN: Failure = Failure::Text("ERR the guarded command is unknown to this server");
+/// Without COMMAND it is not known which commands block, and one that does would stop the server.
+const UNCHECKED: Failure =
+    Failure::Text("ERR LOCK.GUARD needs the server's COMMAND command, which is renamed here");
 
 /// What matters about a command that is to be guarded.
 #[derive(Clone, Copy)]
@@ -47,7 +50,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
     }
     let name = Name::of(command.bytes()).ok_or(UNKNOWN)?;
-    match kind_of(ctx, name.c_str().to_bytes()) {
+    match kind_of(ctx, name.c_str().to_bytes())? {
         Kind::Unknown => return Err(UNKNOWN),
         Kind::Blocks => return Err("ERR LOCK.GUARD cannot run commands that block".into()),
         Kind::Ordinary => {}
@@ -200,21 +203,19 @@ fn is_ours(command: &[u8]) -> bool {
 }
 
 /// What the server says about a command.
-fn kind_of(ctx: Ctx, command: &[u8]) -> Kind {
+fn kind_of(ctx: Ctx, command: &[u8]) -> Result<Kind, Failure> {
     if let Some(known) = KINDS.with_borrow(|known| known.get(command).copied()) {
-        return known;
+        return Ok(known);
     }
-    let Some(info) = ctx
-        .ask(c"COMMAND", &[b"INFO", command])
-        .filter(|info| !info.is_empty())
-    else {
-        return Kind::Unknown;
-    };
+    let info = ctx.ask(c"COMMAND", &[b"INFO", command]).ok_or(UNCHECKED)?;
+    if info.is_empty() {
+        return Ok(Kind::Unknown);
+    }
     let kind = if info.iter().any(|flag| flag == b"blocking") {
         Kind::Blocks
     } else {
         Kind::Ordinary
     };
     KINDS.with_borrow_mut(|known| known.insert(command.to_vec(), kind));
-    kind
+    Ok(kind)
 }

@@ -10,6 +10,7 @@ mod help;
 mod info;
 mod node;
 mod options;
+mod probe;
 mod release;
 pub mod reply;
 mod several;
@@ -214,6 +215,17 @@ pub static COMMANDS: &[Command] = &[
         grammar: "",
         summary: c"Internal: carries what was decided to replicas and the AOF",
         complexity: c"O(K) with K keys",
+    },
+    Command {
+        name: crate::server::PROBE,
+        handler: handler!(probe::probe),
+        flags: c"write fast no-monitor no-slowlog",
+        categories: c"write fast",
+        arity: 2,
+        keys: Keys::First(CHANGE),
+        grammar: "",
+        summary: c"Internal: does nothing; tells the module whether the server allows a write",
+        complexity: c"O(1)",
     },
 ];
 

@@ -6,7 +6,7 @@ use redislock_core::time::to_millis;
 use super::info::{number, text};
 use super::reply::Failure;
 use crate::ffi::{self, Args, Ctx};
-use crate::{config, lifecycle, node};
+use crate::{config, lifecycle, node, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if args.len() != 1 {
@@ -17,7 +17,8 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     } else {
         "replica"
     };
-    let durable = is_durable(ctx);
+    let durable = server::is_durable(ctx);
+    let warnings = warnings::collect();
     let now = ffi::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is told, too.
@@ -25,7 +26,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     node::with(|node| {
         let table = &node.table;
-        ctx.reply_map(10);
+        ctx.reply_map(11);
         text(ctx, "version", env!("CARGO_PKG_VERSION").as_bytes());
         text(ctx, "incarnation", node.incarnation.as_bytes());
         text(ctx, "role", role.as_bytes());
@@ -44,11 +45,10 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         number(ctx, "max-ttl", config::longest_lease().0);
         number(ctx, "time", now.wall);
     });
+    ctx.reply_bytes(b"warnings");
+    ctx.reply_array(warnings.len());
+    warnings
+        .iter()
+        .for_each(|warning| ctx.reply_bytes(warning.as_bytes()));
     Ok(())
-}
-
-/// Whether every acknowledged grant is on disk.
-fn is_durable(ctx: Ctx) -> bool {
-    let is = |name, value: &str| ctx.config(name).is_some_and(|found| found == value);
-    is("appendonly", "yes") && is("appendfsync", "always") && is("no-appendfsync-on-rewrite", "no")
 }

@@ -204,6 +204,12 @@ impl Table {
         self.queue.len()
     }
 
+    /// One of the keys that somebody waits for.
+    #[must_use]
+    pub fn some_waited_key(&self) -> Option<&Key> {
+        self.queue.keys().next()
+    }
+
     /// The fence counter.
     #[must_use]
     pub fn fence(&self) -> u64 {

@@ -1,0 +1,164 @@
+//! What the server allows and how it is configured, for what is done outside a command.
+//!
+//! An administrator may rename any command, so nothing here depends on the name of one: INFO is read through the module
+//! API, and whether a write would be refused is asked with a command of our own. Only some settings have no other source
+//! than CONFIG. They are read at the start and after each change; without CONFIG they are unknown, never "not set".
+
+use std::ffi::CStr;
+use std::sync::{Mutex, PoisonError};
+
+use redis_module::raw;
+
+use crate::ffi::{Ctx, OwnedString, ServerInfo, api};
+
+/// Does nothing. Whether the server would run it tells whether a write on its key is allowed.
+pub const PROBE: &CStr = c"lock._probe";
+
+/// Settings that only CONFIG tells; none of what cannot be read.
+#[derive(Clone, Copy, Debug, Default)]
+struct Settings {
+    /// min-replicas-to-write and min-replicas-max-lag.
+    min_replicas: Option<MinReplicas>,
+    /// appendfsync is `always`, and a rewrite does not suspend it.
+    syncs_always: Option<bool>,
+    /// aof-use-rdb-preamble.
+    rdb_preamble: Option<bool>,
+}
+
+static SETTINGS: Mutex<Settings> = Mutex::new(Settings {
+    min_replicas: None,
+    syncs_always: None,
+    rdb_preamble: None,
+});
+
+fn settings() -> Settings {
+    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// How many replicas a master needs for a write, and how long ago they may have been heard of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MinReplicas {
+    /// min-replicas-to-write.
+    pub needed: u64,
+    /// min-replicas-max-lag, seconds.
+    pub max_lag: u64,
+}
+
+/// Whether this node needs replicas to write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplicaRule {
+    /// It does not.
+    Off,
+    /// It does.
+    On(MinReplicas),
+    /// It does, but how many and how recent cannot be read.
+    Unknown,
+}
+
+/// Reads what only CONFIG tells: at the start, and when the configuration has changed.
+pub fn read_settings(ctx: Ctx) {
+    let number = |name| ctx.config(name)?.parse().ok();
+    let is = |name, value: &str| Some(ctx.config(name)? == value);
+    let min_replicas = || {
+        Some(MinReplicas {
+            needed: number("min-replicas-to-write")?,
+            max_lag: number("min-replicas-max-lag")?,
+        })
+    };
+    let syncs_always =
+        || Some(is("appendfsync", "always")? && is("no-appendfsync-on-rewrite", "no")?);
+    let read = Settings {
+        min_replicas: min_replicas(),
+        syncs_always: syncs_always(),
+        rdb_preamble: is("aof-use-rdb-preamble", "yes"),
+    };
+    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = read;
+}
+
+/// Whether this node needs replicas to write. `fallback` is what our own options say, for a server without CONFIG.
+pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
+    let on = |rule: MinReplicas| rule.needed > 0 && rule.max_lag > 0;
+    if let Some(read) = settings().min_replicas {
+        return if on(read) {
+            ReplicaRule::On(read)
+        } else {
+            ReplicaRule::Off
+        };
+    }
+    if let Some(given) = fallback.filter(|given| on(*given)) {
+        return ReplicaRule::On(given);
+    }
+    // The server shows this field exactly while its rule is on.
+    match ServerInfo::read(c"replication").number(c"min_slaves_good_slaves") {
+        Some(_) => ReplicaRule::Unknown,
+        None => ReplicaRule::Off,
+    }
+}
+
+/// Whether a write outside a command is allowed: on a master, with its data loaded, and no failover or pause in progress.
+pub fn may_write(ctx: Ctx) -> bool {
+    let flags = ctx.flags();
+    let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    // SAFETY: takes nothing, returns a truth value.
+    let avoid = unsafe { api!(RedisModule_AvoidReplicaTraffic()) } != 0;
+    flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & never == 0 && !avoid
+}
+
+/// Whether the server would let a command of a client write at this key: enough replicas, a disk that works, a cluster
+/// that is up. The server decides it, as it does for a script that calls a command.
+pub fn may_grant(ctx: Ctx, key: &[u8]) -> bool {
+    let key = OwnedString::new(key);
+    // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E) and one string. The
+    // reply is read and freed here.
+    unsafe {
+        let reply = api!(RedisModule_Call(
+            ctx.raw(),
+            PROBE.as_ptr(),
+            c"SEs".as_ptr(),
+            key.arg().raw()
+        ));
+        // Read before anything else can change it.
+        let error = std::io::Error::last_os_error().raw_os_error();
+        if reply.is_null() {
+            return false;
+        }
+        let kind = api!(RedisModule_CallReplyType(reply));
+        api!(RedisModule_FreeCallReply(reply));
+        // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by the server.
+        kind != raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int || error == Some(libc::EPERM)
+    }
+}
+
+/// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for one that may come back.
+///
+/// Making an effect and handing it over is a third of what a command costs, so it is left out while nobody would get it.
+/// That is safe because nobody begins to listen unnoticed: a replica that finds no backlog starts from a snapshot, an AOF
+/// that is turned on from a rewrite, and both begin with a fork, of which the server tells before it runs another
+/// command. Whatever else may bring a backlog (a load, a change of roles) is taken for a listener until the next look. In
+/// a cluster a slot may be listened to while it moves, so there it is never left out.
+pub fn nobody_listens(ctx: Ctx) -> bool {
+    if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF)
+        || !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
+        || ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER)
+    {
+        return false;
+    }
+    let info = ServerInfo::read(c"replication");
+    info.number(c"connected_slaves") == Some(0) && info.number(c"repl_backlog_active") == Some(0)
+}
+
+/// Whether every acknowledged grant is on disk.
+pub fn is_durable(ctx: Ctx) -> bool {
+    ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) && settings().syncs_always == Some(true)
+}
+
+/// Whether a rewrite of the AOF may be without an RDB preamble, which is the only place for the fence counter.
+pub fn may_rewrite_without_preamble() -> bool {
+    settings().rdb_preamble != Some(true)
+}
+
+/// The policy by which the server evicts keys.
+pub fn eviction_policy() -> Option<String> {
+    let memory = ServerInfo::read(c"memory");
+    memory.text(c"maxmemory_policy").map(str::to_owned)
+}
