@@ -1,4 +1,4 @@
-# `make` alone lists what there is. GNU make 3.81 (macOS) and later.
+# `make` lists the targets. GNU make 3.81 (macOS) and later.
 
 TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
@@ -9,10 +9,10 @@ LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dy
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
 
-setup: ## Install what is missing: a C compiler, libclang, a Redis or Valkey server
+setup: ## Install missing tools: a C compiler, libclang, a Redis or Valkey server
 	@scripts/setup.sh
 
-# Moved into place in one step: a server that runs keeps the file it has mapped.
+# Replaced in one step: a running server keeps the file that it has mapped.
 build: setup ## Build the module: ./redislock.so
 	cargo build --release -p redislock-module --lib
 	@cmp -s $(LIBRARY) redislock.so || { cp $(LIBRARY) redislock.so.new && mv redislock.so.new redislock.so; }
@@ -20,27 +20,28 @@ build: setup ## Build the module: ./redislock.so
 run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)
 	@PORT='$(PORT)' scripts/run.sh
 
-demo: build ## Watch five masters, contending workers, crashes and a paused holder for half a minute (PICTURE=file: draw it)
+demo: build ## Watch locks for half a minute while masters and workers fail (PICTURE=file: save a picture)
 	cargo build -p redlock-cli
 	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redlock demo $(if $(PICTURE),--picture '$(PICTURE)')
 
-# Most of a test is waiting, for a lease or a server: four at once also where there are fewer cores.
-test: build ## Run every test, end to end against a real server too (REDIS_SERVER=path for another one)
+# Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
+test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
 	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
 
-chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks and links, CHAOS_ROUNDS (10) times as often
+chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
 		--nocapture --test-threads 2 crash:: sentinel:: resharding:: partition:: disk:: interruptions::
 
-lint: ## Check format, clippy, documentation and scripts; warnings are errors
+lint: ## Check format, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint
 	cargo fmt --all --check
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
+	cargo deny --log-level error check licenses bans sources
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
 
-bench: build ## Compare with what people use instead, as ratios in one run (BENCH='pairs memory': only these sections)
+bench: build ## Compare with the alternatives, as ratios in one run (BENCH='pairs memory': only these)
 	REDIS_SERVER="$$(scripts/server.sh)" cargo run --release -p redislock-bench -- $(BENCH)
 
-matrix: build ## Run the end-to-end tests against Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that one)
+matrix: build ## Run the end-to-end tests on Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that)
 	@scripts/matrix.sh

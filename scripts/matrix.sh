@@ -1,8 +1,9 @@
 #!/bin/sh
-# Runs the end-to-end tests against one server after the other and ends with a table: one line a server, failed or passed.
+# Runs the end-to-end tests on one server after the other and prints a table of the results.
 #
-# REDIS_SERVER=path runs that one alone. Otherwise: the server of this machine, and those that Debian packages. Each
-# Debian release is a root folder made by debootstrap in MATRIX_ROOT (default ./.matrix), made once and used again.
+# REDIS_SERVER=path runs only that one. Otherwise: the server of this machine, and those of Debian.
+# Each Debian release is a root folder made by debootstrap in MATRIX_ROOT (default ./.matrix),
+# made once and used again.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -18,7 +19,7 @@ as_root() {
     if [ "$(id -u)" -eq 0 ]; then "$@"; else sudo "$@"; fi
 }
 
-# make_root trixie redis-server valkey-server: a Debian release with these servers in it, unless it is there.
+# make_root trixie redis-server valkey-server: makes a Debian release with these servers, once.
 make_root() {
     release=$1
     root=$roots/$1
@@ -29,7 +30,7 @@ make_root() {
     done
     [ -n "$lacking" ] || return 0
     if [ -e "$root" ]; then
-        say "$root is there but lacks$lacking: remove it, and it is made again"
+        say "$root exists but lacks$lacking: remove it to make it again"
         return 1
     fi
     scripts/setup.sh matrix || return 1
@@ -44,8 +45,8 @@ make_root() {
     as_root mv "$root.unfinished" "$root"
 }
 
-# server_in trixie valkey-server: a script that starts that server on the loader and the libraries of its own release.
-# No chroot, so that paths mean the same inside and outside, and nobody needs to be root.
+# server_in trixie valkey-server: writes a script that starts that server with the loader and the
+# libraries of its own release. Without chroot, paths stay the same and root is not needed.
 server_in() {
     root=$roots/$1
     for loader in "$root"/lib64/ld-linux*.so.? "$root"/lib/ld-linux*.so.?; do
@@ -65,7 +66,7 @@ SCRIPT
 
 version_of() { "$1" --version | sed 's/ server v=/ /; s/ sha=.*//'; }
 
-# run_against path where: the whole end-to-end suite, its output shown and kept, its verdict in the table.
+# run_against path where: runs the end-to-end tests, keeps their output, adds a line to the table.
 run_against() {
     version=$(version_of "$1")
     log=$work/$(echo "$version" | tr ' ' -).log
@@ -77,7 +78,7 @@ run_against() {
     printf '%-20s %-16s %-7s %s\n' "$version" "$2" "$verdict" "${counts:-did not run}" >>"$table"
 }
 
-# run_release trixie redis-server valkey-server: these servers of this Debian release.
+# run_release trixie redis-server valkey-server: runs the tests on these servers of the release.
 run_release() {
     if ! make_root "$@"; then
         printf '%-20s %-16s %-7s %s\n' "-" "Debian $1" FAILED "no root folder" >>"$table"
@@ -90,8 +91,8 @@ run_release() {
     done
 }
 
-# refused_by bullseye redis-server: a server that is too old says so in one line, and nothing else happens.
-# It runs on this machine's libraries, for which the module was built, and takes only what is missing from its release.
+# refused_by bullseye redis-server: a server that is too old refuses the module with one line.
+# It uses the libraries of this machine, and only the missing ones of its own release.
 refused_by() {
     make_root "$@" || return 0
     root=$roots/$1
@@ -107,7 +108,7 @@ SCRIPT
     version=$(version_of "$script")
     say "$version (Debian $1), which is too old"
     verdict=FAILED
-    # It has to end by itself, by an error and not by a signal.
+    # It must end by itself with an error, not by a signal.
     module=$PWD/redislock.so
     status=0
     (cd "$work" && "$script" --port 0 --unixsocket too-old.sock --save '' --loadmodule "$module") >"$work/too-old.log" 2>&1 ||

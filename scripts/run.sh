@@ -1,5 +1,6 @@
 #!/bin/sh
-# Starts a server with the module in the foreground, as redis.conf says, on PORT, or on 6379 or the next free port.
+# Starts a server with the module and redis.conf in the foreground, on PORT, or on the first free
+# port from 6379.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -8,7 +9,7 @@ die() {
     exit 1
 }
 
-# Does anybody listen on this port? The kernel's own table where there is one, as every other tool may be missing.
+# Is this port in use? Reads the kernel's own table if there is one, because tools may be missing.
 taken() {
     if [ -r /proc/net/tcp ]; then
         cat /proc/net/tcp /proc/net/tcp6 2>/dev/null |
@@ -20,9 +21,11 @@ taken() {
 
 port=${PORT:-}
 if [ -n "$port" ]; then
-    case $port in *[!0-9]* | ??????*) die "PORT=$port is no port" ;; esac
-    if [ "$port" -lt 1 ] || [ "$port" -gt 65535 ]; then die "PORT=$port is no port"; fi
-    ! taken "$port" || die "port $port is taken"
+    case $port in *[!0-9]* | ??????*) die "PORT=$port is not a port: give a number from 1 to 65535" ;; esac
+    if [ "$port" -lt 1 ] || [ "$port" -gt 65535 ]; then
+        die "PORT=$port is not a port: give a number from 1 to 65535"
+    fi
+    ! taken "$port" || die "port $port is in use: choose another one, make run PORT=..."
 else
     port=6379
     while taken "$port"; do
@@ -31,7 +34,7 @@ else
     done
 fi
 
-# Two servers must never write to one folder.
+# Two servers must not use one folder.
 data=data
 [ "$port" -eq 6379 ] || data=data-$port
 mkdir -p data "$data"
@@ -40,7 +43,7 @@ server=$(scripts/server.sh)
 client=redis-cli
 command -v redis-cli >/dev/null || client=valkey-cli
 cat <<EOT
-$("$server" --version | sed 's/ sha=.*//'), port $port, data in ./$data, stopped by ctrl-C. Try in another window:
+$("$server" --version | sed 's/ sha=.*//'), port $port, data in ./$data. Ctrl-C stops it. Try in another window:
 
   $client -p $port LOCK.ACQUIRE door alice 60000
   $client -p $port LOCK.INFO door

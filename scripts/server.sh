@@ -1,6 +1,7 @@
 #!/bin/sh
-# Prints the path of the server to use: REDIS_SERVER if it is set, else redis-server, else valkey-server of PATH,
-# whichever is new enough for the module (Redis 7.0, Valkey 7.2). Prints nothing and fails if there is none.
+# Prints the path of the server to use: REDIS_SERVER if it is set, else redis-server, else
+# valkey-server of PATH, if it is new enough for the module (Redis 7.0, Valkey 7.2).
+# Prints nothing and fails if there is none.
 set -u
 
 new_enough() {

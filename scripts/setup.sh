@@ -1,11 +1,11 @@
 #!/bin/sh
-# Finds what the project needs and installs what is missing, by the system's package manager and by package name.
+# Installs the missing tools of this project with the system's package manager.
 #
 #   setup.sh          to build, run and test: cargo, a C compiler, libclang, a Redis or Valkey server
-#   setup.sh lint     rustfmt and clippy too
+#   setup.sh lint     rustfmt, clippy and cargo-deny too
 #   setup.sh matrix   debootstrap too
 #
-# Every command that changes the system is printed before it runs. Nothing is printed when nothing is missing.
+# It prints every command that changes the system before it runs it, and nothing else.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -41,11 +41,11 @@ at_least() {
 check_cargo() {
     wanted=$(sed -n 's/^rust-version = "\([0-9.]*\)"/\1/p' Cargo.toml)
     how="install it with rustup (package rustup, or as rustup.rs says), then: rustup default stable"
-    have cargo || die "cargo is missing: Rust $wanted or newer is needed; $how"
-    found=$(cargo --version 2>/dev/null) || die "cargo does not start, no toolchain is chosen: Rust $wanted or newer is needed; $how"
+    have cargo || die "cargo is missing: this project needs Rust $wanted or newer; $how"
+    found=$(cargo --version 2>/dev/null) || die "cargo does not start because no toolchain is selected: this project needs Rust $wanted or newer; $how"
     found=${found#cargo }
     found=${found%% *}
-    at_least "$found" "$wanted" || die "cargo $found is too old: Rust $wanted or newer is needed; rustup update, or $how"
+    at_least "$found" "$wanted" || die "cargo $found is too old: this project needs Rust $wanted or newer; run rustup update, or $how"
 }
 
 compiler_works() {
@@ -54,7 +54,7 @@ compiler_works() {
     cc -o "$scratch/try" "$scratch/try.c" >/dev/null 2>&1
 }
 
-# Looks where bindgen looks. The library alone is not enough, it needs its own stddef.h and the like.
+# Looks where bindgen looks. The library also needs its own headers (stddef.h and others).
 libclang_works() {
     [ -z "${LIBCLANG_PATH:-}" ] || return 0
     if [ "$(uname)" = Darwin ]; then
@@ -87,7 +87,7 @@ find_missing() {
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
 }
 
-# What is missing, in words, for somebody who installs it by hand.
+# Describes what is missing, for people who install it by hand.
 in_words() {
     for part in $missing; do
         case $part in
@@ -116,7 +116,7 @@ package_manager() {
     done
 }
 
-# Ubuntu 22.04 and Debian 11 package a Redis that is too old.
+# The Redis of Ubuntu 22.04 and Debian 11 is too old.
 apt_server_package() {
     for pair in redis-server:7.0 valkey-server:7.2; do
         candidate=$(LC_ALL=C apt-cache policy "${pair%:*}" | sed -n 's/^ *Candidate: \([0-9]*:\)\{0,1\}\([0-9.]*\).*/\2/p')
@@ -162,14 +162,14 @@ run() {
     fi
 }
 
-# ---- Debian starts and enables a service as soon as it is installed: not here -------------------------------------
+# ---- Debian starts and enables a service at once when it is installed: prevent that -------------
 
 keep_services_stopped() {
     policy_ours=yes
     ! exists "$policy" || exists "$policy_before" || as_root mv "$policy" "$policy_before"
     cat >"$scratch/policy" <<POLICY
 #!/bin/sh
-# In place while the setup of redislock installs a server, gone afterwards.
+# Exists only while the setup of redislock installs a server.
 for word; do case \$word in redis-server* | valkey-server*) exit 101 ;; esac; done
 [ ! -x $policy_before ] || exec $policy_before "\$@"
 exit 0
@@ -183,7 +183,7 @@ let_services_start() {
     ! exists "$policy_before" || as_root mv "$policy_before" "$policy"
 }
 
-# A server that was installed before keeps what its administrator chose.
+# A server that was installed before keeps the choice of its administrator.
 disable_service() {
     if have systemctl; then
         run as_root systemctl --quiet disable "$1.service"
@@ -196,9 +196,9 @@ disable_service() {
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
 install_by_apt() {
-    run as_root apt-get -q update || say "apt-get update failed, going on with the lists that are there"
+    run as_root apt-get -q update || say "apt-get update failed: continuing with the existing package lists"
     names=$(packages)
-    case $names in *too-old*) die "this release packages no Redis 7.0 or Valkey 7.2 or newer: install one yourself, then set REDIS_SERVER=path" ;; esac
+    case $names in *too-old*) die "the packages of this system have no Redis 7.0 or Valkey 7.2 or newer: install one, then set REDIS_SERVER=path" ;; esac
     fresh=
     for name in $names; do
         case $name in redis-server | valkey-server) installed "$name" || fresh=$name ;; esac
@@ -227,9 +227,10 @@ install_missing() {
     esac
 }
 
-# ---- rustfmt and clippy -----------------------------------------------------------------------------------------
+# ---- rustfmt, clippy and cargo-deny -------------------------------------------------------------
 
 check_lint_tools() {
+    cargo deny --version >/dev/null 2>&1 || run cargo install --quiet --locked cargo-deny
     cargo fmt --version >/dev/null 2>&1 && cargo clippy --version >/dev/null 2>&1 && return
     if have rustup; then run rustup component add rustfmt clippy && return; fi
     die "rustfmt and clippy are missing: rustup component add rustfmt clippy, or the packages rustfmt and clippy (rust-clippy) of the system"
@@ -240,14 +241,14 @@ check_cargo
 find_missing
 if [ -n "$missing" ]; then
     if [ -n "${REDIS_SERVER:-}" ] && ! scripts/server.sh >/dev/null; then
-        die "REDIS_SERVER=$REDIS_SERVER is no server of Redis 7.0 or Valkey 7.2 or newer"
+        die "REDIS_SERVER=$REDIS_SERVER is not Redis 7.0, Valkey 7.2 or newer"
     fi
     manager=$(package_manager)
     say "missing:$missing"
-    [ -n "$manager" ] || give_up "no package manager that is known here (apt, dnf, apk, brew)."
+    [ -n "$manager" ] || give_up "found no known package manager (apt, dnf, apk, brew)."
     [ "$manager" = brew ] || [ "$(id -u)" -eq 0 ] || have sudo ||
-        die "neither root nor sudo. Please install with $manager, as root: $(packages)"
-    install_missing || give_up "the installation did not succeed."
+        die "this needs root or sudo. Please install with $manager, as root: $(packages)"
+    install_missing || give_up "the installation failed."
     find_missing
     [ -z "$missing" ] || give_up "still missing after the installation:$missing."
 fi
