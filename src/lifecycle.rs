@@ -103,6 +103,7 @@ pub fn started(ctx: Ctx) {
         node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
         node.table.quarantine.enter(Reason::Start, 0, now);
     });
+    server::note_role(ctx);
     server::read_settings(ctx);
     settings_are_news();
     announce_quarantine();
@@ -244,6 +245,7 @@ extern "C" fn on_cron(
 
 /// Looks at what the server does not tell by itself.
 fn look(ctx: Ctx) {
+    server::note_role(ctx);
     notice_settings();
     if node::with(|node| node.listened_to) {
         let nobody = server::nobody_listens(ctx);
@@ -347,19 +349,14 @@ extern "C" fn on_role_change(
 ) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
-    node::with(|node| node.listened_to = true);
+    server::note_role(ctx);
+    keyspace::decide(ctx, &[], |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
         let more = replicas_lag().map_or(0, |lag| to_millis(lag + STANDSTILL));
         let now = ffi::mono();
         node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
         announce_quarantine();
         wake_soon();
-    } else {
-        keyspace::decide(ctx, &[], |node, _, _| {
-            node.closed.clear();
-            node.table.untie_all();
-            node.table.unblock_all();
-        });
     }
 }
 

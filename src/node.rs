@@ -140,6 +140,28 @@ pub fn fingerprint(bytes: &[u8]) -> u64 {
 }
 
 impl Node {
+    /// The role of this node has changed. What concerns the locks and their clients is decided in
+    /// [`Table::role_changed`]; what callbacks have left for it goes with it.
+    pub fn role_changed(&mut self) {
+        // Each field is named, so that a new one cannot be forgotten here.
+        let Self {
+            table,
+            undeliverable,
+            closed,
+            listened_to,
+            cluster: _,
+            counter_is_due: _,
+            incarnation: _,
+            longest_slice: _,
+            longest_slice_cpu: _,
+        } = self;
+        table.role_changed();
+        undeliverable.clear();
+        closed.clear();
+        // A change of roles may bring a backlog.
+        *listened_to = true;
+    }
+
     /// Whether something is left to do that no deadline tells of.
     pub fn has_work(&self) -> bool {
         let Self {

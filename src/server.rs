@@ -5,6 +5,7 @@
 //! than CONFIG. They are read at the start and after each change; without CONFIG they are unknown, never "not set".
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use redis_module::raw;
@@ -93,6 +94,19 @@ pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
         Some(_) => ReplicaRule::Unknown,
         None => ReplicaRule::Off,
     }
+}
+
+static IS_REPLICA: AtomicBool = AtomicBool::new(false);
+
+/// Whether this node follows a master, as of [`note_role`].
+pub fn is_replica() -> bool {
+    IS_REPLICA.load(Ordering::Relaxed)
+}
+
+/// Looks whether this node follows a master: at the start, when its role has changed, and now and then.
+pub fn note_role(ctx: Ctx) {
+    let is_replica = !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
+    IS_REPLICA.store(is_replica, Ordering::Relaxed);
 }
 
 /// Whether a write outside a command is allowed: on a master, with its data loaded, and no failover or pause in progress.

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{all_locks, arrange, assert_held, counter, wait_until_gone};
+use crate::lock::{all_locks, arrange, assert_held, counter, wait_for_waiters, wait_until_gone};
 use crate::random::Random;
 use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, info_field, info_number, wait_until};
@@ -303,4 +303,83 @@ fn a_lease_that_arrives_late_has_the_time_that_remained_when_it_was_sent() {
     let ttl = r.call("LOCK.INFO job me").number("ttl");
     let since = i64::try_from(start.elapsed().as_millis()).expect("a short time") + 1;
     assert!(ttl >= 600_000 - since, "{ttl} after {since} ms");
+}
+
+/// What `replica-read-only no` allows is not for locks: the master grants the same ones.
+#[test]
+fn a_writable_replica_changes_no_lock() {
+    let master = Server::start();
+    let mut m = master.connect();
+    granted(&m.call("LOCK.ACQUIRE job me 600000"));
+    let replica = Server::options()
+        .config("replica-read-only no")
+        .replica_of(&master)
+        .start();
+    let mut r = replica.connect();
+    wait_for_sync(&mut m, &mut r);
+    r.ok("SET data before");
+    for line in [
+        "LOCK.ACQUIRE free you 60000",
+        "LOCK.ACQUIRE job you 60000 BLOCK 0",
+        "LOCK.RELEASE job me",
+        "LOCK.EXTEND job me 60000",
+        "LOCK.MACQUIRE 2 free other you 60000",
+        "LOCK.MRELEASE 2 job other me",
+        "LOCK.MEXTEND 1 job me 60000",
+        "LOCK.GUARD job me SET data after",
+        "LOCK.FORCE job",
+    ] {
+        refused(&r.call(line), "READONLY");
+        r.ok("MULTI");
+        r.ok(line);
+        refused(&r.call("EXEC").items()[0], "READONLY");
+        let script = "return redis.pcall(unpack(ARGV))";
+        let mut eval = vec!["EVAL", script, "0"];
+        eval.extend(line.split(' '));
+        refused(&r.call_args(&eval), "READONLY");
+    }
+    assert_eq!(r.call("GET data").text(), "before");
+    assert_eq!(all_locks(&mut r), all_locks(&mut m));
+    // Its master's changes still arrive, and a node that is promoted grants.
+    m.ok("LOCK.RELEASE job me");
+    granted(&m.call("LOCK.ACQUIRE job you 600000"));
+    wait_for_sync(&mut m, &mut r);
+    assert_eq!(all_locks(&mut r), all_locks(&mut m));
+    r.ok("REPLICAOF NO ONE");
+    granted(&r.call("LOCK.ACQUIRE free you 60000"));
+}
+
+/// A grant that could not be delivered is taken back, but not by a node that was a replica in between: the master of that
+/// time may have told the owner that it holds the lock.
+#[test]
+fn an_undelivered_grant_is_not_taken_back_after_two_changes_of_roles() {
+    let (first, second) = (Server::start(), Server::start());
+    let (mut a, mut b) = (first.connect(), second.connect());
+    b.ok(&format!("REPLICAOF 127.0.0.1 {}", first.port()));
+    wait_for_sync(&mut a, &mut b);
+    granted(&a.call("LOCK.ACQUIRE job holder 600000"));
+    let mut waiter = first.connect();
+    let id = waiter.client_id();
+    waiter.send("LOCK.ACQUIRE job owner 600000 BLOCK 0");
+    wait_for_waiters(&mut a, "job", 1);
+    // The waiter is granted the lock and gone before it is told; a pause keeps the node from taking the grant back.
+    a.ok("MULTI");
+    a.ok("LOCK.RELEASE job holder");
+    a.ok(&format!("CLIENT KILL ID {id}"));
+    a.ok("CLIENT PAUSE 600000 WRITE");
+    a.ok("EXEC");
+    wait_until("the replica has the grant", || {
+        b.call("LOCK.INFO job owner") != Value::Null
+    });
+    b.ok("REPLICAOF NO ONE");
+    a.ok(&format!("REPLICAOF 127.0.0.1 {}", second.port()));
+    a.ok("CLIENT UNPAUSE");
+    wait_for_sync(&mut b, &mut a);
+    granted(&b.call("LOCK.EXTEND job owner 600000"));
+    wait_for_sync(&mut b, &mut a);
+    a.ok("REPLICAOF NO ONE");
+    // Longer than the cron takes to come by, which is when it would be taken back.
+    std::thread::sleep(Duration::from_millis(500));
+    assert_eq!(a.call("LOCK.ACQUIRE job stranger 1000"), Value::Null);
+    granted(&a.call("LOCK.EXTEND job owner 600000"));
 }

@@ -245,6 +245,23 @@ fn those_who_are_unblocked_come_again() {
 }
 
 #[test]
+fn a_change_of_roles_ends_what_concerns_clients_and_keeps_the_locks() {
+    let mut node = node();
+    node.hold("a", "k");
+    node.hold("a", "l");
+    let (granted, waiting) = (node.wait("b", "k"), node.wait("c", "l"));
+    node.let_go("a", "k");
+    assert_eq!(node.granted(), [granted]);
+    node.table.role_changed();
+    assert!(!node.table.has_unserved());
+    node.serve();
+    assert_eq!(node.take().1, [(waiting, Answer::Unblocked)]);
+    // The grant was not delivered, but another master may have confirmed it.
+    node.undeliverable(granted);
+    assert!(node.holds("b", "k") && node.holds("a", "l"));
+}
+
+#[test]
 fn a_lock_that_is_moved_to_its_holders_own_request_is_re_entered() {
     let mut node = node();
     node.hold("a", "k");

@@ -25,6 +25,10 @@ use crate::ffi::{Args, Ctx, Level, api};
 /// The internal command that carries effects.
 pub const APPLY: &CStr = c"lock._apply";
 
+/// What a replica answers to every command that would change a lock: its master grants the same locks.
+const REPLICA: Failure =
+    Failure::Text("READONLY a replica does not change locks, send the command to its master");
+
 type Handler = unsafe extern "C" fn(
     *mut raw::RedisModuleCtx,
     *mut *mut raw::RedisModuleString,
@@ -57,8 +61,18 @@ pub struct Command {
     complexity: &'static CStr,
 }
 
-/// Makes a handler of a function: what the server calls, and the only edge that a panic could reach.
+/// Makes a handler of a function: what the server calls, and the only edge that a panic could reach. One that changes
+/// locks for a client is a `handler!(master ...)`: a replica refuses it, even if the server lets it write.
 macro_rules! handler {
+    (master $function:path) => {{
+        fn on_master(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
+            if crate::server::is_replica() && !ctx.asks_for_keys() {
+                return Err(REPLICA);
+            }
+            $function(ctx, args)
+        }
+        handler!(on_master)
+    }};
     ($function:path) => {{
         extern "C" fn handle(
             ctx: *mut raw::RedisModuleCtx,
@@ -85,7 +99,7 @@ const DROP: u32 =
 pub static COMMANDS: &[Command] = &[
     Command {
         name: c"lock.acquire",
-        handler: handler!(acquire::acquire),
+        handler: handler!(master acquire::acquire),
         flags: c"write deny-oom fast blocking",
         categories: c"write fast blocking",
         arity: -4,
@@ -96,7 +110,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.release",
-        handler: handler!(release::release),
+        handler: handler!(master release::release),
         flags: c"write fast",
         categories: c"write fast",
         arity: -3,
@@ -107,7 +121,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.extend",
-        handler: handler!(extend::extend),
+        handler: handler!(master extend::extend),
         flags: c"write fast",
         categories: c"write fast",
         arity: -4,
@@ -118,7 +132,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.macquire",
-        handler: handler!(several::macquire),
+        handler: handler!(master several::macquire),
         flags: c"write deny-oom blocking getkeys-api",
         categories: c"write slow blocking",
         arity: -5,
@@ -129,7 +143,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.mrelease",
-        handler: handler!(several::mrelease),
+        handler: handler!(master several::mrelease),
         flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -4,
@@ -140,7 +154,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.mextend",
-        handler: handler!(several::mextend),
+        handler: handler!(master several::mextend),
         flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -5,
@@ -151,7 +165,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.guard",
-        handler: handler!(guard::guard),
+        handler: handler!(master guard::guard),
         flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -4,
@@ -185,7 +199,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.force",
-        handler: handler!(force::force),
+        handler: handler!(master force::force),
         flags: c"write admin",
         categories: c"write slow admin dangerous",
         arity: 2,

@@ -1,6 +1,6 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
 
-use super::{Answer, Entry, Keyspace, PARTS, Table};
+use super::{Answer, Entry, Keyspace, PARTS, Suspects, Table};
 use crate::lock::{Hold, Lock};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
@@ -285,25 +285,55 @@ impl Table {
         }
     }
 
-    /// Every hold is an ordinary lease from now on: this node no longer sees the connections of its holders.
-    pub fn untie_all(&mut self) {
-        for (id, token) in std::mem::take(&mut self.connections)
-            .into_values()
-            .flatten()
-        {
-            if let Some(entry) = self.slots.get_mut(id) {
-                entry.lock.change(&token, |hold| hold.bind(None));
-            }
-        }
-    }
-
     /// Whether a hold ends with this connection.
     #[must_use]
     pub fn is_bound(&self, connection: u64) -> bool {
         !self.connections.is_empty() && self.connections.contains_key(&connection)
     }
 
-    /// This node grants no more: everyone who waits is told to come again.
+    /// The role of this node has changed: the one place that decides what it keeps.
+    ///
+    /// What the dataset says stays: locks, fences, the lease clock, what quarantine remembers; and so do statistics and
+    /// limits. What concerns the clients of this node as a master ends: those who wait are told to come again; a grant
+    /// that could not be delivered stands, as another master may have confirmed it to its owner; and every hold becomes
+    /// an ordinary lease, as this node no longer sees the connection of its holder.
+    pub fn role_changed(&mut self) {
+        self.unblock_all();
+        // Each field is named, so that a new one cannot be forgotten here.
+        let Self {
+            counters: _,
+            wait_times: _,
+            hold_times: _,
+            limits: _,
+            quarantine: _,
+            fences: _,
+            clock: _,
+            slots,
+            wheel: _,
+            // Empty by now.
+            queue: _,
+            // Has the answers to those who waited.
+            output: _,
+            holds_back,
+            unserved,
+            next_up,
+            suspects,
+            undelivered,
+            connections,
+        } = self;
+        *holds_back = false;
+        unserved.clear();
+        next_up.clear();
+        *suspects = Suspects::default();
+        undelivered.clear();
+        for (id, token) in std::mem::take(connections).into_values().flatten() {
+            if let Some(entry) = slots.get_mut(id) {
+                entry.lock.change(&token, |hold| hold.bind(None));
+            }
+        }
+    }
+
+    /// Everyone who waits is told to come again.
     pub fn unblock_all(&mut self) {
         let ids = self.queue.ids();
         self.unblock(&ids);
