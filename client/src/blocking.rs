@@ -81,6 +81,16 @@ impl Builder {
         Self(self.0.nodes(urls))
     }
 
+    /// See [`crate::Builder::node_info`].
+    pub fn node_info(self, info: redis::ConnectionInfo) -> Self {
+        Self(self.0.node_info(info))
+    }
+
+    /// See [`crate::Builder::node_client`].
+    pub fn node_client(self, client: &redis::Client) -> Self {
+        Self(self.0.node_client(client))
+    }
+
     /// See [`crate::Builder::sentinel`].
     #[cfg(feature = "sentinel")]
     pub fn sentinel<U: AsRef<str>>(
@@ -89,6 +99,18 @@ impl Builder {
         urls: impl IntoIterator<Item = U>,
     ) -> Self {
         Self(self.0.sentinel(name, urls))
+    }
+
+    /// See [`crate::Builder::sentinel_credentials`].
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel_credentials(self, credentials: crate::Credentials) -> Self {
+        Self(self.0.sentinel_credentials(credentials))
+    }
+
+    /// See [`crate::Builder::sentinel_master_tls`].
+    #[cfg(all(feature = "sentinel", feature = "tls"))]
+    pub fn sentinel_master_tls(self) -> Self {
+        Self(self.0.sentinel_master_tls())
     }
 
     /// See [`crate::Builder::cluster`].
@@ -107,10 +129,43 @@ impl Builder {
         Self(self.0.connect_timeout(timeout))
     }
 
+    /// See [`crate::Builder::client_name`].
+    pub fn client_name(self, name: impl AsRef<str>) -> Self {
+        Self(self.0.client_name(name))
+    }
+
+    /// See [`crate::Builder::credentials`]; here the provider may block.
+    pub fn credentials<E>(
+        self,
+        provider: impl Fn() -> Result<crate::Credentials, E> + Send + Sync + 'static,
+    ) -> Self
+    where
+        E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
+    {
+        let provider = Arc::new(provider);
+        Self(self.0.credentials(move || {
+            let provider = Arc::clone(&provider);
+            async move {
+                let asked = tokio::task::spawn_blocking(move || provider().map_err(Into::into));
+                asked.await.unwrap_or_else(|ended| Err(ended.into()))
+            }
+        }))
+    }
+
     /// See [`crate::Builder::root_certificate`].
     #[cfg(feature = "tls")]
     pub fn root_certificate(self, pem: impl Into<Vec<u8>>) -> Self {
         Self(self.0.root_certificate(pem))
+    }
+
+    /// See [`crate::Builder::client_certificate`].
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(
+        self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        Self(self.0.client_certificate(certificate, key))
     }
 
     /// See [`crate::Builder::connect`].

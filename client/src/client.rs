@@ -9,7 +9,6 @@ use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::clock::Moment;
-use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::keeper::Keeper;
 use crate::options::Spec;
@@ -30,25 +29,24 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    pub(crate) async fn start(fleet: Fleet) -> Result<Arc<Self>, Error> {
-        fleet.connect().await?;
+    /// Tends the nodes in the background of this runtime.
+    pub(crate) fn start(fleet: Fleet, runtime: Handle) -> Arc<Self> {
         let fleet = Arc::new(fleet);
         let keeper = Arc::new(Keeper::default());
         let stop = CancellationToken::new();
-        let runtime = Handle::current();
         for place in 0..fleet.nodes.len() {
             runtime.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
         }
         runtime.spawn(Arc::clone(&keeper).run(stop.clone()));
         runtime.spawn(Arc::clone(&fleet.ticker).run(stop.clone()));
-        Ok(Arc::new(Self {
+        Arc::new(Self {
             fleet,
             keeper,
             runtime,
             busy: std::array::from_fn(|_| AtomicU64::new(0)),
             hashing: RandomState::new(),
             _stop: stop.drop_guard(),
-        }))
+        })
     }
 
     fn busy_slot(&self, spec: &Spec) -> &AtomicU64 {

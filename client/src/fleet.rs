@@ -1,15 +1,14 @@
-//! All nodes of a client: connected and checked at the start, tended in the background.
+//! All nodes of a client, tended in the background.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use crate::census::Census;
 use crate::clock::Moment;
-use crate::error::{Error, NodeReport, Reports, Verdict};
+use crate::error::{NodeReport, Reports, Verdict};
 use crate::keeper::Keeper;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority};
@@ -27,9 +26,6 @@ const FENCE_LEAD: u64 = 10_000;
 /// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
 /// refuse what is 10 s ahead of their clocks.
 const FENCE_OUTLIER: u64 = 5_000_000;
-/// Clocks further apart than this, in µs, are worth a warning.
-const CLOCKS_APART: u64 = 1_000_000;
-
 /// The nodes, in the fixed order of the configuration.
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Arc<Node>>,
@@ -104,71 +100,8 @@ impl Fleet {
         let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
 
-    /// Connects to every node at once and checks what they say about themselves.
-    pub(crate) async fn connect(&self) -> Result<(), Error> {
-        let dialled = join_all(self.nodes.iter().map(|node| node.dial())).await;
-        let mut verdicts: Vec<Option<Verdict>> = Vec::new();
-        for (place, result) in dialled.into_iter().enumerate() {
-            let node = &self.nodes[place];
-            let verdict = match result {
-                Ok((connection, census)) => match self.doubled(place, &census) {
-                    None => {
-                        node.install(connection, &census);
-                        self.warn_about(node, &census).await;
-                        None
-                    }
-                    doubled => doubled,
-                },
-                Err(verdict) => Some(verdict),
-            };
-            if let Some(verdict) = &verdict {
-                node.bar(verdict.clone());
-            }
-            verdicts.push(verdict);
-        }
-        self.judge(verdicts)?;
-        self.warn_about_all();
-        Ok(())
-    }
-
-    /// One server twice, a replica and a missing module are errors whatever the others say; too few nodes are, too.
-    fn judge(&self, verdicts: Vec<Option<Verdict>>) -> Result<(), Error> {
-        let problem = |verdict: &Verdict| match verdict {
-            Verdict::SameAs { .. } => Some("one server is listed twice: list each once"),
-            Verdict::Replica => Some("a replica is listed: list masters only"),
-            Verdict::ModuleMissing => Some("a server lacks the redislock module: load it there"),
-            Verdict::ModuleTooOld { .. } => {
-                Some("a server has an old redislock module: upgrade it")
-            }
-            Verdict::Garbage(_) => Some("a server is no redislock node: check its address"),
-            Verdict::Refused(text) if !text.starts_with("LOADING") => {
-                Some("a server refuses LOCK.NODE: check the user and the password in its URL")
-            }
-            _ => None,
-        };
-        let reports = self.reports(|place| match verdicts.get(place) {
-            Some(Some(verdict)) => verdict.clone(),
-            _ => Verdict::NotAsked,
-        });
-        let bad = verdicts.iter().flatten().find_map(problem);
-        if let Some(problem) = bad {
-            return Err(Error::Misconfigured {
-                problem: problem.to_owned(),
-                nodes: reports,
-            });
-        }
-        let reached = verdicts.iter().filter(|verdict| verdict.is_none()).count();
-        if reached < self.majority() {
-            return Err(Error::NoQuorum {
-                lock: "the connection".to_owned(),
-                nodes: reports,
-            });
-        }
-        Ok(())
-    }
-
     /// Whether another node is the same process.
-    fn doubled(&self, place: usize, census: &[Census]) -> Option<Verdict> {
+    pub(crate) fn doubled(&self, place: usize, census: &[Census]) -> Option<Verdict> {
         for (other, node) in self.nodes.iter().enumerate() {
             let known = node.incarnations();
             if other != place && census.iter().any(|one| known.contains(&one.incarnation)) {
@@ -178,40 +111,6 @@ impl Fleet {
             }
         }
         None
-    }
-
-    async fn warn_about(&self, node: &Node, census: &[Census]) {
-        let forgetful = census.iter().any(|one| !one.durable && !one.quarantined);
-        if forgetful && !quarantine_is_set(node).await {
-            tracing::warn!(
-                node = %node.name,
-                "neither durable nor quarantined: after a restart it may grant a lock that is still held; \
-                 set lock.quarantine, or appendonly with appendfsync always"
-            );
-        }
-    }
-
-    fn warn_about_all(&self) {
-        if self.nodes.len().is_multiple_of(2) {
-            tracing::warn!(
-                nodes = self.nodes.len(),
-                "an even number of nodes survives no more failures than one node less"
-            );
-        }
-        let now = Moment::now();
-        let mut up: Vec<_> = self.nodes.iter().filter(|node| node.is_up()).collect();
-        up.sort_by_key(|node| node.clock(now));
-        if let [behind, .., ahead] = up.as_slice()
-            && ahead.clock(now) - behind.clock(now) > CLOCKS_APART
-        {
-            tracing::warn!(
-                behind = %behind.name,
-                ahead = %ahead.name,
-                apart_ms = (ahead.clock(now) - behind.clock(now)) / 1_000,
-                "the nodes' clocks are more than a second apart: their fences will need a second round trip; \
-                 synchronize them"
-            );
-        }
     }
 
     /// Looks after one node until `stop`: asks now and then whether it lives, reaches it again when it does not.
@@ -311,37 +210,18 @@ impl Fleet {
     }
 }
 
-/// LOCK.NODE tells a quarantine only while it lasts; the setting itself is read where that is allowed.
-async fn quarantine_is_set(node: &Node) -> bool {
-    let Ok((_, mut connection)) = node.line() else {
-        return false;
-    };
-    let mut cmd = redis::cmd("CONFIG");
-    cmd.arg("GET").arg("lock.quarantine");
-    let request = crate::command::Request::new(cmd, Some(&Vec::new()));
-    let Ok(Ok(value)) = tokio::time::timeout(node.connect_timeout, connection.send(&request)).await
-    else {
-        return false;
-    };
-    let fields = crate::reply::Fields::read(value);
-    fields
-        .and_then(|fields| fields.number("lock.quarantine"))
-        .is_some_and(|ms| ms > 0)
-}
-
 #[cfg(test)]
 mod tests {
+    use redis::IntoConnectionInfo;
+
     use super::*;
-    use crate::link::Link;
+    use crate::link::Settings;
 
     fn fleet(nodes: usize) -> Fleet {
         let node = |place: usize| {
-            let client = redis::Client::open(format!("redis://127.0.0.1:{}", place + 1)).unwrap();
-            Arc::new(Node::new(
-                place.to_string(),
-                Link::Single(Box::new(client)),
-                PULSE,
-            ))
+            let info = format!("redis://127.0.0.1:{}", place + 1).into_connection_info();
+            let link = Settings::default().single(info.unwrap()).unwrap();
+            Arc::new(Node::new(place.to_string(), link, PULSE))
         };
         Fleet::new((0..nodes).map(node).collect(), PULSE)
     }

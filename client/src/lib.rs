@@ -5,10 +5,12 @@
 mod attempt;
 #[cfg(feature = "blocking")]
 pub mod blocking;
+mod builder;
 mod census;
 mod client;
 mod clock;
 mod command;
+mod connect;
 mod error;
 mod fleet;
 mod giveback;
@@ -30,15 +32,17 @@ mod ticket;
 mod token;
 mod turnstile;
 
+pub use crate::builder::Builder;
 pub use crate::clock::Moment;
 pub use crate::error::{Error, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
 pub use crate::hold::Released;
+pub use crate::link::Credentials;
 pub use crate::lock::Lock;
 pub use crate::observer::{Answer, Observer};
 pub use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 pub use crate::owner::Owner;
-pub use crate::redlock::{Builder, Redlock};
+pub use crate::redlock::Redlock;
 pub use crate::status::{Holder, LockStatus, NodeStatus};
 pub use crate::ticket::Ticket;
 /// What [`Guard::lost_token`] returns.

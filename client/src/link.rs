@@ -1,9 +1,19 @@
-//! How a node is reached: an address, a name that Sentinel resolves, or a whole cluster.
+//! How a node is reached: a server, a master that Sentinel names, or a whole cluster.
 
+#[cfg(feature = "cluster")]
+mod cluster;
+mod credentials;
+#[cfg(feature = "sentinel")]
+mod sentinel;
+mod server;
+mod settings;
+
+#[cfg(feature = "cluster")]
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
-use redis::{AsyncConnectionConfig, RedisResult, Value};
+use redis::{RedisResult, Value};
 
 use crate::census::Census;
 use crate::clock::Moment;
@@ -11,29 +21,34 @@ use crate::command::{self, Request};
 use crate::error::Verdict;
 use crate::reply;
 
-/// So many requests may be on their way to the socket before a sender has to wait: more than a node can pile up
-/// before it is believed down, so that a release is never stuck behind a full channel.
-const PIPELINE: usize = 8192;
+pub use credentials::Credentials;
+pub(crate) use credentials::Provider;
+pub(crate) use settings::Settings;
 
-/// Where a node is, and how to log in.
+/// Where a node is, and how to log in; made by [`Settings`].
 pub(crate) enum Link {
-    Single(Box<redis::Client>),
+    Single(Box<server::Server>),
     #[cfg(feature = "sentinel")]
-    Sentinel(Box<tokio::sync::Mutex<redis::sentinel::SentinelClient>>),
+    Sentinel(Box<sentinel::Sentinel>),
     #[cfg(feature = "cluster")]
-    Cluster(Box<redis::cluster::ClusterClient>),
+    Cluster(Arc<cluster::Cluster>),
 }
 
 /// An open connection. Clones share it; it closes with the last of them.
 #[derive(Clone)]
 pub(crate) enum Connection {
     Single(MultiplexedConnection),
+    /// To all masters.
     #[cfg(feature = "cluster")]
     Cluster(redis::cluster_async::ClusterConnection),
+    /// To one master.
+    #[cfg(feature = "cluster")]
+    Slot(Box<cluster::SlotConnection>),
 }
 
 impl Link {
-    /// Whether a broken connection to one server is replaced without our doing: a cluster has others.
+    /// Whether a broken connection to one server is replaced without our doing: a cluster has
+    /// others.
     pub(crate) fn heals(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
@@ -42,30 +57,35 @@ impl Link {
         }
     }
 
-    /// Opens a connection. It waits for replies without limit: who asks sets the limit, and late replies still count.
+    /// Opens the connection that all requests share. It waits for replies without limit: the caller
+    /// sets the limit, and late replies still count.
     pub(crate) async fn open(&self, patience: Duration) -> RedisResult<Connection> {
         match self {
-            Self::Single(client) => single(client, patience).await,
+            Self::Single(server) => server.open(patience).await.map(Connection::Single),
             #[cfg(feature = "sentinel")]
-            Self::Sentinel(sentinel) => {
-                let master = sentinel.lock().await.async_get_client().await?;
-                single(&master, patience).await
-            }
+            Self::Sentinel(sentinel) => sentinel.open(patience).await.map(Connection::Single),
             #[cfg(feature = "cluster")]
-            Self::Cluster(client) => Ok(Connection::Cluster(client.get_async_connection().await?)),
+            Self::Cluster(cluster) => cluster.open().await.map(Connection::Cluster),
         }
     }
-}
 
-async fn single(client: &redis::Client, patience: Duration) -> RedisResult<Connection> {
-    let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(patience))
-        .set_response_timeout(None)
-        .set_pipeline_buffer_size(PIPELINE);
-    let connection = client
-        .get_multiplexed_async_connection_with_config(&config)
-        .await?;
-    Ok(Connection::Single(connection))
+    /// Opens a connection for one request that makes a connection wait: to the master that
+    /// [`Self::open`] has found, without asking Sentinels or other masters again.
+    pub(crate) async fn open_another(&self, patience: Duration) -> RedisResult<Connection> {
+        match self {
+            Self::Single(server) => server.open(patience).await.map(Connection::Single),
+            #[cfg(feature = "sentinel")]
+            Self::Sentinel(sentinel) => sentinel
+                .open_another(patience)
+                .await
+                .map(Connection::Single),
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => {
+                let connection = cluster::SlotConnection::new(Arc::clone(cluster));
+                Ok(Connection::Slot(Box::new(connection)))
+            }
+        }
+    }
 }
 
 impl Connection {
@@ -75,34 +95,34 @@ impl Connection {
             Self::Single(connection) => connection.send_packed_command(&request.cmd).await,
             #[cfg(feature = "cluster")]
             Self::Cluster(connection) => {
-                connection
-                    .route_command(request.cmd.clone(), place_of(request))
-                    .await
+                let place = cluster::place_of(request);
+                connection.route_command(request.cmd.clone(), place).await
             }
+            #[cfg(feature = "cluster")]
+            Self::Slot(connection) => connection.send(request).await,
         }
     }
 
-    /// Asks LOCK.NODE: one answer from a server; from a cluster one a master, or at least one when they do not all
-    /// answer in half of the time there is.
+    /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
+    /// one when they do not all answer in half of the time there is.
     pub(crate) async fn census(&mut self, _patience: Duration) -> Result<Vec<Census>, Verdict> {
         let asked = Moment::now();
         match self {
-            Self::Single(connection) => {
-                let value = connection.send_packed_command(&command::node().cmd).await;
-                Ok(vec![said(value, asked)?])
-            }
             #[cfg(feature = "cluster")]
             Self::Cluster(connection) => {
-                let first = Some(redis::cluster_routing::ResponsePolicy::OneSucceeded);
-                let one = connection.route_command(command::node().cmd, every_master(first));
+                use redis::cluster_routing::ResponsePolicy;
+                let first = cluster::every_master(Some(ResponsePolicy::OneSucceeded));
+                let one = connection.route_command(command::node().cmd, first);
                 let one = said(one.await, asked);
-                let all = connection.route_command(command::node().cmd, every_master(None));
+                let every = cluster::every_master(None);
+                let all = connection.route_command(command::node().cmd, every);
                 let patience = (asked + _patience / 2).remaining();
                 match tokio::time::timeout(patience, all).await {
                     Ok(Ok(Value::Map(masters))) => masters_say(masters, asked),
                     _ => Ok(vec![one?]),
                 }
             }
+            one => Ok(vec![said(one.send(&command::node()).await, asked)?]),
         }
     }
 }
@@ -115,7 +135,8 @@ fn said(result: RedisResult<Value>, asked: Moment) -> Result<Census, Verdict> {
     }
 }
 
-/// A master that has just been replaced may be among those asked; only a cluster of nothing else is none.
+/// A master that has just been replaced may be among those asked; only a cluster of nothing else is
+/// none.
 #[cfg(feature = "cluster")]
 fn masters_say(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Census>, Verdict> {
     let mut census = Vec::with_capacity(masters.len());
@@ -129,26 +150,5 @@ fn masters_say(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Census
     match census.is_empty() {
         true => Err(Verdict::Replica),
         false => Ok(census),
-    }
-}
-
-#[cfg(feature = "cluster")]
-fn every_master(
-    policy: Option<redis::cluster_routing::ResponsePolicy>,
-) -> redis::cluster_routing::RoutingInfo {
-    use redis::cluster_routing::{MultipleNodeRoutingInfo, RoutingInfo};
-    RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, policy))
-}
-
-/// A request with a key goes to the master of its slot, one without to every master.
-#[cfg(feature = "cluster")]
-fn place_of(request: &Request) -> redis::cluster_routing::RoutingInfo {
-    use redis::cluster_routing::{Route, RoutingInfo, SingleNodeRoutingInfo, SlotAddr};
-    match &request.key {
-        Some(key) => {
-            let route = Route::with_key(key, SlotAddr::Master);
-            RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route))
-        }
-        None => every_master(None),
     }
 }

@@ -298,8 +298,8 @@ impl Node {
                 return Ok((generation, connection));
             }
         }
-        match tokio::time::timeout(self.connect_timeout, self.link.open(self.connect_timeout)).await
-        {
+        let opening = self.link.open_another(self.connect_timeout);
+        match tokio::time::timeout(self.connect_timeout, opening).await {
             Ok(Ok(connection)) => Ok((generation, connection)),
             Ok(Err(error)) => Err(crate::reply::trouble(&error)),
             Err(_) => Err(Verdict::TimedOut(self.connect_timeout)),

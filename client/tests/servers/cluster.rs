@@ -9,7 +9,7 @@ use crate::history::Contention;
 use crate::server::{Server, free_port};
 use crate::{NODE_TIMEOUT, is_busy, until};
 
-const MASTERS: usize = 3;
+pub(crate) const MASTERS: usize = 3;
 /// The slot of `job`: the first master's.
 const JOB: &str = "2906";
 /// Renewed every few seconds.
@@ -18,12 +18,12 @@ const LEASE: Duration = Duration::from_secs(8);
 const LONG: Duration = Duration::from_secs(60);
 
 /// Masters first, then their replicas in the same order.
-struct Cluster {
-    nodes: Vec<Server>,
+pub(crate) struct Cluster {
+    pub(crate) nodes: Vec<Server>,
 }
 
 impl Cluster {
-    async fn start(nodes: usize, options: &[&str]) -> Self {
+    pub(crate) async fn start(nodes: usize, options: &[&str]) -> Self {
         let start = |_| {
             let bus = format!("cluster-port {}", free_port());
             let mut all = vec![
@@ -97,7 +97,7 @@ impl Cluster {
     }
 
     /// Patient enough for redirections on a busy machine.
-    async fn client(&self) -> Redlock {
+    pub(crate) async fn client(&self) -> Redlock {
         self.client_with(Duration::from_secs(2)).await
     }
 

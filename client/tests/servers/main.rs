@@ -21,6 +21,10 @@ mod pauses;
 mod proxy;
 mod sentinel;
 mod server;
+mod settings;
+mod slots;
+mod start;
+mod tls;
 
 use std::time::Duration;
 

@@ -60,15 +60,20 @@ impl Server {
 
     /// A Sentinel that watches this master, alone, and impatiently.
     pub fn start_sentinel(name: &str, master: &Server) -> Self {
+        Self::start_sentinel_at(name, master.port, &[])
+    }
+
+    /// A Sentinel that watches the master at this port, with more lines of its configuration.
+    pub fn start_sentinel_at(name: &str, master: u16, lines: &[String]) -> Self {
         let folder = TempDir::new().unwrap();
         let port = free_port();
         let file = folder.path().join("sentinel.conf");
         let text = format!(
-            "port {port}\nbind 127.0.0.1\nlogfile {}\ndir {}\nsentinel monitor {name} 127.0.0.1 {} 1\n\
-             sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n",
+            "port {port}\nbind 127.0.0.1\nlogfile {}\ndir {}\nsentinel monitor {name} 127.0.0.1 {master} 1\n\
+             sentinel down-after-milliseconds {name} 500\nsentinel failover-timeout {name} 2000\n{}\n",
             folder.path().join("log").display(),
             folder.path().display(),
-            master.port
+            lines.join("\n")
         );
         std::fs::write(&file, text).unwrap();
         let mut command = server_command();

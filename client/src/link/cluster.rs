@@ -1,0 +1,224 @@
+//! A Redis Cluster: one shared connection to all masters, and for a waiter one to the master of its
+//! slot.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::cluster::ClusterClientBuilder;
+use redis::cluster_async::ClusterConnection;
+use redis::cluster_routing::{
+    MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, Slot,
+    SlotAddr,
+};
+use redis::{ErrorKind, RedisError, RedisResult, Value};
+
+use super::server::Server;
+use super::settings::Settings;
+use crate::command::Request;
+
+/// A request follows the slot so often before it fails.
+const REDIRECTIONS: u32 = 5;
+
+/// The cluster that some given nodes belong to.
+pub(crate) struct Cluster {
+    /// At least one.
+    seeds: Vec<Server>,
+    settings: Settings,
+    connect_timeout: Duration,
+    /// Where slots were last seen.
+    masters: Mutex<HashMap<Slot, Server>>,
+}
+
+impl Cluster {
+    /// Checks that the nodes agree on user, password and TLS.
+    pub(crate) fn new(
+        seeds: Vec<Server>,
+        settings: Settings,
+        connect_timeout: Duration,
+    ) -> RedisResult<Self> {
+        let cluster = Self {
+            seeds,
+            settings,
+            connect_timeout,
+            masters: Mutex::default(),
+        };
+        cluster.builder().build()?;
+        Ok(cluster)
+    }
+
+    fn builder(&self) -> ClusterClientBuilder {
+        let infos = self.seeds.iter().map(|seed| seed.info().clone());
+        // Waiting for a lock may take any time, so no reply is ever late by itself. One node that
+        // does not let anybody connect must not use up the time for all.
+        let builder = ClusterClientBuilder::new(infos)
+            .connection_timeout(self.connect_timeout / 4)
+            .response_timeout(Duration::MAX)
+            .overall_response_timeout(None);
+        let builder = match self.seeds.first() {
+            Some(seed) => builder.tcp_settings(seed.info().tcp_settings().clone()),
+            None => builder,
+        };
+        #[cfg(feature = "tls")]
+        let builder = match self.settings.certificates() {
+            Some(certificates) => builder.certs(certificates),
+            None => builder,
+        };
+        builder
+    }
+
+    /// One connection to all masters.
+    pub(crate) async fn open(&self) -> RedisResult<ClusterConnection> {
+        let mut builder = self.builder();
+        if let Some(provider) = &self.settings.provider {
+            let credentials = provider.ask().await?;
+            builder = builder.password(credentials.password);
+            if let Some(username) = credentials.username {
+                builder = builder.username(username);
+            }
+        }
+        let connection = builder.build()?.get_async_connection().await?;
+        if let Some(name) = &self.settings.client_name {
+            let mut named = redis::cmd("CLIENT");
+            named.arg("SETNAME").arg(&**name);
+            let mut connection = connection.clone();
+            let naming = async move { connection.route_command(named, every_master(None)).await };
+            // For operators only: nothing waits for it.
+            let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
+        }
+        Ok(connection)
+    }
+
+    fn masters(&self) -> MutexGuard<'_, HashMap<Slot, Server>> {
+        self.masters.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A connection to the master that had the slot last, or to any node: it knows where the slot
+    /// is.
+    async fn open_for(&self, slot: Slot) -> RedisResult<(Server, MultiplexedConnection)> {
+        let known = self.masters().get(&slot).cloned();
+        let mut places: Vec<Server> = known.into_iter().collect();
+        places.extend(self.seeds.iter().cloned());
+        let share = self.connect_timeout / 4;
+        let mut problem = RedisError::from((ErrorKind::Io, "no node of the cluster answers"));
+        for server in places {
+            match server.open(share).await {
+                Ok(connection) => return Ok((server, connection)),
+                Err(error) => problem = error,
+            }
+        }
+        self.masters().remove(&slot);
+        Err(problem)
+    }
+}
+
+/// A connection for commands that make a connection wait: to one master, opened by the first
+/// request, and to another one when the slot is there.
+#[derive(Clone)]
+pub(crate) struct SlotConnection {
+    cluster: Arc<Cluster>,
+    open: Option<(Server, MultiplexedConnection)>,
+}
+
+impl SlotConnection {
+    pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
+        Self {
+            cluster,
+            open: None,
+        }
+    }
+
+    /// Sends the request to the master of its slot.
+    pub(crate) async fn send(&mut self, request: &Request) -> RedisResult<Value> {
+        let slot = Slot::for_key(request.key.as_deref().unwrap_or_default());
+        let mut asking = false;
+        for _ in 0..REDIRECTIONS {
+            if self.open.is_none() {
+                self.open = Some(self.cluster.open_for(slot).await?);
+            }
+            let Some((server, connection)) = self.open.as_mut() else {
+                break;
+            };
+            let result = match asking {
+                true => send_asking(connection, request).await,
+                false => connection.send_packed_command(&request.cmd).await,
+            };
+            let Some((kind, host, port)) = redirection(&result, server) else {
+                if result.as_ref().is_err_and(|error| error.code().is_none()) {
+                    // Whoever takes over from a dead master is found by asking the others.
+                    self.cluster.masters().remove(&slot);
+                    self.open = None;
+                }
+                return result;
+            };
+            asking = kind == Redirection::Once;
+            let server = server.at(host, port);
+            if !asking {
+                self.cluster.masters().insert(slot, server.clone());
+            }
+            let patience = self.cluster.connect_timeout;
+            self.open = None;
+            let connection = server.open(patience).await?;
+            self.open = Some((server, connection));
+        }
+        let problem = "the slot moved too often while the request followed it";
+        Err(RedisError::from((ErrorKind::Client, problem)))
+    }
+}
+
+#[derive(PartialEq, Eq)]
+enum Redirection {
+    /// `MOVED`: the slot is there.
+    ForGood,
+    /// `ASK`: the slot is on its way there.
+    Once,
+}
+
+/// Where the server sends us instead. It leaves its own host out where it does not know it.
+fn redirection(result: &RedisResult<Value>, server: &Server) -> Option<(Redirection, String, u16)> {
+    let refusal = match result {
+        Ok(Value::ServerError(error)) => RedisError::from(error.clone()),
+        Err(error) => error.clone(),
+        Ok(_) => return None,
+    };
+    let kind = match refusal.code() {
+        Some("MOVED") => Redirection::ForGood,
+        Some("ASK") => Redirection::Once,
+        _ => return None,
+    };
+    let (address, _) = refusal.redirect_node()?;
+    let (host, port) = address.rsplit_once(':')?;
+    let host = host.trim_start_matches('[').trim_end_matches(']');
+    let host = match host {
+        "" | "?" => server.host(),
+        host => host.to_owned(),
+    };
+    Some((kind, host, port.parse().ok()?))
+}
+
+async fn send_asking(
+    connection: &mut MultiplexedConnection,
+    request: &Request,
+) -> RedisResult<Value> {
+    let mut steps = redis::pipe();
+    steps.cmd("ASKING").add_command(request.cmd.clone());
+    let mut replies = connection.send_packed_commands(&steps, 0, 2).await?;
+    let missing = || RedisError::from((ErrorKind::UnexpectedReturnType, "no reply after ASKING"));
+    replies.pop().ok_or_else(missing)
+}
+
+pub(crate) fn every_master(policy: Option<ResponsePolicy>) -> RoutingInfo {
+    RoutingInfo::MultiNode((MultipleNodeRoutingInfo::AllMasters, policy))
+}
+
+/// A request with a key goes to the master of its slot, one without to every master.
+pub(crate) fn place_of(request: &Request) -> RoutingInfo {
+    match &request.key {
+        Some(key) => {
+            let route = Route::with_key(key, SlotAddr::Master);
+            RoutingInfo::SingleNode(SingleNodeRoutingInfo::SpecificNode(route))
+        }
+        None => every_master(None),
+    }
+}

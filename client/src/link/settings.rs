@@ -1,0 +1,150 @@
+//! What all connections of a client have in common.
+
+use std::sync::Arc;
+#[cfg(feature = "cluster")]
+use std::time::Duration;
+
+use redis::{ConnectionInfo, RedisResult};
+
+use super::Link;
+#[cfg(feature = "cluster")]
+use super::cluster::Cluster;
+#[cfg(feature = "sentinel")]
+use super::credentials::Credentials;
+use super::credentials::Provider;
+#[cfg(feature = "sentinel")]
+use super::sentinel::Sentinel;
+use super::server::Server;
+
+/// Names, credentials and certificates.
+#[derive(Clone, Default)]
+pub(crate) struct Settings {
+    pub(crate) client_name: Option<Arc<str>>,
+    pub(crate) provider: Option<Provider>,
+    #[cfg(feature = "tls")]
+    pub(crate) root_certificate: Option<Vec<u8>>,
+    /// A certificate and its key.
+    #[cfg(feature = "tls")]
+    pub(crate) client_certificate: Option<(Vec<u8>, Vec<u8>)>,
+    #[cfg(feature = "sentinel")]
+    pub(crate) sentinel_credentials: Option<Credentials>,
+    #[cfg(all(feature = "sentinel", feature = "tls"))]
+    pub(crate) sentinel_master_tls: bool,
+}
+
+impl Settings {
+    /// One server.
+    pub(crate) fn single(&self, info: ConnectionInfo) -> RedisResult<Link> {
+        Ok(Link::Single(Box::new(self.server(info)?)))
+    }
+
+    /// The master that these Sentinels know by this name; `first` is one of theirs. User, password
+    /// and database of their URLs are the master's.
+    #[cfg(feature = "sentinel")]
+    pub(crate) fn sentinel(
+        &self,
+        name: String,
+        first: &ConnectionInfo,
+        infos: Vec<ConnectionInfo>,
+    ) -> RedisResult<Link> {
+        let sentinel = |info: ConnectionInfo| {
+            let mut login = redis::RedisConnectionInfo::default();
+            if let Some(own) = &self.sentinel_credentials {
+                login = login.set_password(&own.password);
+                if let Some(username) = &own.username {
+                    login = login.set_username(username);
+                }
+            }
+            let info = self.with_certificates(info.set_redis_settings(login))?;
+            Ok(Server::new(info, self.client_name.clone(), None))
+        };
+        let same_login = match &self.sentinel_credentials {
+            Some(_) => None,
+            None => Credentials::of(first),
+        };
+        let master = self.server(self.master_of(first))?;
+        let sentinels = infos
+            .into_iter()
+            .map(sentinel)
+            .collect::<RedisResult<_>>()?;
+        let sentinel = Sentinel::new(name, sentinels, same_login, master);
+        Ok(Link::Sentinel(Box::new(sentinel)))
+    }
+
+    /// The settings of the master. Sentinels that are reached through TLS name a master that is,
+    /// too: never does TLS lead to a connection without.
+    #[cfg(feature = "sentinel")]
+    fn master_of(&self, sentinel: &ConnectionInfo) -> ConnectionInfo {
+        #[cfg(feature = "tls")]
+        if self.sentinel_master_tls
+            && let redis::ConnectionAddr::Tcp(host, port) = sentinel.addr().clone()
+        {
+            let secure = redis::ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure: false,
+                tls_params: None,
+            };
+            return sentinel.clone().set_addr(secure);
+        }
+        sentinel.clone()
+    }
+
+    /// The cluster that these nodes belong to.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn cluster(
+        &self,
+        infos: Vec<ConnectionInfo>,
+        connect_timeout: Duration,
+    ) -> RedisResult<Link> {
+        let seeds = infos.into_iter().map(|info| self.server(info));
+        let seeds = seeds.collect::<RedisResult<_>>()?;
+        let cluster = Cluster::new(seeds, self.clone(), connect_timeout)?;
+        Ok(Link::Cluster(Arc::new(cluster)))
+    }
+
+    fn server(&self, info: ConnectionInfo) -> RedisResult<Server> {
+        let info = self.with_certificates(info)?;
+        let name = self.client_name.clone();
+        Ok(Server::new(info, name, self.provider.clone()))
+    }
+
+    #[cfg(not(feature = "tls"))]
+    #[allow(clippy::unused_self, clippy::unnecessary_wraps)]
+    fn with_certificates(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
+        Ok(info)
+    }
+
+    /// Certificates that came with the settings of a server stay, if the client has none.
+    #[cfg(feature = "tls")]
+    fn with_certificates(&self, info: ConnectionInfo) -> RedisResult<ConnectionInfo> {
+        if !matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
+            return Ok(info);
+        }
+        // rustls panics where no provider is chosen; a choice that the program has made stays.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        match self.certificates() {
+            Some(certificates) => {
+                let client = redis::Client::build_with_tls(info, certificates)?;
+                Ok(client.get_connection_info().clone())
+            }
+            None => Ok(info),
+        }
+    }
+
+    #[cfg(feature = "tls")]
+    pub(crate) fn certificates(&self) -> Option<redis::TlsCertificates> {
+        if self.root_certificate.is_none() && self.client_certificate.is_none() {
+            return None;
+        }
+        let client = self.client_certificate.clone();
+        let client_tls = client.map(|(client_cert, client_key)| redis::ClientTlsConfig {
+            client_cert,
+            client_key,
+        });
+        Some(redis::TlsCertificates {
+            client_tls,
+            root_cert: self.root_certificate.clone(),
+        })
+    }
+}

@@ -1,0 +1,48 @@
+//! A waiter in a cluster has one connection, to the master of its slot.
+
+use std::time::Duration;
+
+use redislock_client::Released;
+
+use crate::cluster::{Cluster, MASTERS};
+use crate::contention::waiters;
+use crate::server::Server;
+use crate::until;
+
+const WAITERS: i64 = 20;
+/// Longer than the test.
+const LONG: Duration = Duration::from_secs(600);
+
+fn connections(cluster: &Cluster) -> i64 {
+    let count = |node: &Server| {
+        let info: String = node.run(&["INFO", "clients"]);
+        let line = info
+            .lines()
+            .find_map(|line| line.strip_prefix("connected_clients:"));
+        line.unwrap().trim().parse::<i64>().unwrap()
+    };
+    cluster.nodes.iter().map(count).sum()
+}
+
+#[tokio::test]
+async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
+    let cluster = Cluster::start(MASTERS, &[]).await;
+    let client = cluster.client().await;
+    let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
+    let before = connections(&cluster);
+    let all: Vec<_> = (0..WAITERS)
+        .map(|_| {
+            let lock = client.lock("job").ttl(LONG);
+            tokio::spawn(async move { lock.acquire().await.unwrap().release().await })
+        })
+        .collect();
+    until("all wait", || waiters(&cluster.nodes[0], "job") == WAITERS).await;
+    until("there is one connection for each waiter", || {
+        connections(&cluster) <= before + WAITERS
+    })
+    .await;
+    assert_eq!(guard.release().await, Released::WasHeld);
+    for waiter in all {
+        assert_eq!(waiter.await.unwrap(), Released::WasHeld);
+    }
+}
