@@ -1,0 +1,97 @@
+"""Cancelled at any step, an acquire leaves nothing behind."""
+
+from __future__ import annotations
+
+import time
+
+from driver import LibraryError
+from scene import LONG, Scene, block_by_hand, give_back_by_hand, is_free, queued, scenario
+from servers import eventually
+
+
+@scenario
+def cancelled_while_it_connects(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    proxy.cut()
+    proxy.stall()
+    asked = scene.acquire(client, wait=LONG)
+    time.sleep(0.3)
+    assert asked.cancel().kind == "cancelled"
+    proxy.resume()
+    is_free(server)
+    assert scene.hold(client, wait=LONG).release() is True
+
+
+@scenario
+def cancelled_before_the_server_has_the_request(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    proxy.when("LOCK.ACQUIRE", "hold_request")
+    asked = scene.acquire(client, wait=LONG)
+    proxy.wait_seen()
+    assert asked.cancel().kind == "cancelled"
+    proxy.resume()
+    is_free(server)
+    assert scene.hold(client, wait=LONG).release() is True
+
+
+@scenario
+def cancelled_in_the_queue(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    block_by_hand(server)
+    asked = scene.acquire(client, wait=LONG)
+    queued(server)
+    assert asked.cancel().kind == "cancelled"
+    eventually(lambda: server.waiters("door") == 0, what="leaving the queue")
+    give_back_by_hand(server)
+    is_free(server)
+    assert scene.hold(client).release() is True
+
+
+@scenario
+def cancelled_after_the_grant_before_the_reply(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    proxy.when("LOCK.ACQUIRE", "hold_reply")
+    asked = scene.acquire(client, wait=LONG)
+    eventually(lambda: server.holders("door"))
+    assert asked.cancel().kind == "cancelled"
+    is_free(server)
+
+
+@scenario
+def cancelled_in_the_extend_after_the_grant(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    block_by_hand(server)
+    asked = scene.acquire(client, ttl=3_000, wait=LONG)
+    queued(server)
+    time.sleep(1.8)
+    proxy.when("LOCK.EXTEND", "hold_request")
+    give_back_by_hand(server)
+    proxy.wait_seen()
+    assert asked.cancel().kind == "cancelled"
+    proxy.resume()
+    is_free(server)
+
+
+@scenario
+def cancelled_at_any_moment(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    for step in range(25):
+        asked = scene.acquire(client, wait=LONG)
+        time.sleep(step * 0.0004)
+        scene.driver.call("cancel", acquire=asked.pending.number)
+        try:
+            asked.granted()
+            asked.release()
+        except LibraryError as error:
+            assert error.kind == "cancelled", error
+    is_free(server)

@@ -1,0 +1,83 @@
+"""Timeouts and connections of the user's client do not reach a wait."""
+
+from __future__ import annotations
+
+import time
+
+from scene import (
+    LONG,
+    Scene,
+    block_by_hand,
+    give_back_by_hand,
+    is_free,
+    queued,
+    release_all,
+    scenario,
+)
+
+
+@scenario
+def a_long_wait_under_short_timeouts_keeps_its_place(scene: Scene) -> None:
+    server = scene.server()
+    block_by_hand(server)
+    first = scene.acquire(scene.open(server, timeout=200), wait=LONG)
+    queued(server)
+    second = scene.acquire(scene.open(server, timeout=200), wait=LONG)
+    queued(server, 2)
+    time.sleep(1.5)
+    give_back_by_hand(server)
+    first.granted()
+    assert not second.done, "the first in the queue lost its place"
+    assert server.calls("LOCK.ACQUIRE") == 3, "a waiting request was sent again"
+    first.release(), second.granted(), second.release()
+    is_free(server)
+
+
+@scenario
+def waiting_does_not_block_the_connection_of_others(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    held = scene.hold(client)
+    waiting = [scene.acquire(client, wait=LONG) for _ in range(3)]
+    queued(server, 3)
+    assert scene.driver.call("command", client=client, command=["SET", "x", "1"])["reply"] == "OK"
+    assert not any(one.done for one in waiting)
+    assert held.release() is True
+    release_all(waiting)
+    is_free(server)
+
+
+@scenario
+def five_waiters_in_a_pool_of_five_do_not_stop_the_holder(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server, pool=5)
+    held = scene.hold(client)
+    waiting = [scene.acquire(client, wait=LONG) for _ in range(5)]
+    queued(server, 5)
+    assert held.release() is True
+    release_all(waiting)
+    is_free(server)
+
+
+@scenario
+def a_server_that_cannot_be_reached_is_unavailable(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    proxy.refuse()
+    assert scene.refused(client, wait=0).kind == "unavailable"
+    assert scene.refused(client, wait=500).kind == "unavailable"
+    proxy.resume()
+    scene.hold(client, wait=LONG).release()
+
+
+@scenario
+def a_server_that_does_not_answer_ends_the_wait(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    scene.hold(client).release()
+    proxy.stall()
+    assert scene.refused(client, wait=300).kind == "unavailable"
+    proxy.resume()
+    is_free(server)

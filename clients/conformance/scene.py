@@ -1,0 +1,152 @@
+"""What a scenario has at hand: servers, proxies, and the library behind its driver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from driver import Driver, LibraryError, Pending
+from proxy import Proxy
+from servers import Server, eventually
+
+LONG = 60_000  # a ttl or wait in ms that no scenario lives to see the end of
+
+
+class Scene:
+    """What a scenario has at hand; everything it took is given back at its end."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.driver = driver
+        self._taken: list = []
+        self._names = iter(range(1_000_000))
+
+    def take(self, thing):
+        self._taken.append(thing)
+        return thing
+
+    def close(self) -> None:
+        for thing in reversed(self._taken):
+            thing.close()
+
+    def server(self, *settings: str, module: bool = True) -> Server:
+        return self.take(Server(*settings, module=module))
+
+    def proxy(self, server: Server) -> Proxy:
+        return self.take(Proxy(server.port))
+
+    def open(self, *at: Server | Proxy, mode: str = "single", **fields: object) -> str:
+        """The user's client, by default with the client's own defaults."""
+        name = f"client{next(self._names)}"
+        addresses = [["127.0.0.1", one.port] for one in at]
+        self.driver.call("open", client=name, mode=mode, addresses=addresses, **fields)
+        return name
+
+    def acquire(
+        self,
+        client: str,
+        key: object = "door",
+        *,
+        ttl: object = LONG,
+        wait: object = 0,
+        **options: object,
+    ) -> Asked:
+        return Asked(
+            self.driver,
+            f"held{next(self._names)}",
+            dict(client=client, name=key, ttl=ttl, wait=wait, **options),
+        )
+
+    def hold(self, client: str, key: object = "door", **options: object) -> Asked:
+        asked = self.acquire(client, key, **options)
+        asked.granted()
+        return asked
+
+    def refused(self, client: str, key: object = "door", **options: object) -> LibraryError:
+        return self.acquire(client, key, **options).error()
+
+
+class Asked:
+    """An acquire that was asked for, and the hold that comes out of it."""
+
+    def __init__(self, driver: Driver, name: str, fields: dict) -> None:
+        self._driver, self._name = driver, name
+        self.asked_at = time.monotonic()
+        self.pending: Pending = driver.start("acquire", held=name, **fields)
+
+    def granted(self) -> dict:
+        return self.pending.result()
+
+    def error(self) -> LibraryError:
+        return self.pending.error()
+
+    @property
+    def fence(self) -> int:
+        return self.granted()["fence"]
+
+    @property
+    def done(self) -> bool:
+        return self.pending.done
+
+    def cancel(self) -> LibraryError:
+        self._driver.call("cancel", acquire=self.pending.number)
+        return self.pending.error()
+
+    def release(self) -> bool:
+        return self.start_release().result()["held"]
+
+    def start_release(self) -> Pending:
+        return self._driver.start("release", held=self._name)
+
+    def state(self) -> dict:
+        """valid_for (ms) and lost."""
+        return self._driver.call("state", held=self._name)
+
+    def valid_until(self) -> float:
+        """On the runner's clock: not after the end of the validity that the library claims."""
+        before = time.monotonic()
+        return before + self.state()["valid_for"] / 1000
+
+    def start_await_lost(self) -> Pending:
+        return self._driver.start("await_lost", held=self._name)
+
+    def guard(self, *command: str) -> object:
+        return self.start_guard(*command).result()["reply"]
+
+    def start_guard(self, *command: str) -> Pending:
+        return self._driver.start("guard", held=self._name, command=list(command))
+
+
+SCENARIOS: dict[str, Callable[[Scene], None]] = {}
+
+
+def scenario(function: Callable[[Scene], None]) -> Callable[[Scene], None]:
+    SCENARIOS[function.__name__] = function
+    return function
+
+
+def is_free(server: Server, key: str = "door", within: float = 20.0) -> None:
+    """Nobody holds it and nobody waits, well before a lease of LONG could have ended."""
+    eventually(lambda: server.lock(key) is None, within, f"the end of everything at {key!r}")
+
+
+def block_by_hand(server: Server, key: str = "door", ttl: int = LONG) -> None:
+    assert server.wire("LOCK.ACQUIRE", key, "somebody", ttl)
+
+
+def give_back_by_hand(server: Server, key: str = "door") -> None:
+    assert server.wire("LOCK.RELEASE", key, "somebody")
+
+
+def release_all(waiting: list[Asked]) -> None:
+    """Each one as it is granted, in whatever order they came to the server."""
+    waiting = list(waiting)
+    while waiting:
+        done = eventually(
+            lambda: next((one for one in waiting if one.done), None), what="the next grant"
+        )
+        waiting.remove(done)
+        assert done.release() is True
+
+
+def queued(server: Server, count: int = 1, key: str = "door") -> None:
+    eventually(lambda: server.waiters(key) == count, what=f"a queue of {count}")
