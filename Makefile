@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test chaos lint bench matrix
+.PHONY: help setup build run demo test clients chaos lint bench matrix
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
@@ -27,6 +27,9 @@ demo: build ## Watch locks for half a minute while masters and workers fail (PIC
 # Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
 test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
 	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
+
+clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients (CLIENTS='python node', PLANTED=1)
+	@scripts/clients.sh $(CLIENTS)
 
 chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \

@@ -4,6 +4,7 @@
 #   setup.sh          to build, run and test: cargo, a C compiler, libclang, a Redis or Valkey server
 #   setup.sh lint     rustfmt, clippy and cargo-deny too
 #   setup.sh matrix   debootstrap too
+#   setup.sh clients  Python 3, Node, Go, a JDK and Maven too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
 set -eu
@@ -85,6 +86,11 @@ find_missing() {
     libclang_works || missing="$missing libclang"
     server_works || missing="$missing server"
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
+    [ "$purpose" = clients ] || return 0
+    python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python"
+    { have node && have npm; } || missing="$missing node"
+    have go || missing="$missing go"
+    { have javac && have mvn; } || missing="$missing java"
 }
 
 # Describes what is missing, for people who install it by hand.
@@ -95,6 +101,10 @@ in_words() {
         libclang) echo "  libclang with its headers (bindgen reads redismodule.h with it)" ;;
         server) echo "  Redis 7.0 or Valkey 7.2 or newer: server and command line client (or REDIS_SERVER=path of a server)" ;;
         debootstrap) echo "  debootstrap" ;;
+        python) echo "  Python 3.11 or newer with venv and pip" ;;
+        node) echo "  Node 20 or newer with npm" ;;
+        go) echo "  Go 1.21 or newer" ;;
+        java) echo "  a JDK of Java 17 or newer, and Maven" ;;
         esac
     done
 }
@@ -132,15 +142,31 @@ packages() {
         apt-get:libclang) echo libclang-dev ;;
         apt-get:server) apt_server_package || echo too-old ;;
         apt-get:debootstrap) echo debootstrap debian-archive-keyring ;;
+        apt-get:python) echo python3 python3-venv ;;
+        apt-get:node) echo nodejs npm ;;
+        apt-get:go) echo golang-go ;;
+        apt-get:java) echo default-jdk-headless maven ;;
         dnf:compiler) echo gcc glibc-devel ;;
         dnf:libclang) echo clang-devel ;;
         dnf:server) echo valkey ;;
         dnf:debootstrap) echo debootstrap ;;
+        dnf:python) echo python3 ;;
+        dnf:node) echo nodejs npm ;;
+        dnf:go) echo golang ;;
+        dnf:java) echo java-devel maven ;;
         apk:compiler) echo gcc musl-dev ;;
         apk:libclang) echo clang-dev ;;
         apk:server) echo valkey valkey-cli ;;
+        apk:python) echo python3 ;;
+        apk:node) echo nodejs npm ;;
+        apk:go) echo go ;;
+        apk:java) echo openjdk17 maven ;;
         brew:compiler | brew:libclang) echo command-line-tools ;;
         brew:server) echo redis ;;
+        brew:python) echo python ;;
+        brew:node) echo node ;;
+        brew:go) echo go ;;
+        brew:java) echo openjdk maven ;;
         *) echo "unknown:$part" ;;
         esac
     done | tr '\n' ' '
