@@ -258,7 +258,7 @@ fn take(control: &mut Tcp, key: &str, token: &str) -> Outcome<()> {
     yes(&control.call(&["LOCK.ACQUIRE", key, token, "600000"])?)
 }
 
-fn yes(reply: &Value) -> Outcome<()> {
+pub fn yes(reply: &Value) -> Outcome<()> {
     if reply.is_yes() {
         Ok(())
     } else {
@@ -266,7 +266,7 @@ fn yes(reply: &Value) -> Outcome<()> {
     }
 }
 
-fn await_waiters(control: &mut Tcp, number: usize) -> Outcome<()> {
+pub fn await_waiters(control: &mut Tcp, number: usize) -> Outcome<()> {
     while waiters(control)? != number {
         std::thread::sleep(Duration::from_millis(1));
     }
@@ -282,7 +282,7 @@ fn waiters(control: &mut Tcp) -> Outcome<usize> {
 }
 
 /// Lets this process have so many files open, and the server that it starts.
-fn allow_files(number: usize) -> Outcome<()> {
+pub fn allow_files(number: usize) -> Outcome<()> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = number as u64;
     if limit.current.is_some_and(|current| current < wanted) {

@@ -4,6 +4,7 @@
 //! code is 0 unless something could not be measured.
 
 mod crowd;
+mod deadlock;
 mod expiry;
 mod handover;
 mod instructions;
@@ -56,6 +57,10 @@ const SECTIONS: &[Section] = &[
     Section {
         name: "crowd",
         measure: crowd::measure,
+    },
+    Section {
+        name: "deadlock",
+        measure: deadlock::measure,
     },
     Section {
         name: "several",

@@ -51,6 +51,15 @@ pub struct Comparison {
 }
 
 impl Comparison {
+    /// Of two things that were measured one after the other, as often.
+    pub fn of(ours: &Figures, peer: &Figures) -> Self {
+        let mut comparison = Self::default();
+        for (ours, peer) in ours.0.iter().zip(&peer.0) {
+            comparison.push(*ours, *peer);
+        }
+        comparison
+    }
+
     pub fn push(&mut self, ours: f64, peer: f64) {
         self.ours.push(ours);
         self.peer.push(peer);

@@ -304,8 +304,14 @@ impl Lock {
                 self.last_end().is_some_and(|end| end > now)
             }
             (Self::Shared(crowd), Mode::Shared { limit }) => {
-                let ended = crowd.ends.iter().take_while(|(end, _)| *end <= now).count();
-                limit != 0 && crowd.limit == limit && crowd.holds.len() - ended >= limit as usize
+                // No more are looked at than decide it: a semaphore has at most `limit` holders.
+                let spare = crowd.holds.len().checked_sub(limit as usize);
+                limit != 0
+                    && crowd.limit == limit
+                    && spare.is_some_and(|spare| {
+                        let first = crowd.ends.iter().take(spare + 1);
+                        first.take_while(|(end, _)| *end <= now).count() <= spare
+                    })
             }
         }
     }
@@ -423,6 +429,18 @@ impl Lock {
             Self::Free => 0,
             Self::Exclusive(_) => 1,
             Self::Shared(crowd) => crowd.holds.len(),
+        }
+    }
+
+    /// How many owners have a lease that runs at `now`.
+    #[must_use]
+    pub fn live_holders(&self, now: Instant) -> usize {
+        match self {
+            Self::Shared(crowd) => {
+                let ended = crowd.ends.iter().take_while(|(end, _)| *end <= now);
+                crowd.holds.len() - ended.count()
+            }
+            _ => usize::from(self.first_end().is_some_and(|end| end > now)),
         }
     }
 

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use foldhash::HashMap;
 
 use crate::few::{Few, FewSet};
-use crate::lock::Terms;
+use crate::lock::{Lock, Terms};
 use crate::slots::LockId;
 use crate::time::Instant;
 use crate::token::{Key, Token};
@@ -51,6 +51,8 @@ pub struct Waiter {
 pub struct Line {
     /// In order of arrival.
     pub waiting: FewSet<WaiterId>,
+    /// Those of them whose owner waits for something else, too.
+    pub linked: FewSet<WaiterId>,
     /// The lock at that key when it was last seen; none while the key is free or unknown.
     pub lock: Option<LockId>,
 }
@@ -82,12 +84,6 @@ impl Queue {
         self.len() == 0
     }
 
-    /// How many keys are waited for.
-    #[must_use]
-    pub fn lines(&self) -> usize {
-        self.lines.len()
-    }
-
     /// Whether somebody waits for several keys at once.
     #[must_use]
     pub fn has_several_keys(&self) -> bool {
@@ -111,6 +107,15 @@ impl Queue {
                     self.lines.insert(key.clone(), line);
                 }
             }
+        }
+        let before: Few<_> = self.of(&waiter.terms.token).take(2).collect();
+        if let Few::One(other) = before
+            && let Some(other) = self.get(other).cloned().map(|waiter| (other, waiter))
+        {
+            self.link(other.0, &other.1.keys);
+        }
+        if waiter.keys.len() > 1 || !before.is_empty() {
+            self.link(id, &waiter.keys);
         }
         if let Some(until) = waiter.until {
             self.deadlines.insert((until, id));
@@ -138,6 +143,7 @@ impl Queue {
         for key in &waiter.keys {
             if let Some(line) = self.lines.get_mut(key) {
                 line.waiting.remove(&id);
+                line.linked.remove(&id);
                 if line.waiting.is_empty() {
                     emptied.extend(line.lock);
                     self.lines.remove(key);
@@ -155,6 +161,15 @@ impl Queue {
             }
         }
         Some((waiter, emptied))
+    }
+
+    /// The owner of a request waits for something else, too.
+    fn link(&mut self, id: WaiterId, keys: &[Key]) {
+        for key in keys {
+            if let Some(line) = self.lines.get_mut(key) {
+                line.linked.insert(id);
+            }
+        }
     }
 
     /// A waiting request.
@@ -190,11 +205,6 @@ impl Queue {
         self.lines.keys()
     }
 
-    /// Every line.
-    pub fn each_line(&self) -> impl Iterator<Item = &Line> {
-        self.lines.values()
-    }
-
     /// Everyone who waits, by arrival.
     #[must_use]
     pub fn ids(&self) -> Vec<WaiterId> {
@@ -208,6 +218,20 @@ impl Queue {
     pub fn of(&self, token: &Token) -> impl Iterator<Item = WaiterId> {
         let same = self.by_token.get(token).into_iter();
         same.flat_map(|same| same.iter().copied())
+    }
+
+    /// The holders of a lock who wait for something themselves. Costs as much as there are
+    /// holders or waiting owners, whichever are fewer.
+    #[must_use]
+    pub fn waiting_holders<'a>(&'a self, lock: &'a Lock) -> Vec<&'a Token> {
+        if lock.holders() <= self.by_token.len() {
+            let holders = lock.holds().map(|hold| &hold.token);
+            let waits = |token: &&Token| self.by_token.contains_key(*token);
+            holders.filter(waits).collect()
+        } else {
+            let owners = self.by_token.keys();
+            owners.filter(|token| lock.hold(token).is_some()).collect()
+        }
     }
 
     /// The request that gives up first, if its time is up.

@@ -17,7 +17,7 @@ pub struct Counters {
     pub extends: u64,
     /// Holders removed by LOCK.FORCE.
     pub forced: u64,
-    /// Requests refused because they would have closed a circle of waits.
+    /// Requests refused because waiting would have caused a deadlock.
     pub deadlocks: u64,
     /// Requests refused by a quarantine.
     pub quarantined: u64,

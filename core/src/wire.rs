@@ -44,9 +44,31 @@ impl Change {
         self.put.iter().map(|hold| hold.fence).max().unwrap_or(0)
     }
 
+    /// Whether it makes a shared lock, or leaves one.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self.mode, Mode::Shared { .. })
+    }
+
+    /// The owners whose holds it sets.
+    pub fn put(&self) -> impl Iterator<Item = &Token> {
+        self.put.iter().map(|hold| &hold.token)
+    }
+
+    /// The holders of `lock` whose holds it may end: some are set again.
+    pub fn ended<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Token> {
+        let all = self.replaces(lock).then(|| lock.holds());
+        let all = all.into_iter().flatten().map(|hold| &hold.token);
+        all.chain(&self.gone)
+    }
+
+    fn replaces(&self, lock: &Lock) -> bool {
+        self.whole || lock.mode() != self.mode
+    }
+
     /// Makes the change to `lock`. Doing it twice is the same as doing it once.
     pub fn apply(self, lock: &mut Lock) {
-        if self.whole || lock.mode() != self.mode {
+        if self.replaces(lock) {
             *lock = Lock::Free;
         }
         for token in &self.gone {

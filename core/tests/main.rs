@@ -5,8 +5,8 @@ mod node;
 mod reference;
 
 mod allocation;
-mod circle;
 mod connections;
+mod deadlock;
 mod holding;
 mod lock;
 mod outside;

@@ -106,7 +106,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::First(TAKE),
         grammar: describe::ACQUIRE,
         summary: c"Acquires a lock, or re-enters it, and replies with its fence; null when it is not to be had",
-        complexity: c"O(1); O(log(N)) with N waiters or shared holders",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders. A request that would wait, by an owner of a lock that others wait for: O(R) with R waiters and holders that it depends on",
     },
     Command {
         name: c"lock.release",
@@ -139,7 +139,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::Numbered(TAKE),
         grammar: describe::MACQUIRE,
         summary: c"Acquires all of the locks or none, and replies with their fences",
-        complexity: c"O(K) with K keys",
+        complexity: c"O(K) with K keys. A request that would wait, by an owner of a lock that others wait for: O(K+R) with R waiters and holders that it depends on",
     },
     Command {
         name: c"lock.mrelease",

@@ -108,7 +108,7 @@ fn denied(ctx: Ctx, denial: Denial) {
         Denial::TooManyWaiters => {
             ctx.reply_error("LOCKLIMIT as many requests wait on this node as lock.max-waiters allows");
         }
-        Denial::Deadlock => ctx.reply_error("DEADLOCK waiting would close a circle, release what others wait for first"),
+        Denial::Deadlock => ctx.reply_error("DEADLOCK waiting would cause a deadlock, release what others wait for first"),
         Denial::Quarantined(left, reason) => ctx.reply_error(&format!(
             "QUARANTINE no lock is granted {}, retry in {} ms",
             why(reason),

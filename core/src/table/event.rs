@@ -109,6 +109,7 @@ impl Table {
             entry.lock = lock;
         }
         self.wheel.set(id.index(), end);
+        self.note_sharers(id);
         self.has_arrived(id);
         Ok(id)
     }
@@ -116,22 +117,41 @@ impl Table {
     /// A change comes from the AOF or the master, for `key`.
     pub fn apply(&mut self, key: Key, lock: Option<LockId>, change: Change) -> Loaded {
         self.raise_fence(change.highest_fence());
-        let Some(entry) = lock.and_then(|id| self.slots.get_mut(id)) else {
+        let found = lock.and_then(|id| Some((id, self.slots.get_mut(id)?)));
+        let Some((id, entry)) = found else {
             let mut lock = Lock::Free;
             change.apply(&mut lock);
             return self.insert(key, lock).map_or(Loaded::Gone, Loaded::New);
         };
+        if entry.is_known() {
+            for token in change.ended(&entry.lock) {
+                self.holdings.remove(token, id);
+            }
+        }
+        if change.is_shared() {
+            for token in change.put() {
+                self.holdings.add(token, id);
+            }
+        }
         change.apply(&mut entry.lock);
-        let end = entry.lock.first_end();
-        if let (Some(id), Some(end)) = (lock, end) {
-            self.wheel.set(id.index(), end);
-            self.suspect_holders(id);
-            return Loaded::Kept;
-        }
-        if let Some(id) = lock {
+        let Some(end) = entry.lock.first_end() else {
             self.forget(id);
+            return Loaded::Gone;
+        };
+        self.wheel.set(id.index(), end);
+        self.note_holders(id);
+        Loaded::Kept
+    }
+
+    /// A lock has come with its holders.
+    fn note_sharers(&mut self, id: LockId) {
+        if let Some(entry) = self.slots.get(id)
+            && matches!(entry.lock, Lock::Shared(_))
+        {
+            for hold in entry.lock.holds() {
+                self.holdings.add(&hold.token, id);
+            }
         }
-        Loaded::Gone
     }
 
     /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
@@ -150,18 +170,21 @@ impl Table {
         if let Some(end) = entry.lock.first_end() {
             self.wheel.set(id.index(), end);
         }
+        if !queued {
+            self.note_unqueued(id);
+        }
         self.has_arrived(id);
     }
 
     /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold it may re-enter, or go
     /// past whoever waits for it.
     fn has_arrived(&mut self, id: LockId) {
-        self.suspect_holders(id);
+        self.note_holders(id);
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
         };
         self.unserved.insert(entry.key.clone());
-        let holders = entry.lock.holds().map(|hold| &hold.token);
+        let holders = self.queue.waiting_holders(&entry.lock).into_iter();
         self.next_up
             .extend(holders.flat_map(|token| self.queue.of(token)));
     }
@@ -174,9 +197,9 @@ impl Table {
         };
         entry.attached = false;
         if entry.queued {
-            entry.queued = false;
             self.queue.note_lock(&entry.key, None);
             self.unserved.insert(entry.key.clone());
+            self.note_unqueued(id);
         }
         self.wheel.unset(id.index());
     }
@@ -188,8 +211,12 @@ impl Table {
             return;
         };
         self.wheel.unset(id.index());
+        let known = entry.is_known();
         for hold in entry.lock.holds() {
             self.unbind(id, hold);
+            if known {
+                self.holdings.remove(&hold.token, id);
+            }
         }
         if entry.queued {
             self.queue.note_lock(&entry.key, None);

@@ -4,7 +4,7 @@
 //! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
 //! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
 
-mod circle;
+mod deadlock;
 mod event;
 mod outcome;
 mod request;
@@ -12,7 +12,7 @@ mod serve;
 
 use std::collections::BTreeSet;
 
-use circle::Suspects;
+use deadlock::Holdings;
 pub use event::Loaded;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use serve::Undelivered;
@@ -135,6 +135,13 @@ struct Entry {
     queued: bool,
 }
 
+impl Entry {
+    /// Whether the holders are in [`Holdings`].
+    fn is_known(&self) -> bool {
+        self.queued || matches!(self.lock, Lock::Shared(_))
+    }
+}
+
 /// All locks of a node.
 #[derive(Debug)]
 pub struct Table {
@@ -159,8 +166,8 @@ pub struct Table {
     unserved: FewSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: FewSet<WaiterId>,
-    /// Who may close a circle of waits.
-    suspects: Suspects,
+    holdings: Holdings,
+    deadlock_steps: u64,
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
@@ -185,7 +192,8 @@ impl Table {
             queue: Queue::default(),
             unserved: FewSet::default(),
             next_up: FewSet::default(),
-            suspects: Suspects::default(),
+            holdings: Holdings::default(),
+            deadlock_steps: 0,
             undelivered: HashMap::new(),
             connections: HashMap::new(),
             output: Output::default(),
@@ -393,9 +401,12 @@ impl Table {
         self.output.effect = effect;
     }
 
-    /// A hold has ended: what is kept about it elsewhere ends too.
-    fn ended(&mut self, id: LockId, hold: &Hold, now: Instant) {
+    /// A hold has ended: what is kept about it elsewhere ends too. `known`: see [`Entry::is_known`].
+    fn ended(&mut self, id: LockId, hold: &Hold, known: bool, now: Instant) {
         self.hold_times.record(now.since(hold.granted));
+        if known {
+            self.holdings.remove(&hold.token, id);
+        }
         self.unbind(id, hold);
     }
 

@@ -29,7 +29,7 @@ pub enum Denial {
     OverCap(OverCap),
     /// As many requests wait as may.
     TooManyWaiters,
-    /// Waiting would close a circle.
+    /// Waiting would cause a deadlock.
     Deadlock,
     /// The node may have forgotten grants; microseconds until it grants again.
     Quarantined(u64, Reason),

@@ -161,9 +161,10 @@ impl Table {
             return 0;
         };
         let queued = entry.queued.then(|| entry.key.clone());
+        let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
         for hold in lock.holds() {
-            self.ended(id, hold, lease_now);
+            self.ended(id, hold, known, lease_now);
         }
         let holders = lock.holders() as u64;
         self.counters.forced += holders;
@@ -333,11 +334,11 @@ impl Table {
             None => {
                 entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
                 self.counters.grants += 1;
-                if entry.queued {
-                    self.suspect_holders(id);
-                    if self.queue.has_several_keys() {
-                        self.let_past_if_full(id, terms.mode, now);
-                    }
+                if entry.is_known() {
+                    self.holdings.add(&terms.token, id);
+                }
+                if entry.queued && self.queue.has_several_keys() {
+                    self.let_past_if_full(id, terms.mode, now);
                 }
                 (fence, false)
             }
@@ -354,7 +355,7 @@ impl Table {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
         if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))
         {
-            let holders = lock.holds().map(|hold| &hold.token);
+            let holders = self.queue.waiting_holders(lock).into_iter();
             self.next_up
                 .extend(holders.flat_map(|token| self.queue.of(token)));
         }
@@ -395,12 +396,13 @@ impl Table {
             entry.lock.change(token, |hold| hold.count -= 1);
             return 1;
         }
+        let known = entry.is_known();
         let hold = entry.lock.take(token);
         if entry.queued {
             self.unserved.insert(entry.key.clone());
         }
         if let Some(hold) = hold {
-            self.ended(id, &hold, lease_now);
+            self.ended(id, &hold, known, lease_now);
         }
         count
     }
@@ -420,7 +422,7 @@ impl Table {
             .iter()
             .map(|want| Key::new(want.db, want.name))
             .collect();
-        if self.closes_a_circle(&keys, locks, terms, self.clock.at(now.mono)) {
+        if self.would_deadlock(&keys, locks, terms, self.clock.at(now.mono)) {
             self.counters.deadlocks += 1;
             return Err(Denial::Deadlock);
         }

@@ -50,6 +50,7 @@ impl Table {
             if entry.lock.first_end().is_none_or(|end| end > lease_now) {
                 break;
             }
+            let known = entry.is_known();
             if entry.queued {
                 self.unserved.insert(entry.key.clone());
             }
@@ -63,7 +64,7 @@ impl Table {
             };
             self.touch_hold(id, &hold.token, |events| events.expired += 1);
             self.counters.expiries += 1;
-            self.ended(id, &hold, lease_now);
+            self.ended(id, &hold, known, lease_now);
         }
     }
 
@@ -199,7 +200,9 @@ impl Table {
         {
             entry.queued = true;
         }
-        lock.inspect(|id| self.suspect_holders(*id));
+        if let Some(id) = lock {
+            self.note_holders(id);
+        }
     }
 
     fn admit(&mut self, id: WaiterId, waiter: &Waiter, locks: &[Option<LockId>], now: Now) {
@@ -233,9 +236,7 @@ impl Table {
     fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
         let (waiter, emptied) = self.queue.leave(id)?;
         for lock in emptied {
-            if let Some(entry) = self.slots.get_mut(lock) {
-                entry.queued = false;
-            }
+            self.note_unqueued(lock);
         }
         for key in &waiter.keys {
             if self.queue.line(key).is_some() {
@@ -318,7 +319,7 @@ impl Table {
         let locks = others
             .filter_map(|other| self.queue.line(other)?.lock)
             .filter_map(|id| self.lock(id));
-        let owners = locks.flat_map(|lock| lock.holds()).map(|hold| &hold.token);
+        let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
         let waiting = owners
             .flat_map(|owner| self.queue.of(owner))
             .filter(|id| line.waiting.contains(id));

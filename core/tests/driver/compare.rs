@@ -218,6 +218,7 @@ impl Driver {
         same("waiters left", &table.waiters(), &0)?;
         same("unserved lines left", &table.has_unserved(), &false)?;
         same("deadlines left", &table.next_deadline(), &None)?;
+        same("owners left", &table.holding_owners(), &0)?;
         same(
             "ties to connections left",
             &(0..1000).any(|connection| table.is_bound(connection)),

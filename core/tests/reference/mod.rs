@@ -5,7 +5,7 @@
 //! answers to those who waited: it is shown them one by one and says whether each was right at that moment, and afterwards
 //! whether somebody was passed over.
 
-mod circle;
+mod deadlock;
 mod line;
 mod outside;
 mod request;

@@ -75,7 +75,7 @@ impl Model {
         if self.queue.len() >= self.limits.max_waiters {
             return Reply::Error(Error::TooManyWaiters);
         }
-        if self.closes_a_circle(request) {
+        if self.would_deadlock(request) {
             return Reply::Error(Error::Deadlock);
         }
         if let Some(id) = id {

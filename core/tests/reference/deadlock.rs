@@ -14,7 +14,7 @@ struct Needs {
 }
 
 impl Model {
-    pub(super) fn closes_a_circle(&self, newcomer: &Request) -> bool {
+    pub(super) fn would_deadlock(&self, newcomer: &Request) -> bool {
         let mut stuck = BTreeSet::from([newcomer.token]);
         loop {
             let before = stuck.len();

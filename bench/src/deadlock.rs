@@ -1,0 +1,131 @@
+//! Server CPU of a request that has to wait, when very many owners wait for other locks.
+
+use crate::Outcome;
+use crate::crowd::{allow_files, await_waiters, yes};
+use crate::locks::token;
+use crate::measure::{Comparison, Figures, ROUNDS, cpu_of, progress};
+use crate::report::{Row, Target, micros};
+use crate::resp::{Tcp, Unix, Value, command, put};
+use crate::server::Server;
+
+/// Waiting owners; each holds a lock and waits for two others with one request.
+const OWNERS: [usize; 3] = [1, 100, 10_000];
+/// Requests between two readings of the server's clock.
+const REQUESTS: usize = 200;
+
+/// Who asks for a lock that somebody else holds.
+#[derive(Clone, Copy)]
+enum Owner {
+    /// It holds nothing: it is part of no cycle.
+    OfNothing,
+    /// It holds a lock that others wait for: it has to be searched for.
+    OfWhatIsWaitedFor,
+}
+
+pub fn measure() -> Outcome<Vec<Row>> {
+    let most = OWNERS.into_iter().max().unwrap_or_default();
+    allow_files(most + 200)?;
+    let server = Server::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
+    let mut control = server.connect()?;
+    // All of them stay connected all the time, so that only the waiting differs.
+    let mut crowd = (0..most)
+        .map(|_| server.connect_nearby())
+        .collect::<Outcome<Vec<_>>>()?;
+    take(&mut control, "busy", "holder")?;
+    take(&mut control, "mine", "asker")?;
+    let mut next = server.connect_nearby()?;
+    wait(
+        &mut next,
+        &["LOCK.ACQUIRE", "mine", "next", "600000", "BLOCK", "0"],
+    )?;
+    let owners = [Owner::OfNothing, Owner::OfWhatIsWaitedFor];
+    let (mut found, mut waiting) = (vec![[Figures::default(), Figures::default()]; 3], 0);
+    // A queue cannot be left and joined ten thousand times in a round, so it only grows.
+    for (number, figures) in OWNERS.into_iter().zip(&mut found) {
+        progress(&format!("a wait among {number} waiting owners"));
+        queue(
+            &mut control,
+            crowd.get_mut(waiting..number).unwrap_or_default(),
+            waiting,
+        )?;
+        waiting = number;
+        await_waiters(&mut control, number + 1)?;
+        for _ in 0..ROUNDS {
+            for (owner, figures) in owners.into_iter().zip(figures.iter_mut()) {
+                let mut asker = server.connect()?;
+                let used = cpu_of(&mut control, || ask(&mut asker, owner))?;
+                figures.push(used / REQUESTS as f64);
+            }
+        }
+    }
+    let [alone, ..] = &found[..] else {
+        return Ok(Vec::new());
+    };
+    let who = ["of nothing", "of what others wait for"];
+    let mut rows = Vec::new();
+    for (number, figures) in OWNERS.into_iter().zip(&found).skip(1) {
+        for ((who, figures), alone) in who.into_iter().zip(figures).zip(alone) {
+            let what = format!("a wait by an owner {who}, {number} waiting owners over 1");
+            let found = Comparison::of(figures, alone);
+            rows.push(Row::ratio(what, &found, Target::AtMost(1.5), micros));
+        }
+    }
+    Ok(rows)
+}
+
+fn take(control: &mut Tcp, key: &str, token: &str) -> Outcome<()> {
+    yes(&control.call(&["LOCK.ACQUIRE", key, token, "600000"])?)
+}
+
+fn wait(connection: &mut Unix, words: &[&str]) -> Outcome<()> {
+    connection.send(&command(words))
+}
+
+/// Lets these connections wait, each for the locks of the two owners before it.
+fn queue(control: &mut Tcp, crowd: &mut [Unix], first: usize) -> Outcome<()> {
+    let own = |number: usize| format!("own:{number:06}");
+    for (number, connection) in (first..).zip(crowd) {
+        let token = token(number);
+        take(control, &own(number + 2), &token)?;
+        let (one, two) = (own(number), own(number + 1));
+        if number < 2 {
+            // Nobody else holds these.
+            control.call(&["LOCK.ACQUIRE", &own(number), "first", "600000"])?;
+        }
+        let words = [
+            "LOCK.MACQUIRE",
+            "2",
+            &one,
+            &two,
+            &token,
+            "600000",
+            "BLOCK",
+            "0",
+        ];
+        wait(connection, &words)?;
+    }
+    Ok(())
+}
+
+/// Requests that wait for a millisecond, each.
+fn ask(asker: &mut Tcp, owner: Owner) -> Outcome<()> {
+    let token = match owner {
+        Owner::OfNothing => "stranger",
+        Owner::OfWhatIsWaitedFor => "asker",
+    };
+    let mut buffer = Vec::new();
+    for _ in 0..REQUESTS {
+        put(
+            &mut buffer,
+            &["LOCK.ACQUIRE", "busy", token, "1000", "BLOCK", "1"],
+        );
+    }
+    asker.send(&buffer)?;
+    for _ in 0..REQUESTS {
+        match asker.receive()? {
+            Value::Null => {}
+            other => return Err(format!("a wait for a lock that is held got {other:?}").into()),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,140 @@
+//! What the search for a deadlock costs, counted in what it looks at.
+
+use redislock_core::table::{Denial, Verdict};
+use redislock_core::token::Key;
+
+use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, terms, token};
+
+const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
+
+fn numbered(n: usize) -> Key {
+    key(&format!("key-{n}"))
+}
+
+fn ask(node: &mut Node, owner: &str, keys: &[Key]) -> Verdict {
+    node.acquire(keys, &terms(&token(owner), 10 * SECOND), FOR_EVER)
+}
+
+#[track_caller]
+fn take(node: &mut Node, owner: &str, at: Key) {
+    let verdict = node.acquire(&[at], &terms(&token(owner), 10 * SECOND), None);
+    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+}
+
+#[track_caller]
+fn wait(node: &mut Node, owner: &str, keys: &[Key]) {
+    let verdict = ask(node, owner, keys);
+    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+}
+
+/// What the search looks at while `work` is done.
+fn steps(node: &mut Node, work: impl FnOnce(&mut Node)) -> u64 {
+    let before = node.table.deadlock_steps();
+    work(node);
+    node.table.deadlock_steps() - before
+}
+
+/// Each owner holds a lock and waits for the next one's: the longest chain that there can be.
+#[test]
+fn a_long_chain_of_owners_is_followed_in_steps_proportional_to_its_length() {
+    const OWNERS: usize = 2000;
+    let owner = |n: usize| format!("owner-{n}");
+    let orders: [Vec<usize>; 2] = [
+        (1..OWNERS).collect(),
+        // From its end: everybody who begins to wait has the whole chain ahead.
+        (1..OWNERS).rev().collect(),
+    ];
+    for order in orders {
+        let mut node = Node::new(ROOMY);
+        for n in 0..OWNERS {
+            take(&mut node, &owner(n), numbered(n));
+        }
+        let building = steps(&mut node, |node| {
+            for n in order {
+                wait(node, &owner(n - 1), &[numbered(n)]);
+            }
+        });
+        assert!(building <= 4 * OWNERS as u64, "{building} steps");
+        let closing = steps(&mut node, |node| {
+            let verdict = ask(node, &owner(OWNERS - 1), &[numbered(0)]);
+            assert_eq!(verdict, DEADLOCK);
+        });
+        assert!(closing <= 10 * OWNERS as u64, "{closing} steps");
+    }
+}
+
+/// So many owners that wait for so many shared locks each.
+fn busy_node(writers: usize, locks: usize) -> Node {
+    let mut node = Node::new(ROOMY);
+    let reader = redislock_core::lock::Terms {
+        mode: SHARED,
+        ..terms(&token("reader"), 10 * SECOND)
+    };
+    for n in 0..writers * locks {
+        node.acquire(&[numbered(n)], &reader, None);
+    }
+    for writer in 0..writers {
+        let keys: Vec<_> = (0..locks).map(|n| numbered(locks * writer + n)).collect();
+        wait(&mut node, &format!("writer-{writer}"), &keys);
+    }
+    take(&mut node, "holder", key("busy"));
+    node
+}
+
+#[test]
+fn a_request_that_can_be_part_of_no_cycle_is_not_searched_for() {
+    let mut node = busy_node(50, 200);
+    let spent = steps(&mut node, |node| {
+        wait(node, "unrelated", &[key("busy")]);
+        wait(node, "among them", &[numbered(5), numbered(7)]);
+    });
+    assert_eq!(spent, 0);
+}
+
+#[test]
+fn who_holds_what_others_wait_for_pays_for_the_owners_that_it_depends_on() {
+    let mut node = busy_node(50, 200);
+    let spent = steps(&mut node, |node| wait(node, "reader", &[key("busy")]));
+    assert!(spent <= 2, "{spent} steps");
+    // The holder of `busy` holds what the reader waits for, and would depend on one writer.
+    let spent = steps(&mut node, |node| {
+        assert_eq!(ask(node, "holder", &[numbered(5)]), DEADLOCK);
+    });
+    assert!(spent <= 10 * 200, "{spent} steps");
+}
+
+/// Many who wait for one key and nothing else depend on its holders alone.
+#[test]
+fn a_long_queue_for_one_key_is_not_walked() {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "holder", key("busy"));
+    for n in 0..5000 {
+        wait(&mut node, &format!("waiter-{n}"), &[key("busy")]);
+    }
+    take(&mut node, "owner", key("wanted"));
+    wait(&mut node, "other", &[key("wanted")]);
+    let spent = steps(&mut node, |node| wait(node, "owner", &[key("busy")]));
+    assert!(spent <= 4, "{spent} steps");
+}
+
+/// A second request of an owner that waits already links the two queues.
+#[test]
+fn two_requests_of_one_owner_link_what_they_wait_for() {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "n", key("a"));
+    take(&mut node, "x", key("b"));
+    wait(&mut node, "w", &[key("b")]);
+    wait(&mut node, "w", &[key("a")]);
+    // w is ahead of n for b, and waits for n's a with its other request.
+    assert_eq!(ask(&mut node, "n", &[key("b")]), DEADLOCK);
+}
+
+#[test]
+fn nothing_is_remembered_of_owners_that_hold_nothing() {
+    let mut node = busy_node(10, 20);
+    for n in 0..200 {
+        node.release(&numbered(n), &token("reader"), true);
+    }
+    assert_eq!(node.table.waiters(), 0, "all writers were granted");
+    assert_eq!(node.table.holding_owners(), 0);
+}
