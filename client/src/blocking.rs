@@ -1,5 +1,8 @@
-//! The same names for programs without an async runtime. (Looking at nodes from outside, `Builder::observe`, is for tools,
-//! and async only.)
+//! The same names for programs without an async runtime. (Looking at nodes from outside,
+//! `Builder::observe`, is for tools, and async only.)
+//!
+//! The work is done by a thread of the client. Every call may be made anywhere, inside another
+//! runtime too; there it blocks the thread that makes it.
 //!
 //! ```no_run
 //! use redislock_client::blocking::Redlock;
@@ -13,18 +16,20 @@
 //! # }
 //! ```
 
+mod background;
+
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::runtime::Runtime;
+use background::Background;
 
 use crate::{CancellationToken, Error, Held, Moment, Owner, Released};
 
-/// A client of one or several masters, with a small runtime of its own for renewal and reconnecting.
+/// A client of one or several masters, with a thread of its own.
 #[derive(Clone, Debug)]
 pub struct Redlock {
     inner: crate::Redlock,
-    runtime: Arc<Runtime>,
+    background: Arc<Background>,
 }
 
 impl Redlock {
@@ -39,15 +44,11 @@ impl Redlock {
     }
 
     fn start(builder: crate::Builder) -> Result<Self, Error> {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .thread_name("redislock")
-            .enable_all()
-            .build()
-            .map_err(|error| Error::Invalid(format!("no runtime for the client: {error}")))?;
-        let inner = runtime.block_on(builder.connect())?;
-        let runtime = Arc::new(runtime);
-        Ok(Self { inner, runtime })
+        let started = Background::start();
+        let background = started
+            .map_err(|error| Error::Invalid(format!("no thread for the client: {error}")))?;
+        let inner = background.run(builder.connect())?;
+        Ok(Self { inner, background })
     }
 
     /// A request for the lock of this name: any bytes.
@@ -61,8 +62,8 @@ impl Redlock {
     }
 
     fn request(&self, inner: crate::Lock) -> Lock {
-        let runtime = Arc::clone(&self.runtime);
-        Lock { inner, runtime }
+        let background = Arc::clone(&self.background);
+        Lock { inner, background }
     }
 }
 
@@ -179,7 +180,7 @@ impl Builder {
 #[must_use = "a request does nothing until it is acquired"]
 pub struct Lock {
     inner: crate::Lock,
-    runtime: Arc<Runtime>,
+    background: Arc<Background>,
 }
 
 impl Lock {
@@ -235,13 +236,17 @@ impl Lock {
 
     /// See [`crate::Lock::acquire`].
     pub fn acquire(&self) -> Result<Guard, Error> {
-        let inner = self.runtime.block_on(self.inner.acquire())?;
+        let lock = self.inner.clone();
+        let inner = self.background.run(async move { lock.acquire().await })?;
         Ok(self.guard(inner))
     }
 
     /// See [`crate::Lock::try_acquire`].
     pub fn try_acquire(&self) -> Result<Guard, Error> {
-        let inner = self.runtime.block_on(self.inner.try_acquire())?;
+        let lock = self.inner.clone();
+        let inner = self
+            .background
+            .run(async move { lock.try_acquire().await })?;
         Ok(self.guard(inner))
     }
 
@@ -261,19 +266,20 @@ impl Lock {
         Guard {
             held: inner.held(),
             inner: Some(inner),
-            runtime: Arc::clone(&self.runtime),
+            background: Arc::clone(&self.background),
         }
     }
 }
 
-/// A lock that is held. Dropping the last guard of a hold releases it before the drop returns.
+/// A lock that is held. Dropping the last guard of a hold releases it before the drop returns,
+/// wherever that is.
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     /// Gone only once it is released.
     inner: Option<crate::Guard>,
     held: Held,
-    runtime: Arc<Runtime>,
+    background: Arc<Background>,
 }
 
 impl Guard {
@@ -294,7 +300,8 @@ impl Guard {
 
     /// Waits until the lock is lost.
     pub fn lost(&self) {
-        self.runtime.block_on(self.held.lost());
+        let held = self.held();
+        self.background.run(async move { held.lost().await });
     }
 
     /// See [`crate::Guard::lost_token`].
@@ -309,18 +316,22 @@ impl Guard {
 
     /// See [`crate::Guard::extend`].
     pub fn extend(&self) -> Result<Moment, Error> {
-        self.runtime.block_on(self.held.0.extend_again())
+        let held = self.held();
+        self.background
+            .run(async move { held.0.extend_again().await })
     }
 
     /// See [`crate::Guard::extend_to`].
     pub fn extend_to(&self, ttl: Duration) -> Result<Moment, Error> {
-        self.runtime.block_on(self.held.0.extend_checked(ttl))
+        let held = self.held();
+        self.background
+            .run(async move { held.0.extend_checked(ttl).await })
     }
 
     /// See [`crate::Guard::release`].
     pub fn release(mut self) -> Released {
         match self.inner.take() {
-            Some(inner) => self.runtime.block_on(inner.release()),
+            Some(inner) => self.background.run(inner.release()),
             None => Released::Unknown,
         }
     }
@@ -328,12 +339,8 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        // With the last handle the runtime goes, too, so the release cannot be left to it; but nothing may block
-        // where a runtime is at work already.
-        if let Some(inner) = self.inner.take()
-            && tokio::runtime::Handle::try_current().is_err()
-        {
-            self.runtime.block_on(inner.release());
+        if let Some(inner) = self.inner.take() {
+            self.background.run(inner.release());
         }
     }
 }

@@ -2,6 +2,7 @@
 //! docs/CLIENT.md lists which.
 
 mod acquire;
+mod blocking;
 mod cancel;
 mod clocks;
 mod cluster;
