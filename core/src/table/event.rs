@@ -1,6 +1,6 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
 
-use super::{Answer, Entry, Keyspace, PARTS, Suspects, Table};
+use super::{Answer, Entry, Keyspace, PARTS, Table};
 use crate::lock::{Hold, Lock};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
@@ -344,14 +344,15 @@ impl Table {
             holds_back,
             unserved,
             next_up,
-            suspects,
+            // Who shares which lock is as it was.
+            holdings: _,
+            deadlock_steps: _,
             undelivered,
             connections,
         } = self;
         *holds_back = false;
         unserved.clear();
         next_up.clear();
-        *suspects = Suspects::default();
         undelivered.clear();
         for (id, token) in std::mem::take(connections).into_values().flatten() {
             if let Some(entry) = slots.get_mut(id) {
