@@ -104,6 +104,7 @@ pub fn started(ctx: Ctx) {
         node.table.quarantine.enter(Reason::Start, 0, now);
     });
     server::note_role(ctx);
+    server::note_aof(ctx);
     server::read_settings(ctx);
     settings_are_news();
     announce_quarantine();
@@ -144,7 +145,9 @@ extern "C" fn on_config_change(
     _: *mut c_void,
 ) {
     // SAFETY: the context of this callback.
-    server::read_settings(unsafe { Ctx::new(ctx) });
+    let ctx = unsafe { Ctx::new(ctx) };
+    server::read_settings(ctx);
+    server::note_aof(ctx);
     notice_settings();
 }
 
@@ -246,6 +249,7 @@ extern "C" fn on_cron(
 /// Looks at what the server does not tell by itself.
 fn look(ctx: Ctx) {
     server::note_role(ctx);
+    server::note_aof(ctx);
     notice_settings();
     if node::with(|node| node.listened_to) {
         let nobody = server::nobody_listens(ctx);
@@ -366,14 +370,16 @@ extern "C" fn on_loading(
     stage: u64,
     _: *mut c_void,
 ) {
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
     let now = ffi::mono();
+    // A replica turns its AOF off while it loads what its master sent.
+    server::note_aof(ctx);
     if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
         && stage != raw::REDISMODULE_SUBEVENT_LOADING_FAILED
     {
         return node::with(|node| node.table.loading_began(now));
     }
-    // SAFETY: the context of this callback.
-    let ctx = unsafe { Ctx::new(ctx) };
     let is_master = ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
     TICKED.store(now.0, Ordering::Relaxed);
     let waits = node::with(|node| {

@@ -161,9 +161,31 @@ pub fn nobody_listens(ctx: Ctx) -> bool {
     info.number(c"connected_slaves") == Some(0) && info.number(c"repl_backlog_active") == Some(0)
 }
 
-/// Whether every acknowledged grant is on disk.
+/// Whether a restart would find the whole dataset in the AOF, as of [`note_aof`].
+static AOF_IS_WHOLE: AtomicBool = AtomicBool::new(false);
+
+/// Looks whether the AOF is whole: at the start, when it may have been turned off or on, and now and then.
+///
+/// An AOF that is turned on (by CONFIG SET, or after a full resynchronisation) is worth nothing until its first rewrite is
+/// done. Until then a rewrite is always in progress or scheduled; later rewrites take nothing away.
+pub fn note_aof(ctx: Ctx) {
+    if !ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) {
+        AOF_IS_WHOLE.store(false, Ordering::Relaxed);
+    } else if !AOF_IS_WHOLE.load(Ordering::Relaxed) {
+        let info = ServerInfo::read(c"persistence");
+        let rests = |field| info.number(field) == Some(0);
+        if rests(c"aof_rewrite_in_progress") && rests(c"aof_rewrite_scheduled") {
+            AOF_IS_WHOLE.store(true, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Whether every grant that is acknowledged now is on disk, and would be found there after a crash.
 pub fn is_durable(ctx: Ctx) -> bool {
-    ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) && settings().syncs_always == Some(true)
+    note_aof(ctx);
+    settings().syncs_always == Some(true)
+        && AOF_IS_WHOLE.load(Ordering::Relaxed)
+        && ServerInfo::read(c"persistence").text(c"aof_last_write_status") == Some("ok")
 }
 
 /// Whether a rewrite of the AOF may be without an RDB preamble, which is the only place for the fence counter.

@@ -183,6 +183,12 @@ fn a_full_disk_grants_nothing_until_there_is_room_again() {
         c.call(&format!("SET string {value}"));
         status(&mut c) == "err"
     });
+    // In one step, as a server that fails to write under `always` gives up at the next attempt.
+    c.ok("MULTI");
+    c.ok("CONFIG SET appendfsync always");
+    c.ok("LOCK.NODE");
+    c.ok("CONFIG SET appendfsync everysec");
+    assert_eq!(c.call("EXEC").items()[1].number("durable"), 0);
     nothing_is_granted(&mut c, &mut waiter);
     disk.free();
     wait_until("writing works again", || status(&mut c) == "ok");

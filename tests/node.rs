@@ -2,7 +2,7 @@
 
 use crate::lock::{counter, wall_micros};
 use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, wait_until};
+use crate::server::{Server, info_field, wait_until};
 
 const FIELDS: [&str; 11] = [
     "version",
@@ -92,6 +92,38 @@ fn durable_needs_the_aof_with_fsync_always_even_during_a_rewrite() {
     c.ok("CONFIG SET appendonly no");
     assert_eq!(durable(&mut c), 0);
     assert_eq!(durable(&mut Server::start().connect()), 0);
+}
+
+/// An AOF that was just turned on has nothing to load in it before its first rewrite is done.
+#[test]
+fn durable_is_0_until_the_first_rewrite_is_done() {
+    let server = Server::options().config("appendfsync always").start();
+    let mut c = server.connect();
+    for n in 0..600 {
+        c.ok(&format!("SET key-{n} value"));
+    }
+    let rewrites = |c: &mut Connection| {
+        info_field(c, "persistence", "aof_rewrite_in_progress") == "1"
+            || info_field(c, "persistence", "aof_rewrite_scheduled") == "1"
+    };
+    // A rewrite takes a minute.
+    c.ok("CONFIG SET rdb-key-save-delay 100000");
+    for _ in 0..2 {
+        c.ok("CONFIG SET appendonly yes");
+        assert_eq!(durable(&mut c), 0);
+        assert!(rewrites(&mut c));
+        c.ok("CONFIG SET appendonly no");
+        assert_eq!(durable(&mut c), 0);
+    }
+    c.ok("CONFIG SET rdb-key-save-delay 0");
+    c.ok("CONFIG SET appendonly yes");
+    wait_until("the first rewrite is done", || !rewrites(&mut c));
+    assert_eq!(durable(&mut c), 1);
+    // Later rewrites take nothing away.
+    c.ok("CONFIG SET rdb-key-save-delay 100000");
+    c.ok("BGREWRITEAOF");
+    assert!(rewrites(&mut c));
+    assert_eq!(durable(&mut c), 1);
 }
 
 #[test]
