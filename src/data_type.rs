@@ -11,7 +11,8 @@ use redislock_core::slots::LockId;
 use redislock_core::token::Key;
 use redislock_core::wire::{self, put_number};
 
-use crate::ffi::{self, Arg, Ctx, api, lock_of, value_of};
+use crate::clock;
+use crate::ffi::{Arg, Ctx, api, lock_of, value_of};
 use crate::lifecycle;
 use crate::node::{self, Letter};
 
@@ -66,7 +67,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
 
 /// The saved form of a lock.
 fn saved(id: LockId) -> Vec<u8> {
-    let now = ffi::mono();
+    let now = clock::mono();
     let mut bytes = Vec::new();
     node::with(|node| {
         if let Some(lock) = node.table.lock(id) {
@@ -106,7 +107,7 @@ extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_vo
         };
         Key::new(db.max(0) as u32, name)
     };
-    let now = ffi::now();
+    let now = clock::now();
     node::with(|node| node.table.restore(key, &bytes, now)).map_or(std::ptr::null_mut(), value_of)
 }
 
@@ -165,7 +166,7 @@ extern "C" fn aof_rewrite(
     key: *mut raw::RedisModuleString,
     value: *mut c_void,
 ) {
-    let now = ffi::mono();
+    let now = clock::mono();
     let mut effect = Vec::new();
     node::with(|node| {
         node.table.put_head(&mut effect);

@@ -13,7 +13,6 @@ use std::ffi::{CStr, c_int};
 pub use argument::{Arg, Args, OwnedString};
 pub use key::{For, OpenKey, Standing, lock_of, value_of};
 use redis_module::raw;
-use redislock_core::time::{Instant, Now};
 pub use server_info::ServerInfo;
 
 /// Calls a function of the server's API that was checked at load.
@@ -41,40 +40,6 @@ pub(crate) use there;
 pub fn missing(name: &str) -> ! {
     eprintln!("redislock: the server has lost {name}");
     std::process::abort()
-}
-
-/// Added to the monotonic clock, so that holds older than the clock have a moment of their own: 50 days.
-const BEFORE_THE_CLOCK: u64 = 1 << 42;
-
-/// Both clocks.
-pub fn now() -> Now {
-    Now {
-        mono: mono(),
-        wall: wall(),
-    }
-}
-
-/// The wall clock, µs.
-pub fn wall() -> u64 {
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    wall.map_or(0, |wall| wall.as_micros() as u64)
-}
-
-/// The monotonic clock.
-pub fn mono() -> Instant {
-    // SAFETY: takes nothing, returns a number.
-    Instant(unsafe { api!(RedisModule_MonotonicMicroseconds()) } + BEFORE_THE_CLOCK)
-}
-
-/// How long the running thread has run, µs: without the moments in which the machine did something else.
-pub fn time_of_thread() -> u64 {
-    let mut time = libc::timespec {
-        tv_sec: 0,
-        tv_nsec: 0,
-    };
-    // SAFETY: writes the time into `time`, or leaves it as it is.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000
 }
 
 /// How loud a log line is.

@@ -6,7 +6,8 @@ use redis_module::raw;
 use redislock_core::quarantine::Reason;
 use redislock_core::time::to_millis;
 
-use crate::ffi::{self, Ctx, api};
+use crate::clock;
+use crate::ffi::{Ctx, api};
 use crate::node;
 
 /// Registers the sections.
@@ -41,7 +42,7 @@ extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) 
     node::with(|node| {
         let table = &node.table;
         if section(c"state") {
-            let (left, reason) = match table.quarantine.left(ffi::mono()) {
+            let (left, reason) = match table.quarantine.left(clock::mono()) {
                 None => (0, c"none"),
                 Some((left, Reason::Start)) => (left, c"start"),
                 Some((left, Reason::Promotion)) => (left, c"promotion"),

@@ -8,7 +8,8 @@ use redislock_core::table::{Found, Keyspace, Output, Presence, Touched, Wanted};
 use redislock_core::time::Now;
 use redislock_core::token::Key;
 
-use crate::ffi::{self, Arg, Ctx, For, OpenKey, OwnedString, Standing};
+use crate::clock;
+use crate::ffi::{Arg, Ctx, For, OpenKey, OwnedString, Standing};
 use crate::node::{self, Node};
 use crate::{lifecycle, waiters};
 
@@ -105,10 +106,10 @@ fn decide_at<R>(
     gives_fences: impl FnOnce(&Node) -> bool,
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    let mono = ffi::mono();
+    let mono = clock::mono();
     lifecycle::notice_standstill(ctx, mono);
     let (result, output) = node::with(|node| {
-        let wall = if gives_fences(node) { ffi::wall() } else { 0 };
+        let wall = if gives_fences(node) { clock::wall() } else { 0 };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
         let output = node.table.has_output().then(|| {

@@ -16,11 +16,13 @@
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `info.rs` | what INFO shows |
 //! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
+//! | `clock.rs` | the clocks |
 //! | `ffi.rs` | the server's API behind safe calls |
 //!
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
 //! `lock.rs` (`Terms`: what it means).
 
+mod clock;
 mod command;
 mod config;
 mod data_type;
@@ -111,7 +113,6 @@ const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 /// Redis 7.0 and Valkey 7.2 have all that is needed. What an older server lacks shows in its API.
 fn check_server() -> Result<(), String> {
     let there = there!(RedisModule_RegisterNumericConfig)
-        && there!(RedisModule_MonotonicMicroseconds)
         && there!(RedisModule_SetCommandInfo)
         && there!(RedisModule_GetDbIdFromIO)
         && there!(RedisModule_KeyAtPosWithFlags)

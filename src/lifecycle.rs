@@ -11,8 +11,9 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::{Instant, from_millis, to_millis};
 use redislock_core::token::Key;
 
+use crate::clock;
 use crate::config::{self, EPHEMERAL_GRACE};
-use crate::ffi::{self, Arg, Ctx, For, Level, Standing, api};
+use crate::ffi::{Arg, Ctx, For, Level, Standing, api};
 use crate::server::{self, ReplicaRule, may_write};
 use crate::{keyspace, node, warnings};
 
@@ -98,7 +99,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
 
 /// The module was loaded: what it may have granted before, it does not know.
 pub fn started(ctx: Ctx) {
-    let now = ffi::mono();
+    let now = clock::mono();
     node::with(|node| {
         node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
         node.table.quarantine.enter(Reason::Start, 0, now);
@@ -123,7 +124,7 @@ fn settings_are_news() -> bool {
     let readable = replica_rule() != ReplicaRule::Unknown;
     node::with(|node| {
         let quarantine = &mut node.table.quarantine;
-        quarantine.settings_are_readable(readable, ffi::mono())
+        quarantine.settings_are_readable(readable, clock::mono())
     })
 }
 
@@ -156,7 +157,7 @@ pub fn wake_at(moment: Instant) {
     if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
         return;
     }
-    let delay = to_millis(moment.since(ffi::mono())).min(LONGEST_DELAY);
+    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
     let ctx = DETACHED.load(Ordering::Relaxed);
     if ctx.is_null() {
         return;
@@ -184,7 +185,7 @@ pub fn wake_at(moment: Instant) {
 
 /// Wakes the module when the server has done with what it is doing.
 pub fn wake_soon() {
-    wake_at(Instant(ffi::mono().0.saturating_sub(1)));
+    wake_at(Instant(clock::mono().0.saturating_sub(1)));
 }
 
 /// Wakes the module when the next wait is up.
@@ -225,7 +226,7 @@ extern "C" fn on_cron(
 ) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
-    let now = ffi::mono();
+    let now = clock::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
     if LOOKED
@@ -238,12 +239,30 @@ extern "C" fn on_cron(
         let due = node
             .table
             .next_deadline()
-            .is_some_and(|next| next <= ffi::mono());
+            .is_some_and(|next| next <= clock::mono());
         due || node.has_work()
     });
-    if due {
+    if take_late_alarm(now) || due {
         catch_up(ctx);
     }
+}
+
+/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The server's timers follow
+/// its wall clock: when that is set back, they are late by as much.
+fn take_late_alarm(now: Instant) -> bool {
+    if ALARM_AT.load(Ordering::Relaxed) > now.0 {
+        return false;
+    }
+    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
+    // SAFETY: the detached context is there, as an alarm was set with it; the cron is not the timer that is stopped.
+    unsafe {
+        api!(RedisModule_StopTimer(
+            DETACHED.load(Ordering::Relaxed),
+            ALARM.load(Ordering::Relaxed),
+            std::ptr::null_mut()
+        ));
+    }
+    true
 }
 
 /// Looks at what the server does not tell by itself.
@@ -268,7 +287,7 @@ fn catch_up(ctx: Ctx) {
         keyspace::replicate_counter(ctx);
     }
     let grants = may_grant(ctx);
-    let (begin, begin_cpu) = (ffi::mono(), ffi::time_of_thread());
+    let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
     keyspace::decide(ctx, &[], |node, now, keys| {
         node.table.holds_back = !grants;
         for (connection, end) in std::mem::take(&mut node.closed) {
@@ -289,9 +308,9 @@ fn catch_up(ctx: Ctx) {
         let more = keyspace::decide(ctx, &[], |node, now, keys| {
             node.table.expire(BATCH, now, keys)
         });
-        let spent = ffi::mono().since(begin);
+        let spent = clock::mono().since(begin);
         if !more || spent >= SLICE {
-            let spent_cpu = ffi::time_of_thread().saturating_sub(begin_cpu);
+            let spent_cpu = clock::time_of_thread().saturating_sub(begin_cpu);
             node::with(|node| {
                 node.longest_slice = node.longest_slice.max(spent);
                 node.longest_slice_cpu = node.longest_slice_cpu.max(spent_cpu);
@@ -302,7 +321,7 @@ fn catch_up(ctx: Ctx) {
     }
     if let Some(next) = node::with(|node| node.table.next_deadline()) {
         // What is still due waits for the server to serve its clients once.
-        wake_at(next.max(ffi::mono()));
+        wake_at(next.max(clock::mono()));
     }
 }
 
@@ -357,7 +376,7 @@ extern "C" fn on_role_change(
     keyspace::decide(ctx, &[], |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
         let more = replicas_lag().map_or(0, |lag| to_millis(lag + STANDSTILL));
-        let now = ffi::mono();
+        let now = clock::mono();
         node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
         announce_quarantine();
         wake_soon();
@@ -372,7 +391,7 @@ extern "C" fn on_loading(
 ) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
-    let now = ffi::mono();
+    let now = clock::mono();
     // A replica turns its AOF off while it loads what its master sent.
     server::note_aof(ctx);
     if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
@@ -410,7 +429,7 @@ extern "C" fn on_flush(
     // SAFETY: with this event comes this structure.
     let db =
         unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
-    let now = ffi::now();
+    let now = clock::now();
     let quarantined = node::with(|node| {
         let left = node.table.flushed(u32::try_from(db).ok(), now);
         let before = node.table.quarantine.left(now.mono);
@@ -457,7 +476,7 @@ extern "C" fn on_client_change(
     let bound = node::with(|node| {
         let bound = node.table.is_bound(info.id);
         if bound {
-            let end = ffi::mono().plus(redislock_core::time::from_millis(EPHEMERAL_GRACE.get()));
+            let end = clock::mono().plus(redislock_core::time::from_millis(EPHEMERAL_GRACE.get()));
             node.closed.push((info.id, end));
         }
         bound
@@ -522,7 +541,7 @@ extern "C" fn on_keyspace(
 }
 
 fn announce_quarantine() {
-    let left = node::with(|node| node.table.quarantine.left(ffi::mono()));
+    let left = node::with(|node| node.table.quarantine.left(clock::mono()));
     if let Some((left, reason)) = left {
         if reason == Reason::Settings {
             // Logged when it was noticed; it has no end to wake up for.
@@ -536,7 +555,7 @@ fn announce_quarantine() {
                 to_millis(left)
             ),
         );
-        wake_at(ffi::mono().plus(left));
+        wake_at(clock::mono().plus(left));
     }
 }
 

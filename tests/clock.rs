@@ -1,4 +1,4 @@
-//! A server whose wall clock a test can step: an LD_PRELOAD shim reads the shift from a shared file.
+//! A server whose clocks a test can step: an LD_PRELOAD shim reads the shifts from a shared file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ impl SteppedServer {
         let shim = folder.path().join("clock_shim.so");
         let shift = folder.path().join("shift");
         compile(&shim);
-        fs::write(&shift, 0i64.to_ne_bytes()).expect("the shift is written");
+        fs::write(&shift, [0; 16]).expect("the shifts are written");
         let server = options
             .environment("LD_PRELOAD", &shim.display().to_string())
             .environment("CLOCK_SHIFT", &shift.display().to_string())
@@ -37,10 +37,19 @@ impl SteppedServer {
 
     /// Puts the server's wall clock this far from the true one.
     pub fn step(&self, seconds: i64) {
+        self.shift(0, seconds);
+    }
+
+    /// From now on the server's host has been suspended for so long in all: its monotonic clock stood still meanwhile.
+    pub fn suspended_for(&self, seconds: i64) {
+        self.shift(8, seconds);
+    }
+
+    fn shift(&self, at: u64, seconds: i64) {
         use std::os::unix::fs::FileExt;
         let file = fs::OpenOptions::new().write(true).open(&self.shift);
-        let file = file.expect("the shift can be opened");
-        file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), 0)
+        let file = file.expect("the shifts can be opened");
+        file.write_all_at(&(seconds * 1_000_000).to_ne_bytes(), at)
             .expect("the shift is written");
     }
 

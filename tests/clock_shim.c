@@ -1,7 +1,8 @@
-/* Shifts the wall clock of the process that preloads it. The shift, in microseconds, is the first eight
- * bytes of the file that CLOCK_SHIFT names: a test writes there and the server's clock steps at once.
- * Monotonic clocks stay as they are. Valkey loads modules with RTLD_DEEPBIND, which would let them pass this
- * library by, so that flag is taken out. */
+/* Shifts the clocks of the process that preloads it. The file that CLOCK_SHIFT names holds two shifts in
+ * microseconds, eight bytes each: of the wall clock, and of the clock that goes on while the host is
+ * suspended (CLOCK_BOOTTIME). A test writes there and the server's clock steps at once. CLOCK_MONOTONIC
+ * stays as it is, as it does when a host is suspended. Valkey loads modules with RTLD_DEEPBIND, which would
+ * let them pass this library by, so that flag is taken out. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -13,26 +14,33 @@
 #include <time.h>
 #include <unistd.h>
 
-static volatile int64_t *shift;
+static volatile int64_t *shifts;
 
-__attribute__((constructor)) static void open_shift(void) {
+__attribute__((constructor)) static void open_shifts(void) {
     const char *path = getenv("CLOCK_SHIFT");
     int file = path ? open(path, O_RDONLY) : -1;
     if (file < 0) return;
-    void *map = mmap(NULL, sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
+    void *map = mmap(NULL, 2 * sizeof(int64_t), PROT_READ, MAP_SHARED, file, 0);
     close(file);
-    if (map != MAP_FAILED) shift = map;
+    if (map != MAP_FAILED) shifts = map;
+}
+
+static int64_t shift_of(clockid_t clock) {
+    if (!shifts) return 0;
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) return shifts[0];
+#ifdef CLOCK_BOOTTIME
+    if (clock == CLOCK_BOOTTIME) return shifts[1];
+#endif
+    return 0;
 }
 
 int clock_gettime(clockid_t clock, struct timespec *out) {
     if (syscall(SYS_clock_gettime, clock, out) != 0) return -1;
-    if ((clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) && shift) {
-        int64_t micros = *shift;
-        out->tv_sec += micros / 1000000;
-        out->tv_nsec += micros % 1000000 * 1000;
-        if (out->tv_nsec < 0) { out->tv_nsec += 1000000000; out->tv_sec -= 1; }
-        if (out->tv_nsec >= 1000000000) { out->tv_nsec -= 1000000000; out->tv_sec += 1; }
-    }
+    int64_t micros = shift_of(clock);
+    out->tv_sec += micros / 1000000;
+    out->tv_nsec += micros % 1000000 * 1000;
+    if (out->tv_nsec < 0) { out->tv_nsec += 1000000000; out->tv_sec -= 1; }
+    if (out->tv_nsec >= 1000000000) { out->tv_nsec -= 1000000000; out->tv_sec += 1; }
     return 0;
 }
 

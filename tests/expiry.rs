@@ -276,6 +276,40 @@ mod with_a_stepped_wall_clock {
         }
     }
 
+    /// The server's timers follow its wall clock. One that a step back has made late is set again by the cron.
+    #[test]
+    fn after_a_step_back_leases_end_on_time_again() {
+        // The cron comes by once a second only, so that it does not hide a late timer.
+        let options = Server::options().config("hz 1").config("dynamic-hz no");
+        let stepped = SteppedServer::start(options);
+        let mut c = stepped.server.connect();
+        let before = median_lateness(&stepped.server);
+        granted(&c.call("LOCK.ACQUIRE pending me 500"));
+        stepped.step(-3600);
+        wait_until_gone(&mut c, "pending");
+        let after = median_lateness(&stepped.server);
+        let limit = before + Duration::from_millis(250);
+        assert!(after < limit, "{after:?} late, {before:?} before the step");
+    }
+
+    /// How long after the end of a lease the next in line is told, in the middle of several times.
+    fn median_lateness(server: &Server) -> Duration {
+        let mut c = server.connect();
+        let late = |n: u64| {
+            // Not in step with the cron.
+            let ttl = 100 + 37 * n;
+            let asked = Instant::now();
+            granted(&c.call(&format!("LOCK.ACQUIRE job me {ttl}")));
+            granted(&c.call("LOCK.ACQUIRE job you 60000 BLOCK 0"));
+            let took = asked.elapsed();
+            c.ok("LOCK.RELEASE job you");
+            took.saturating_sub(Duration::from_millis(ttl))
+        };
+        let mut late: Vec<_> = (0..11).map(late).collect();
+        late.sort();
+        late[late.len() / 2]
+    }
+
     #[test]
     fn a_step_back_and_forth_during_a_lease_does_not_matter() {
         let stepped = SteppedServer::start(Server::options());

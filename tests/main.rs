@@ -49,6 +49,8 @@ mod resharding;
 mod sentinel;
 mod settings;
 mod shared;
+#[cfg(target_os = "linux")]
+mod suspended;
 mod transactions;
 mod upgrade;
 mod waiting;

@@ -261,3 +261,19 @@ fn node_info_and_the_log_say_how_long_it_lasts_and_why() {
     c.ok("REPLICAOF NO ONE");
     assert_told(&server, &mut c, "promotion");
 }
+
+/// A replica without the option follows a master that has it: it keeps what it was told, over a restart too.
+#[test]
+fn a_replica_without_the_option_saves_the_quarantine_of_its_master() {
+    let mut master = Server::options().config("lock.quarantine 60000").start();
+    let mut replica = Server::options().replica_of(&master).start();
+    let (mut m, mut r) = (master.connect(), replica.connect());
+    wait_for_sync(&mut m, &mut r);
+    r.ok("SAVE");
+    replica.kill();
+    master.kill();
+    replica.start_again();
+    let mut r = replica.connect();
+    r.ok("REPLICAOF NO ONE");
+    assert!(left(&mut r) > 30_000);
+}

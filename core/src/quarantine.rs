@@ -59,11 +59,8 @@ impl Quarantine {
     /// What the dataset has to remember: the longest lease that may be out there, ms.
     #[must_use]
     pub fn to_save(&self) -> u64 {
-        self.configured.max(if self.now.is_some() {
-            self.remembered
-        } else {
-            0
-        })
+        // On a replica there is no quarantine to end, so it remembers what its master has told it.
+        self.configured.max(self.remembered)
     }
 
     /// Enters, for as long as the longest lease and `more` ms.
@@ -202,5 +199,13 @@ mod tests {
         );
         assert!(quarantine.has_just_ended(Instant(3_040_000)));
         assert_eq!(quarantine.to_save(), 1000);
+    }
+
+    #[test]
+    fn a_replica_saves_what_its_master_has_told_it() {
+        let mut quarantine = Quarantine::default();
+        quarantine.remember(3000);
+        assert_eq!((quarantine.configured(), quarantine.to_save()), (0, 3000));
+        assert_eq!(quarantine.left(Instant(0)), None);
     }
 }

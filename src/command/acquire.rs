@@ -9,7 +9,8 @@ use redislock_core::token::Token;
 
 use super::options::{self, Options};
 use super::reply::{self, Failure, Shape};
-use crate::ffi::{self, Arg, Args, Ctx};
+use crate::clock;
+use crate::ffi::{Arg, Args, Ctx};
 use crate::keyspace::{Opened, decide};
 use crate::{lifecycle, waiters};
 
@@ -111,6 +112,6 @@ impl Request {
         if ctx.has(denied) {
             return None;
         }
-        Some((millis != 0).then(|| ffi::mono().plus(from_millis(millis))))
+        Some((millis != 0).then(|| clock::mono().plus(from_millis(millis))))
     }
 }

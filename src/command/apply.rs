@@ -10,7 +10,8 @@ use redislock_core::token::Key;
 use redislock_core::wire::{self, Malformed, Reader};
 
 use super::reply::Failure;
-use crate::ffi::{self, Args, Ctx, For, Standing};
+use crate::clock;
+use crate::ffi::{Args, Ctx, For, Standing};
 use crate::keyspace::WrongType;
 use crate::node::{self, Node};
 
@@ -48,7 +49,7 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err(NOT_AN_EFFECT);
     }
     let head = read_head(&mut reader).map_err(|_| NOT_AN_EFFECT)?;
-    let lease_now = node::with(|node| node.table.lease_now(ffi::mono()));
+    let lease_now = node::with(|node| node.table.lease_now(clock::mono()));
     let keys = args.from(2);
     let changes: Result<Vec<_>, _> = keys.iter().map(|_| reader.change(lease_now)).collect();
     let changes = changes.map_err(|_| NOT_AN_EFFECT)?;

@@ -6,7 +6,8 @@ use redislock_core::token::Key;
 
 use super::options;
 use super::reply::Failure;
-use crate::ffi::{self, Args, Ctx, For, Standing};
+use crate::clock;
+use crate::ffi::{Args, Ctx, For, Standing};
 use crate::node;
 
 /// Digits of a fingerprint.
@@ -22,7 +23,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         Standing::Lock(id) => Some(id),
         Standing::Other => return Err(crate::keyspace::WrongType.into()),
     };
-    let mono = ffi::mono();
+    let mono = clock::mono();
     node::with(|node| {
         let now = node.table.lease_now(mono);
         let lock = lock.and_then(|id| node.table.lock(id));

@@ -5,7 +5,8 @@ use redislock_core::time::to_millis;
 
 use super::info::{number, text};
 use super::reply::Failure;
-use crate::ffi::{self, Args, Ctx};
+use crate::clock;
+use crate::ffi::{Args, Ctx};
 use crate::{config, lifecycle, node, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
@@ -19,7 +20,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let durable = server::is_durable(ctx);
     let warnings = warnings::collect();
-    let now = ffi::now();
+    let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is told, too.
         lifecycle::notice_standstill(ctx, now.mono);
