@@ -43,11 +43,14 @@ impl Redlock {
         Builder(crate::Redlock::builder())
     }
 
-    fn start(builder: crate::Builder) -> Result<Self, Error> {
+    fn start<C>(connect: C) -> Result<Self, Error>
+    where
+        C: Future<Output = Result<crate::Redlock, Error>> + Send + 'static,
+    {
         let started = Background::start();
         let background = started
             .map_err(|error| Error::Invalid(format!("no thread for the client: {error}")))?;
-        let inner = background.run(builder.connect())?;
+        let inner = background.run(connect)?;
         Ok(Self { inner, background })
     }
 
@@ -171,7 +174,12 @@ impl Builder {
 
     /// See [`crate::Builder::connect`].
     pub fn connect(self) -> Result<Redlock, Error> {
-        Redlock::start(self.0)
+        Redlock::start(self.0.connect())
+    }
+
+    /// See [`crate::Builder::connect_lazy`].
+    pub fn connect_lazy(self) -> Result<Redlock, Error> {
+        Redlock::start(async move { self.0.connect_lazy() })
     }
 }
 

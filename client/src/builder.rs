@@ -184,6 +184,19 @@ impl Builder {
         Ok(Redlock { client })
     }
 
+    /// Connects in the background, now or when the nodes can be reached: a program may start before
+    /// its servers. The first request waits for the first answers of the nodes, at most for the
+    /// connect timeout and no longer than it may wait at all. What [`Self::connect`] reports as an
+    /// error is logged, and a node that cannot serve is named by the requests.
+    pub fn connect_lazy(self) -> Result<Redlock, Error> {
+        let Ok(runtime) = Handle::try_current() else {
+            let problem = "connect_lazy works in the background: call it inside a Tokio runtime";
+            return Err(Error::Invalid(problem.to_owned()));
+        };
+        let client = Client::start_lazily(self.fleet()?, runtime);
+        Ok(Redlock { client })
+    }
+
     /// Looks at the nodes without asking them for anything: also at those that cannot serve, and
     /// without a quorum. Nothing is connected before the first question.
     pub fn observe(self) -> Result<Observer, Error> {

@@ -29,6 +29,18 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// Connects and tends the nodes in the background of this runtime.
+    pub(crate) fn start_lazily(fleet: Fleet, runtime: Handle) -> Arc<Self> {
+        let client = Self::start(fleet, runtime);
+        let fleet = Arc::clone(&client.fleet);
+        client.runtime.spawn(async move {
+            if let Err(error) = fleet.connect().await {
+                tracing::warn!(%error, "not connected yet");
+            }
+        });
+        client
+    }
+
     /// Tends the nodes in the background of this runtime.
     pub(crate) fn start(fleet: Fleet, runtime: Handle) -> Arc<Self> {
         let fleet = Arc::new(fleet);

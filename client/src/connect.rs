@@ -53,7 +53,9 @@ impl Fleet {
                 end = Some(now + self.node_timeout.max(now.since(started)));
             }
         }
-        self.judge(&answers, Moment::now().since(started))?;
+        let judged = self.judge(&answers, Moment::now().since(started));
+        self.asked_all();
+        judged?;
         self.warn_about_each(&answers).await;
         self.warn_about_all();
         Ok(())

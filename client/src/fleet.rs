@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::sync::Notify;
+use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::census::Census;
@@ -32,6 +32,8 @@ pub(crate) struct Fleet {
     pub(crate) node_timeout: Duration,
     pub(crate) ticker: Arc<Ticker>,
     changed: Notify,
+    /// Whether every node was asked once, or had the time to answer.
+    asked_all: watch::Sender<bool>,
 }
 
 impl Fleet {
@@ -41,6 +43,7 @@ impl Fleet {
             node_timeout,
             ticker: Arc::new(Ticker::new(node_timeout)),
             changed: Notify::new(),
+            asked_all: watch::Sender::new(false),
         }
     }
 
@@ -100,6 +103,22 @@ impl Fleet {
         let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
 
+    /// The first round of questions to all nodes is over.
+    pub(crate) fn asked_all(&self) {
+        self.asked_all.send_replace(true);
+    }
+
+    /// Returns when that is so, at `deadline` at the latest. A client that was not connected before
+    /// its first request knows nothing about its nodes until then.
+    pub(crate) async fn first_answers(&self, deadline: Option<Moment>) {
+        if *self.asked_all.borrow() {
+            return;
+        }
+        let mut asked_all = self.asked_all.subscribe();
+        let patience = deadline.map_or(Duration::MAX, |deadline| deadline.remaining());
+        let _ = tokio::time::timeout(patience, asked_all.wait_for(|asked| *asked)).await;
+    }
+
     /// Whether another node is the same process.
     pub(crate) fn doubled(&self, place: usize, census: &[Census]) -> Option<Verdict> {
         for (other, node) in self.nodes.iter().enumerate() {
@@ -121,6 +140,7 @@ impl Fleet {
         stop: CancellationToken,
     ) {
         let tending = async {
+            self.first_answers(None).await;
             let node = &self.nodes[place];
             loop {
                 if node.is_up() {

@@ -185,6 +185,7 @@ impl Lock {
         may_wait: bool,
         deadline: Option<Moment>,
     ) -> Result<Arc<Hold>, Error> {
+        self.client.fleet.first_answers(deadline).await;
         loop {
             let started = Moment::now();
             let mut attempt = Attempt::new(Arc::clone(&self.client), Arc::clone(&spec));

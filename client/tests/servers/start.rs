@@ -4,10 +4,10 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
-use redislock_client::{Error, Released};
+use redislock_client::{Error, Redlock, Released, Verdict};
 
 use crate::builder;
-use crate::server::Server;
+use crate::server::{Server, free_port};
 
 /// Longer than any connection takes here, shorter than a test may.
 const LONG: Duration = Duration::from_secs(60);
@@ -64,7 +64,7 @@ async fn a_node_that_runs_a_script_is_named_as_what_it_is() {
     make_busy(&server);
     let with_database = format!("{}/2", server.url());
     for url in [server.url(), with_database] {
-        let error = redislock_client::Redlock::connect([url]).await;
+        let error = Redlock::connect([url]).await;
         let error = error.map(|_| ()).unwrap_err();
         assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
         assert!(error.to_string().contains("BUSY"), "{error}");
@@ -88,4 +88,54 @@ async fn a_minority_that_is_full_is_no_error() {
     let client = builder(&servers).connect().await.unwrap();
     let guard = client.lock("x").acquire().await.unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_client_may_start_before_its_servers() {
+    let port = free_port();
+    let url = format!("redis://127.0.0.1:{port}");
+    let client = Redlock::builder().node(url).connect_lazy().unwrap();
+    let error = client
+        .lock("x")
+        .try_acquire()
+        .await
+        .map(|_| ())
+        .unwrap_err();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    let verdict = &error.nodes()[0].verdict;
+    assert!(matches!(verdict, Verdict::Unreachable(_)), "{error}");
+    let lock = client.lock("x").wait(LONG);
+    let waiter = tokio::spawn(async move { lock.acquire().await.unwrap().release().await });
+    let _server = Server::start_at(port, &[], &[]);
+    assert_eq!(waiter.await.unwrap(), Released::WasHeld);
+}
+
+#[tokio::test]
+async fn the_first_request_of_a_lazy_client_finds_its_nodes() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = builder(&servers).connect_lazy().unwrap();
+    let guard = client.lock("x").try_acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_the_nodes_of_a_lazy_client_is_said_by_its_requests() {
+    let server = Server::start(&["no-module"]);
+    let builder = Redlock::builder().node(server.url());
+    let client = builder.connect_lazy().unwrap();
+    let error = client.lock("x").acquire().await.map(|_| ()).unwrap_err();
+    assert_eq!(error.nodes()[0].verdict, Verdict::ModuleMissing);
+}
+
+#[test]
+fn a_lazy_client_needs_a_runtime_and_the_blocking_one_brings_it() {
+    let server = Server::start(&[]);
+    let outside = Redlock::builder().node(server.url()).connect_lazy();
+    assert!(matches!(outside, Err(Error::Invalid(_))));
+    let builder = redislock_client::blocking::Redlock::builder().node(server.url());
+    let client = builder.connect_lazy().unwrap();
+    assert_eq!(
+        client.lock("x").acquire().unwrap().release(),
+        Released::WasHeld
+    );
 }
