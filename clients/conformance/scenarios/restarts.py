@@ -78,9 +78,12 @@ def a_slot_that_has_moved_is_followed(scene: Scene) -> None:
     owner = next(n for n in nodes if n.calls("LOCK.ACQUIRE"))
     other = next(n for n in nodes if n is not owner)
     move_slot(nodes, "{a}1", other)
-    held = scene.hold(client, ["{a}1", "{a}2"], wait=LONG)
+    held = scene.hold(client, ["{a}1", "{a}2"], wait=0)
     assert other.holders("{a}2")[0]["fence"] == held.fence
     assert held.guard("SET", "{a}data", "1") == "OK"
+    move_slot(nodes, "{a}1", owner)
+    assert held.guard("GET", "{a}data") == "1"
+    move_slot(nodes, "{a}1", other)
     assert held.release() is True
     assert scene.refused(client, ["a", "b"], wait=0).kind == "misconfigured"
 

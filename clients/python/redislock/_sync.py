@@ -41,16 +41,26 @@ class _Link:
 
     def ask(self, key: Name, step: Ask, calling: _Calling | None = None) -> Any:
         if not step.waiting:
-            return self._ask(key, step, calling)
+            return self._ask_where_it_is(key, step, calling)
         while not self._waiting.acquire(timeout=0.1):
             if calling and calling.cancelled:
                 raise Cancelled("the acquire was cancelled")
             if step.deadline is not None and now() >= step.deadline:
                 raise NoAnswer(f"{MAX_WAITING} requests of this client wait already", sent=False)
         try:
-            return self._ask(key, step, calling)
+            return self._ask_where_it_is(key, step, calling)
         finally:
             self._waiting.release()
+
+    def _ask_where_it_is(self, key: Name, step: Ask, calling: _Calling | None) -> Any:
+        for _ in range(5):
+            try:
+                return self._ask(key, step, calling)
+            except Refused as refused:
+                if refused.code != "MOVED":
+                    raise
+                self.rediscover()  # a node that redirects has done nothing
+        return self._ask(key, step, calling)
 
     def _ask(self, key: Name, step: Ask, calling: _Calling | None) -> Any:
         sent, connection, where = False, None, None

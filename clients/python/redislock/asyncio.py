@@ -45,7 +45,7 @@ class _Link:
 
     async def ask(self, key: Name, step: Ask) -> Any:
         if not step.waiting:
-            return await self._ask(key, step)
+            return await self._ask_where_it_is(key, step)
         limit = None if step.deadline is None else max(0.0, step.deadline - now())
         try:
             async with asyncio.timeout(limit):
@@ -55,9 +55,19 @@ class _Link:
                 f"{MAX_WAITING} requests of this client wait already", sent=False
             ) from None
         try:
-            return await self._ask(key, step)
+            return await self._ask_where_it_is(key, step)
         finally:
             self._waiting.release()
+
+    async def _ask_where_it_is(self, key: Name, step: Ask) -> Any:
+        for _ in range(5):
+            try:
+                return await self._ask(key, step)
+            except Refused as refused:
+                if refused.code != "MOVED":
+                    raise
+                await self.rediscover()  # a node that redirects has done nothing
+        return await self._ask(key, step)
 
     async def _ask(self, key: Name, step: Ask) -> Any:
         sent, connection, where = False, None, None
