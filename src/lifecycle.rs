@@ -29,10 +29,10 @@ static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_
 /// When the alarm is set to ring, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
-/// How many times the server's cron has come by.
-static LOOKED: AtomicU32 = AtomicU32::new(0);
-/// Cron calls between two looks.
-const LOOK_EVERY: u32 = 10;
+/// When the module last looked at what the server does not tell by itself.
+static LOOKED: AtomicU64 = AtomicU64::new(0);
+/// Time between two looks, µs. (The cron comes by `hz` times a second.)
+const LOOK_EVERY: u64 = 900_000;
 /// When the server's cron last came by.
 static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A server whose cron did not come by for this long, µs, stood still. (`hz 1` is once a second.)
@@ -109,7 +109,7 @@ pub fn started(ctx: Ctx) {
     server::read_settings(ctx);
     settings_are_news();
     announce_quarantine();
-    for warning in warnings::collect() {
+    for warning in warnings::collect(ctx) {
         ctx.log(Level::Warning, &warning);
     }
 }
@@ -229,10 +229,8 @@ extern "C" fn on_cron(
     let now = clock::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
-    if LOOKED
-        .fetch_add(1, Ordering::Relaxed)
-        .is_multiple_of(LOOK_EVERY)
-    {
+    if now.0.saturating_sub(LOOKED.load(Ordering::Relaxed)) >= LOOK_EVERY {
+        LOOKED.store(now.0, Ordering::Relaxed);
         look(ctx);
     }
     let due = node::with(|node| {
@@ -270,6 +268,9 @@ fn look(ctx: Ctx) {
     server::note_role(ctx);
     server::note_aof(ctx);
     notice_settings();
+    if server::statistics_were_reset() {
+        node::with(|node| node.reset_statistics());
+    }
     if node::with(|node| node.listened_to) {
         let nobody = server::nobody_listens(ctx);
         node::with(|node| node.listened_to = !nobody);

@@ -162,6 +162,13 @@ impl Node {
         *listened_to = true;
     }
 
+    /// CONFIG RESETSTAT: counts begin again.
+    pub fn reset_statistics(&mut self) {
+        self.table.reset_statistics();
+        self.longest_slice = 0;
+        self.longest_slice_cpu = 0;
+    }
+
     /// Whether something is left to do that no deadline tells of.
     pub fn has_work(&self) -> bool {
         let Self {

@@ -193,6 +193,19 @@ pub fn may_rewrite_without_preamble() -> bool {
     settings().rdb_preamble != Some(true)
 }
 
+/// Whether CONFIG RESETSTAT was called since this was asked last. No event tells of it, but it makes a total fall that
+/// nothing else does, and leaves its own call as the first that is counted.
+pub fn statistics_were_reset() -> bool {
+    static SEEN: Mutex<(u64, String)> = Mutex::new((0, String::new()));
+    let total = ServerInfo::read(c"stats").number(c"total_commands_processed");
+    let commands = ServerInfo::read(c"commandstats");
+    let last = commands.text(c"cmdstat_config|resetstat");
+    let now = (total.unwrap_or(0), last.unwrap_or_default().to_owned());
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::mem::replace(&mut *seen, now.clone());
+    now.0 < before.0 || now.1 != before.1
+}
+
 /// The policy by which the server evicts keys.
 pub fn eviction_policy() -> Option<String> {
     let memory = ServerInfo::read(c"memory");

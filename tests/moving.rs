@@ -149,3 +149,41 @@ fn a_flush_of_one_database_leaves_the_locks_of_the_others() {
     assert_eq!(c.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
     assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
 }
+
+/// The module is told of each evicted key, whatever its database. Valkey 8.1 runs what it is told on the client that runs
+/// a command, if there is one.
+#[test]
+fn evictions_leave_clients_in_their_database() {
+    let server = Server::options()
+        .config("maxmemory-policy allkeys-random")
+        .start();
+    let (mut c, value) = (server.connect(), "x".repeat(1000));
+    c.ok("SELECT 1");
+    for n in 0..1000 {
+        c.ok(&format!("SET old-{n} {value}"));
+    }
+    c.ok("SELECT 2");
+    let used = info_number(&mut c, "memory", "used_memory");
+    c.ok(&format!("CONFIG SET maxmemory {}", used - 200_000));
+    for n in 0..100 {
+        c.call(&format!("SET new-{n} {value}"));
+        c.call_args(&[
+            "EVAL",
+            "return redis.call('SET', KEYS[1], ARGV[1])",
+            "1",
+            "script",
+            &value,
+        ]);
+        let lines = [
+            "MULTI".to_owned(),
+            format!("SET transaction {value}"),
+            "EXEC".to_owned(),
+        ];
+        c.pipeline(&lines);
+        let info = c.call("CLIENT INFO");
+        assert!(info.text().contains(" db=2 "), "{info:?}");
+    }
+    assert!(info_number(&mut c, "stats", "evicted_keys") > 0);
+    let keyspace = c.call("INFO keyspace");
+    assert!(!keyspace.text().contains("db0:"), "{keyspace:?}");
+}

@@ -1,5 +1,7 @@
 //! What operators see: events, INFO, COMMAND, MEMORY, OBJECT, DEBUG DIGEST, client-side caching, the log.
 
+use std::time::Duration;
+
 use crate::lock::{wait_for_waiters, wait_until_gone};
 use crate::resp::{Connection, Value, granted};
 use crate::server::{Server, info_number, wait_until};
@@ -445,4 +447,73 @@ fn active_defragmentation_leaves_locks_as_they_are() {
             > 0
     });
     assert_eq!(crate::lock::all_locks(&mut c), before);
+}
+
+#[test]
+fn config_resetstat_resets_what_the_module_counts() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for n in 0..50 {
+        granted(&c.call(&format!("LOCK.ACQUIRE job-{n} me 60000")));
+        c.ok(&format!("LOCK.RELEASE job-{n} me"));
+    }
+    let mut waiting = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    waiting.send("LOCK.ACQUIRE job you 60000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    c.ok("LOCK.RELEASE job me");
+    granted(&waiting.receive());
+    assert!(counter(&mut c, "grants") > 0 && counter(&mut c, "wait_count") > 0);
+    c.ok("CONFIG RESETSTAT");
+    wait_until("the counters are reset", || counter(&mut c, "grants") == 0);
+    for name in ["releases", "wait_count", "hold_count", "hold_p99_us"] {
+        assert_eq!(counter(&mut c, name), 0, "{name}");
+    }
+    // What is not a count stays.
+    assert_eq!(counter(&mut c, "locks"), 1);
+    assert!(counter(&mut c, "fence") > 0);
+}
+
+/// What the module asks the server for its own ends is not what a client did.
+#[test]
+fn the_calls_of_the_module_do_not_show_in_monitor_and_slowlog() {
+    let server = Server::options()
+        .config("slowlog-log-slower-than 0")
+        .config("slowlog-max-len 10000")
+        .start();
+    let mut monitor = server.connect();
+    monitor.ok("MONITOR");
+    let (mut c, mut waiting) = (server.connect(), server.connect());
+    granted(&c.call("LOCK.ACQUIRE job me 300"));
+    waiting.send("LOCK.ACQUIRE job you 60000 BLOCK 0");
+    granted(&waiting.receive());
+    // Longer than the module takes to look at the server again.
+    std::thread::sleep(Duration::from_millis(1500));
+    c.ok("PING last");
+    let mut seen = Vec::new();
+    while !seen
+        .last()
+        .is_some_and(|line: &String| line.contains("last"))
+    {
+        seen.push(monitor.receive().text().to_lowercase());
+    }
+    let others: Vec<_> = seen
+        .iter()
+        .filter(|line| !line.contains("\"lock.acquire\"") && !line.contains("\"ping\""))
+        .collect();
+    assert_eq!(others, Vec::<&String>::new());
+    let slow = c.call("SLOWLOG GET 10000");
+    for entry in slow.items() {
+        let command = entry.items()[3].items()[0].text().to_lowercase();
+        let by_a_client = ["lock.acquire", "ping", "monitor", "client"];
+        // The server of a test is asked where it is until it answers; the module asks for settings at the start.
+        let at_the_start = ["config"];
+        assert!(
+            by_a_client
+                .iter()
+                .chain(&at_the_start)
+                .any(|known| *known == command),
+            "{entry:?}"
+        );
+    }
 }

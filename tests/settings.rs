@@ -176,3 +176,39 @@ fn a_policy_that_evicts_locks_is_named() {
     let told = warnings(&mut server.connect());
     assert!(told.iter().any(|warning| named(warning)), "{told:?}");
 }
+
+#[test]
+fn a_node_that_may_forget_grants_says_so() {
+    let forgets = "neither durable";
+    let forgetful = Server::options().appendonly("everysec").start();
+    let durable = Server::options().appendonly("always").start();
+    let quarantined = Server::options().config("lock.quarantine 1000").start();
+    for (server, said) in [(&forgetful, true), (&durable, false), (&quarantined, false)] {
+        let told = warnings(&mut server.connect());
+        let named = |text: &&str| text.contains(forgets);
+        assert_eq!(
+            told.iter().any(|text| text.contains(forgets)),
+            said,
+            "{told:?}"
+        );
+        let logged = server.log();
+        assert_eq!(
+            logged.lines().filter(named).count(),
+            usize::from(said),
+            "{logged}"
+        );
+    }
+    let mut c = durable.connect();
+    c.ok("CONFIG SET appendfsync everysec");
+    assert!(warnings(&mut c).iter().any(|text| text.contains(forgets)));
+}
+
+#[test]
+fn replicas_that_are_needed_without_a_quarantine_are_named() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let named = |text: &String| text.contains("min-replicas-to-write is set");
+    assert!(!warnings(&mut c).iter().any(named));
+    c.ok("CONFIG SET min-replicas-to-write 1");
+    assert!(warnings(&mut c).iter().any(named));
+}

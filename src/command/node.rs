@@ -19,7 +19,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         "replica"
     };
     let durable = server::is_durable(ctx);
-    let warnings = warnings::collect();
+    let warnings = warnings::collect(ctx);
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is told, too.

@@ -200,6 +200,13 @@ impl Table {
         }
     }
 
+    /// Begins to count again.
+    pub fn reset_statistics(&mut self) {
+        self.counters = Counters::default();
+        self.wait_times = Histogram::default();
+        self.hold_times = Histogram::default();
+    }
+
     /// How many locks are held.
     #[must_use]
     pub fn locks(&self) -> usize {
