@@ -11,6 +11,7 @@ mod client;
 mod clock;
 mod command;
 mod connect;
+mod election;
 mod error;
 mod fleet;
 mod giveback;
@@ -34,6 +35,7 @@ mod turnstile;
 
 pub use crate::builder::Builder;
 pub use crate::clock::Moment;
+pub use crate::election::{Election, Leader, Leadership, Observation};
 pub use crate::error::{Error, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
 pub use crate::hold::Released;

@@ -9,6 +9,7 @@ mod cluster;
 mod connect;
 mod contention;
 mod docs;
+mod election;
 mod examples;
 mod faults;
 mod guard;

@@ -1,0 +1,334 @@
+//! Leader election on top of a lock: candidates campaign, one leads, the others observe. The fence
+//! of the lock is the term.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::command;
+use crate::error::{Error, Verdict};
+use crate::guard::{Guard, Held};
+use crate::hold::Released;
+use crate::lock::Lock;
+use crate::options::DEFAULT_TTL;
+use crate::owner::Owner;
+use crate::quorum::majority;
+use crate::redlock::Redlock;
+use crate::status::LockStatus;
+
+/// An office for which candidates campaign; made by [`Redlock::election`].
+#[derive(Clone, Debug)]
+pub struct Election {
+    client: Redlock,
+    name: Vec<u8>,
+    candidate: Option<String>,
+    ttl: Duration,
+}
+
+impl Redlock {
+    /// An election for the office of this name. It is a lock: do not use the name for another one.
+    pub fn election(&self, name: impl AsRef<[u8]>) -> Election {
+        Election {
+            client: self.clone(),
+            name: name.as_ref().to_vec(),
+            candidate: None,
+            ttl: DEFAULT_TTL,
+        }
+    }
+}
+
+impl Election {
+    /// The name that others see when this candidate leads, up to 256 bytes. Give every candidate
+    /// its own.
+    pub fn candidate(mut self, name: impl Into<String>) -> Self {
+        self.candidate = Some(name.into());
+        self
+    }
+
+    /// How long a leader that has died stays in office; 10 s if not set. A leader that lives renews
+    /// its lease.
+    pub fn ttl(mut self, ttl: Duration) -> Self {
+        self.ttl = ttl;
+        self
+    }
+
+    /// Waits until elected. Candidates are elected in the order in which they campaign. Dropping
+    /// the future withdraws the candidate.
+    pub async fn campaign(&self) -> Result<Leadership, Error> {
+        let guard = self.lock().acquire().await?;
+        Ok(Leadership { guard })
+    }
+
+    /// Campaigns for at most this long; [`Error::Busy`] if somebody else leads until then.
+    pub async fn campaign_for(&self, wait: Duration) -> Result<Leadership, Error> {
+        let guard = self.lock().wait(wait).acquire().await?;
+        Ok(Leadership { guard })
+    }
+
+    /// Every campaign has an owner of its own: a second one is another candidate.
+    fn lock(&self) -> Lock {
+        let owner = match &self.candidate {
+            Some(name) => Owner::named(name),
+            None => Owner::new(),
+        };
+        self.client.lock(&self.name).ttl(self.ttl).owner(&owner)
+    }
+
+    /// Who leads at this moment, as a majority of the nodes sees it. It may be over when the answer
+    /// arrives: a resource that compares terms is safe all the same.
+    pub async fn leader(&self) -> Result<Option<Leader>, Error> {
+        let (said, leader) = self.look().await;
+        leader.ok_or_else(|| self.no_quorum(said))
+    }
+
+    /// Follows the changes of the leader, looking at the nodes this often.
+    pub fn observe(&self, every: Duration) -> Observation {
+        Observation {
+            election: self.clone(),
+            every,
+            last: None,
+            next_look: Instant::now(),
+        }
+    }
+
+    async fn look(&self) -> (Vec<Said>, Option<Option<Leader>>) {
+        let fleet = &self.client.client.fleet;
+        fleet.first_answers(None).await;
+        let request = Arc::new(command::info(&self.name));
+        let asked = fleet.nodes.iter().map(|node| {
+            let request = Arc::clone(&request);
+            async move {
+                let (_, mut connection) = node.line()?;
+                let answer = connection.send(&request);
+                match tokio::time::timeout(fleet.node_timeout, answer).await {
+                    Ok(Ok(redis::Value::Nil)) => Ok(None),
+                    Ok(Ok(redis::Value::ServerError(error))) => {
+                        Err(crate::reply::trouble(&error.into()))
+                    }
+                    Ok(Ok(value)) => LockStatus::read(value).map(Some),
+                    Ok(Err(error)) => Err(crate::reply::trouble(&error)),
+                    Err(_) => Err(Verdict::TimedOut(fleet.node_timeout)),
+                }
+            }
+        });
+        let said = join_all(asked).await;
+        let leader = leader_of(&said);
+        (said, leader)
+    }
+
+    fn no_quorum(&self, said: Vec<Said>) -> Error {
+        let verdict = |place: usize| match &said[place] {
+            Ok(Some(status)) => held(status),
+            Ok(None) => Verdict::NotHeld,
+            Err(verdict) => verdict.clone(),
+        };
+        Error::NoQuorum {
+            lock: format!("election {}", self.name.escape_ascii()),
+            nodes: self.client.client.fleet.reports(verdict),
+        }
+    }
+}
+
+/// The office is held. Dropping this resigns in the background.
+#[derive(Debug)]
+#[must_use = "dropping the leadership resigns"]
+pub struct Leadership {
+    guard: Guard,
+}
+
+impl Leadership {
+    /// The term: every leader has a higher one than all before it. Send it along with what the
+    /// leader does, and let the resource refuse lower ones after higher ones.
+    pub fn term(&self) -> u64 {
+        self.guard.fence()
+    }
+
+    /// Whether this candidate surely leads at this moment.
+    pub fn is_valid(&self) -> bool {
+        self.guard.is_valid()
+    }
+
+    /// Completes when the office is lost, before another candidate can be elected.
+    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+        let held = self.guard.held();
+        async move {
+            held.lost().await;
+        }
+    }
+
+    /// The same as a token, to be handed to whatever has to stop.
+    pub fn lost_token(&self) -> CancellationToken {
+        self.guard.lost_token()
+    }
+
+    /// A view for those who work for the leader, without the power to resign.
+    pub fn held(&self) -> Held {
+        self.guard.held()
+    }
+
+    /// Leaves the office to the next candidate, and says whether it was held until now.
+    pub async fn resign(self) -> Released {
+        self.guard.release().await
+    }
+}
+
+/// Who leads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Leader {
+    /// The name that the candidate gave, if any.
+    pub candidate: Option<String>,
+    /// The term, as most of the nodes show it.
+    pub term: u64,
+}
+
+/// The changes of a leader; made by [`Election::observe`].
+#[derive(Debug)]
+pub struct Observation {
+    election: Election,
+    every: Duration,
+    /// What was last returned.
+    last: Option<Option<Leader>>,
+    next_look: Instant,
+}
+
+impl Observation {
+    /// At first who leads now, then whoever leads next; `None` while nobody does. A leader whose
+    /// term falls between two looks is not seen. After an error, call it again.
+    pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
+        loop {
+            tokio::time::sleep_until(self.next_look).await;
+            self.next_look = Instant::now() + self.every;
+            let leader = self.election.leader().await?;
+            if self.last.as_ref() != Some(&leader) {
+                self.last = Some(leader.clone());
+                return Ok(leader);
+            }
+        }
+    }
+}
+
+fn held(status: &LockStatus) -> Verdict {
+    let holder = status.holders.first();
+    Verdict::Held {
+        owner: holder.and_then(|holder| holder.owner.clone()),
+        remaining: holder.map(|holder| holder.ttl),
+        waiters: status.waiters,
+    }
+}
+
+/// What one node knows of the office.
+type Said = Result<Option<LockStatus>, Verdict>;
+
+/// The leader that a majority of all nodes confirms, or that there is none; nothing if those that
+/// did not answer could change that.
+fn leader_of(said: &[Said]) -> Option<Option<Leader>> {
+    let mut claims: Vec<Claim> = Vec::new();
+    for status in said.iter().filter_map(|said| said.as_ref().ok()?.as_ref()) {
+        for holder in &status.holders {
+            // A node that was restarted may show a fence of its own for the same hold.
+            let same = |claim: &&mut Claim| match &holder.owner {
+                Some(owner) => claim.owner.as_ref() == Some(owner),
+                None => claim.owner.is_none() && claim.terms.contains(&holder.fence),
+            };
+            match claims.iter_mut().find(same) {
+                Some(claim) => claim.terms.push(holder.fence),
+                None => claims.push(Claim {
+                    owner: holder.owner.clone(),
+                    terms: vec![holder.fence],
+                }),
+            }
+        }
+    }
+    let silent = said.iter().filter(|said| said.is_err()).count();
+    let best = claims.into_iter().max_by_key(|claim| claim.terms.len());
+    let nodes = best.as_ref().map_or(0, |claim| claim.terms.len());
+    let majority = majority(said.len());
+    match best {
+        Some(claim) if nodes >= majority => Some(Some(claim.leader())),
+        _ if nodes + silent >= majority => None,
+        _ => Some(None),
+    }
+}
+
+/// A candidate that holds the office on some nodes, with the fence of each.
+struct Claim {
+    owner: Option<String>,
+    terms: Vec<u64>,
+}
+
+impl Claim {
+    fn leader(self) -> Leader {
+        let shown = |term: u64| self.terms.iter().filter(|other| **other == term).count();
+        let term = self.terms.iter().copied().max_by_key(|term| shown(*term));
+        Leader {
+            term: term.unwrap_or(0),
+            candidate: self.owner,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status::Holder;
+
+    fn held_by(owner: &str, fence: u64) -> Said {
+        let holder = Holder {
+            owner: Some(owner.to_owned()).filter(|owner| !owner.is_empty()),
+            fingerprint: String::new(),
+            holds: 1,
+            fence,
+            ttl: Duration::from_secs(1),
+            age: Duration::ZERO,
+        };
+        Ok(Some(LockStatus {
+            mode: "exclusive".to_owned(),
+            limit: 0,
+            waiters: 0,
+            oldest_wait: Duration::ZERO,
+            holders: vec![holder],
+        }))
+    }
+
+    fn silent() -> Said {
+        Err(Verdict::TimedOut(Duration::ZERO))
+    }
+
+    fn leads(candidate: &str, term: u64) -> Option<Option<Leader>> {
+        let candidate = Some(candidate.to_owned()).filter(|name| !name.is_empty());
+        Some(Some(Leader { candidate, term }))
+    }
+
+    #[test]
+    fn a_majority_of_all_nodes_decides_who_leads() {
+        let (a, b) = (|| held_by("a", 7), || held_by("b", 8));
+        assert_eq!(leader_of(&[a()]), leads("a", 7));
+        assert_eq!(leader_of(&[a(), b(), a()]), leads("a", 7));
+        assert_eq!(leader_of(&[a(), silent(), a()]), leads("a", 7));
+        assert_eq!(leader_of(&[Ok(None), Ok(None), silent()]), Some(None));
+        assert_eq!(leader_of(&[a(), b(), Ok(None)]), Some(None));
+    }
+
+    #[test]
+    fn what_silent_nodes_could_change_is_unknown() {
+        let a = || held_by("a", 7);
+        assert_eq!(leader_of(&[silent()]), None);
+        assert_eq!(leader_of(&[a(), Ok(None), silent()]), None);
+        assert_eq!(leader_of(&[Ok(None), silent(), silent()]), None);
+    }
+
+    #[test]
+    fn a_node_that_granted_again_does_not_change_the_term() {
+        let said = [held_by("a", 9), held_by("a", 7), held_by("a", 7)];
+        assert_eq!(leader_of(&said), leads("a", 7));
+        // Without a name only the term tells candidates apart.
+        let said = [held_by("", 9), held_by("", 7), held_by("", 7)];
+        assert_eq!(leader_of(&said), leads("", 7));
+        let said = [held_by("", 9), held_by("", 7), held_by("", 8)];
+        assert_eq!(leader_of(&said), Some(None));
+    }
+}
