@@ -7,6 +7,7 @@ use redis_module::raw;
 use redislock_core::table::Limits;
 use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
+use crate::edge::edge;
 use crate::ffi::{Args, Ctx, api};
 use crate::node;
 use crate::server::MinReplicas;
@@ -142,8 +143,15 @@ pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
                 flags,
                 setting.min,
                 setting.max,
-                Some(get),
-                Some(set),
+                Some(
+                    edge!(get as fn(name: *const c_char, setting: *mut c_void) -> c_longlong, or 0)
+                ),
+                Some(edge!(set as fn(
+                    name: *const c_char,
+                    value: c_longlong,
+                    setting: *mut c_void,
+                    error: *mut *mut raw::RedisModuleString,
+                ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
                 None,
                 std::ptr::from_ref::<Setting>(setting).cast_mut().cast(),
             ))
@@ -206,13 +214,13 @@ fn parse(args: Args<'_>) -> Result<[i64; SETTINGS.len()], String> {
     Ok(values)
 }
 
-extern "C" fn get(_: *const c_char, setting: *mut c_void) -> c_longlong {
+fn get(_: *const c_char, setting: *mut c_void) -> c_longlong {
     // SAFETY: the private data given at registration: a static setting.
     let setting = unsafe { &*setting.cast::<Setting>() };
     setting.value.load(Ordering::Relaxed)
 }
 
-extern "C" fn set(
+fn set(
     _: *const c_char,
     value: c_longlong,
     setting: *mut c_void,

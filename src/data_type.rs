@@ -1,20 +1,24 @@
 //! The type `redislock`: how a value is saved, loaded, rewritten, measured and freed.
 //!
 //! A value carries a handle ([`LockId`]) in place of a pointer; the lock itself is in the node's table. So freeing a value,
-//! which the server may do on another thread, is leaving a letter.
+//! which the server may do on another thread, is leaving a notice.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 
 use redis_module::raw;
+use redislock_core::payload::{Origin, Rejected};
 use redislock_core::slots::LockId;
+use redislock_core::time::Instant;
 use redislock_core::token::Key;
 use redislock_core::wire::{self, put_number};
 
+use crate::alarm;
 use crate::clock;
-use crate::ffi::{Arg, Ctx, api, lock_of, value_of};
-use crate::lifecycle;
-use crate::node::{self, Letter};
+use crate::config::QUARANTINE;
+use crate::edge::edge;
+use crate::ffi::{self, Arg, Ctx, Level, api, lock_of, value_of};
+use crate::node::{self, Notice};
 
 /// Nine characters, as the server wants it; the last ten bits of a type's name are its version.
 const NAME: &std::ffi::CStr = c"redislock";
@@ -28,15 +32,35 @@ pub fn redis_type() -> *mut raw::RedisModuleType {
 
 /// Registers the type.
 pub fn register(ctx: Ctx) -> Result<(), String> {
+    // 7.0 takes the first, later servers the second.
+    let aux_save = edge!(aux_save as fn(io: *mut raw::RedisModuleIO, when: c_int));
     let mut methods = raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION.into(),
-        rdb_load: Some(rdb_load),
-        rdb_save: Some(rdb_save),
-        aof_rewrite: Some(aof_rewrite),
-        mem_usage: Some(mem_usage),
-        digest: Some(digest),
-        free: Some(free),
-        aux_load: Some(aux_load),
+        rdb_load: Some(edge!(rdb_load as fn(
+            io: *mut raw::RedisModuleIO,
+            version: c_int,
+        ) -> *mut c_void, or std::ptr::null_mut())),
+        rdb_save: Some(edge!(
+            rdb_save as fn(io: *mut raw::RedisModuleIO, value: *mut c_void)
+        )),
+        aof_rewrite: Some(edge!(
+            aof_rewrite
+                as fn(
+                    io: *mut raw::RedisModuleIO,
+                    key: *mut raw::RedisModuleString,
+                    value: *mut c_void,
+                )
+        )),
+        mem_usage: Some(edge!(mem_usage as fn(value: *const c_void) -> usize, or 0)),
+        digest: Some(edge!(
+            digest as fn(into: *mut raw::RedisModuleDigest, value: *mut c_void)
+        )),
+        free: Some(edge!(free as fn(value: *mut c_void))),
+        aux_load: Some(edge!(aux_load as fn(
+            io: *mut raw::RedisModuleIO,
+            version: c_int,
+            when: c_int,
+        ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
         aux_save: Some(aux_save),
         aux_save_triggers: raw::REDISMODULE_AUX_BEFORE_RDB as c_int,
         free_effort: None,
@@ -45,7 +69,9 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         defrag: None,
         mem_usage2: None,
         free_effort2: None,
-        unlink2: Some(unlink),
+        unlink2: Some(edge!(
+            unlink as fn(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void)
+        )),
         copy2: None,
         aux_save2: Some(aux_save),
     };
@@ -54,7 +80,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         api!(RedisModule_CreateDataType(
             ctx.raw(),
             NAME.as_ptr(),
-            wire::VERSION.into(),
+            wire::RDB_VERSION.into(),
             &raw mut methods
         ))
     };
@@ -77,7 +103,7 @@ fn saved(id: LockId) -> Vec<u8> {
     bytes
 }
 
-extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
+fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     let bytes = saved(lock_of(value));
     // SAFETY: the io of this callback.
     unsafe {
@@ -89,8 +115,8 @@ extern "C" fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     }
 }
 
-extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
-    if version != c_int::from(wire::VERSION) {
+fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
+    if version != c_int::from(wire::RDB_VERSION) {
         return std::ptr::null_mut();
     }
     let Some(bytes) = load_bytes(io) else {
@@ -107,8 +133,52 @@ extern "C" fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_vo
         };
         Key::new(db.max(0) as u32, name)
     };
-    let now = clock::now();
-    node::with(|node| node.table.restore(key, &bytes, now)).map_or(std::ptr::null_mut(), value_of)
+    let (origin, now) = (origin(), clock::now());
+    match node::with(|node| node.table.restore(key, &bytes, origin, now)) {
+        Ok(id) => value_of(id),
+        Err(rejected) => {
+            log_rejection(rejected, now.mono);
+            std::ptr::null_mut()
+        }
+    }
+}
+
+/// Where the value that is being loaded comes from.
+///
+/// The server does not say which command loads it. While a dataset is loaded no client can write. A replica that clients
+/// cannot write to gets values from its master alone, and one that they can write to must not refuse its master either.
+/// So a master that is not loading is the one case in which it is RESTORE, or MIGRATE from another node.
+fn origin() -> Origin {
+    let flags = ffi::detached().map_or(0, Ctx::flags);
+    let loading = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    if flags & loading != 0 || flags & raw::REDISMODULE_CTX_FLAGS_MASTER == 0 {
+        return Origin::Trusted;
+    }
+    let quarantine = QUARANTINE.get();
+    Origin::Client {
+        longest_lease: (quarantine != 0).then_some(quarantine),
+    }
+}
+
+/// When a rejected payload was last logged.
+static LOGGED: AtomicU64 = AtomicU64::new(0);
+/// Rejected payloads are logged at most once in this time, µs: any client can send them.
+const LOG_EVERY: u64 = 1_000_000;
+
+/// Says in the log why a payload was rejected; the server tells its client only "Bad data format".
+fn log_rejection(rejected: Rejected, now: Instant) {
+    let why = match rejected {
+        Rejected::Malformed => return,
+        Rejected::FenceTooFarAhead => "its fence is too far ahead of this node's clock",
+        Rejected::LeaseTooLong => "its lease is longer than lock.quarantine",
+    };
+    if now.0.saturating_sub(LOGGED.load(Ordering::Relaxed)) >= LOG_EVERY {
+        LOGGED.store(now.0, Ordering::Relaxed);
+        ffi::log(
+            Level::Warning,
+            &format!("a lock that RESTORE or MIGRATE brought was refused: {why}"),
+        );
+    }
 }
 
 /// A byte string of an RDB file, which may lie about anything.
@@ -127,7 +197,7 @@ fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
 }
 
 /// What is not in any key: the fence counter, and what quarantine has to remember.
-extern "C" fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
+fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     let mut bytes = Vec::new();
     node::with(|node| {
         put_number(node.table.fence(), &mut bytes);
@@ -143,9 +213,9 @@ extern "C" fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     }
 }
 
-extern "C" fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
+fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
     let (ok, error) = (raw::REDISMODULE_OK as c_int, raw::REDISMODULE_ERR as c_int);
-    if version != c_int::from(wire::VERSION) {
+    if version != c_int::from(wire::RDB_VERSION) {
         return error;
     }
     let Some(bytes) = load_bytes(io) else {
@@ -161,11 +231,7 @@ extern "C" fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) ->
     }
 }
 
-extern "C" fn aof_rewrite(
-    io: *mut raw::RedisModuleIO,
-    key: *mut raw::RedisModuleString,
-    value: *mut c_void,
-) {
+fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     let now = clock::mono();
     let mut effect = Vec::new();
     node::with(|node| {
@@ -188,11 +254,11 @@ extern "C" fn aof_rewrite(
     }
 }
 
-extern "C" fn mem_usage(value: *const c_void) -> usize {
+fn mem_usage(value: *const c_void) -> usize {
     node::with(|node| node.table.memory(lock_of(value.cast_mut())))
 }
 
-extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
+fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
     node::with(|node| {
         let Some(lock) = node.table.lock(lock_of(value)) else {
             return;
@@ -212,12 +278,12 @@ extern "C" fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
 }
 
 /// May run on any thread.
-extern "C" fn free(value: *mut c_void) {
-    node::post(Letter::Freed(lock_of(value)));
+fn free(value: *mut c_void) {
+    node::post(Notice::Freed(lock_of(value)));
 }
 
 /// The key is about to be removed, by us (then it is no news) or by anything else.
-extern "C" fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
+fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     let news = node::unlinked(lock_of(value.cast_mut()), || {
         // SAFETY: the context of this callback; the name is valid during it.
         unsafe {
@@ -230,6 +296,6 @@ extern "C" fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) 
         }
     });
     if news && node::anyone_waits() {
-        lifecycle::wake_soon();
+        alarm::wake_soon();
     }
 }

@@ -9,6 +9,7 @@ mod key;
 mod server_info;
 
 use std::ffi::{CStr, c_int};
+use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use argument::{Arg, Args, OwnedString};
 pub use key::{For, OpenKey, Standing, lock_of, value_of};
@@ -49,6 +50,32 @@ pub enum Level {
     Warning,
 }
 
+/// A context that is always there: for timers, for the log, and where a callback has none.
+static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Makes the context that is always there, unless the server is too old for that.
+pub fn detach(ctx: Ctx) {
+    if !there!(RedisModule_GetDetachedThreadSafeContext) {
+        return;
+    }
+    // SAFETY: a valid context, during load; the detached one is never freed.
+    let detached = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.raw())) };
+    DETACHED.store(detached, Ordering::Relaxed);
+}
+
+/// The context that is always there; none before the module is loaded.
+pub fn detached() -> Option<Ctx> {
+    let ctx = DETACHED.load(Ordering::Relaxed);
+    (!ctx.is_null()).then_some(Ctx(ctx))
+}
+
+/// Writes to the server's log, from wherever.
+pub fn log(level: Level, text: &str) {
+    if let Some(ctx) = detached() {
+        ctx.log(level, text);
+    }
+}
+
 /// What the server gives to a callback.
 #[derive(Clone, Copy)]
 pub struct Ctx(*mut raw::RedisModuleCtx);
@@ -86,13 +113,30 @@ impl Ctx {
         }
     }
 
-    /// The connection that a command came by; 0 in a script, which has none of its own.
+    /// The connection that a command came by; 0 in a script or a call by another module, which have none of their own.
     pub fn connection(self) -> u64 {
-        if self.has(raw::REDISMODULE_CTX_FLAGS_LUA) {
+        let flags = self.flags();
+        // A call by another module may not block. Nor may a transaction, whose client has a connection.
+        let may_have_none = flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
+        if flags & raw::REDISMODULE_CTX_FLAGS_LUA != 0 || may_have_none && !self.has_connection() {
             0
         } else {
             self.client()
         }
+    }
+
+    /// Whether the client that runs the command is a connection: the server knows it by its id, and it has a user. (Valkey
+    /// 9.1 knows the client of a module by its id, too, and crashes when it is asked for its address.)
+    pub fn has_connection(self) -> bool {
+        // SAFETY: a valid context; the string is freed here.
+        unsafe {
+            let user = api!(RedisModule_GetClientUserNameById(self.0, self.client()));
+            if user.is_null() {
+                return false;
+            }
+            api!(RedisModule_FreeString(self.0, user));
+        }
+        true
     }
 
     /// The id of the client that runs the command, be it a connection or not.
@@ -105,9 +149,19 @@ impl Ctx {
         let mode = match purpose {
             For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
             For::Writing => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
+            // To open for writing sends no event about a missing key, on 7.0 too, which does not know the other flags.
+            For::Looking => {
+                raw::REDISMODULE_READ
+                    | raw::REDISMODULE_WRITE
+                    | raw::REDISMODULE_OPEN_KEY_NOTOUCH
+                    | raw::REDISMODULE_OPEN_KEY_NONOTIFY
+                    | raw::REDISMODULE_OPEN_KEY_NOSTATS
+                    | raw::REDISMODULE_OPEN_KEY_NOEXPIRE
+            }
         };
         // SAFETY: a valid context and string; closed by `OpenKey`.
-        OpenKey(unsafe { api!(RedisModule_OpenKey(self.0, name.raw(), mode as c_int)) }.cast())
+        let key = unsafe { api!(RedisModule_OpenKey(self.0, name.raw(), mode as c_int)) };
+        OpenKey::new(key.cast())
     }
 
     pub fn signal_modified(self, name: Arg<'_>) {

@@ -7,6 +7,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::to_millis;
 
 use crate::clock;
+use crate::edge::{self, edge};
 use crate::ffi::{Ctx, api};
 use crate::node;
 
@@ -14,11 +15,16 @@ use crate::node;
 pub fn register(ctx: Ctx) {
     // SAFETY: a valid context, during load.
     unsafe {
-        api!(RedisModule_RegisterInfoFunc(ctx.raw(), Some(show)));
+        api!(RedisModule_RegisterInfoFunc(
+            ctx.raw(),
+            Some(edge!(
+                show as fn(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int)
+            ))
+        ));
     }
 }
 
-extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
+fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     // A crash may have happened in the middle of anything: the table is left alone then.
     if for_crash_report != 0 {
         return;
@@ -39,9 +45,14 @@ extern "C" fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) 
             ))
         };
     };
+    // First, and without the table: after a failure the rest may not be there.
+    let in_state = section(c"state");
+    if in_state {
+        number(c"failed", edge::has_failed().into());
+    }
     node::with(|node| {
         let table = &node.table;
-        if section(c"state") {
+        if in_state {
             let (left, reason) = match table.quarantine.left(clock::mono()) {
                 None => (0, c"none"),
                 Some((left, Reason::Start)) => (left, c"start"),

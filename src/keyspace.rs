@@ -1,17 +1,24 @@
-//! The only place that opens keys, applies what core has decided, replicates it and tells about it.
+//! The only place that opens keys, applies what core has decided, replicates it and sends events about it.
+//!
+//! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent last: when all keys
+//! are changed, the effect is replicated, and nothing is borrowed or open. The server sends events of its own earlier (a
+//! new key, a key whose time is up). A LOCK command that is called from one of these meets a change that is half made, and
+//! is refused ([`is_changing`]).
 
 use std::ffi::CStr;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
+use redislock_core::few::Few;
 use redislock_core::slots::LockId;
-use redislock_core::table::{Found, Keyspace, Output, Presence, Touched, Wanted};
+use redislock_core::table::{Events, Found, Keyspace, Output, Presence, Touched, Wanted};
 use redislock_core::time::Now;
 use redislock_core::token::Key;
 
 use crate::clock;
 use crate::ffi::{Arg, Ctx, For, OpenKey, OwnedString, Standing};
 use crate::node::{self, Node};
-use crate::{lifecycle, waiters};
+use crate::{alarm, lifecycle, waiters};
 
 /// A key that a command names, open for writing.
 pub struct Opened<'a> {
@@ -54,6 +61,11 @@ impl<'a> Opened<'a> {
     pub fn lock(&self) -> Option<LockId> {
         self.lock
     }
+
+    /// Closes the key, so that others may change it.
+    pub fn close(&self) {
+        self.key.close();
+    }
 }
 
 /// The keyspace as core may ask it.
@@ -64,7 +76,7 @@ impl Keyspace for Keys {
         let (ctx, before) = (self.0, self.0.db());
         ctx.select(key.db());
         let name = OwnedString::new(key.name());
-        let found = match ctx.open(name.arg(), For::Reading).standing() {
+        let found = match ctx.open(name.arg(), For::Looking).standing() {
             Standing::Nothing => Found::Nothing,
             Standing::Lock(id) => Found::Lock(id),
             Standing::Other => Found::Other,
@@ -74,13 +86,40 @@ impl Keyspace for Keys {
     }
 }
 
-/// Lets core decide and applies what follows. `own` are the keys that the command has open.
+/// Whether a change has begun and is not whole yet.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+
+/// Whether a change has begun and is not whole yet: whoever asks was called from the middle of it.
+pub fn is_changing() -> bool {
+    CHANGING.load(Ordering::Relaxed)
+}
+
+/// A change, as long as it is not whole.
+pub struct Change(());
+
+impl Change {
+    pub fn begin() -> Self {
+        CHANGING.store(true, Ordering::Relaxed);
+        Self(())
+    }
+}
+
+impl Drop for Change {
+    fn drop(&mut self) {
+        CHANGING.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Lets core decide, applies what follows and sends the events. `own` are the keys that the command has open; they may be
+/// closed afterwards.
 pub fn decide<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    decide_at(ctx, own, |_| true, decide)
+    let (result, news) = decide_at(ctx, own, |_| true, decide);
+    news.send(ctx, own);
+    result
 }
 
 /// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given one.
@@ -89,6 +128,17 @@ pub fn decide_without_fence<R>(
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
+    let (result, news) = decide_silently(ctx, own, decide);
+    news.send(ctx, own);
+    result
+}
+
+/// [`decide_without_fence`] for a caller that has more to do before anybody may hear of it.
+pub fn decide_silently<'a, R>(
+    ctx: Ctx,
+    own: &[Opened<'a>],
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> (R, News<'a>) {
     let may_serve = |Node { table, .. }: &Node| {
         // A key that is free may have a line of those who wait for others, too.
         let has_line = |lock: Option<LockId>| match lock {
@@ -100,14 +150,15 @@ pub fn decide_without_fence<R>(
     decide_at(ctx, own, may_serve, decide)
 }
 
-fn decide_at<R>(
+fn decide_at<'a, R>(
     ctx: Ctx,
-    own: &[Opened<'_>],
+    own: &[Opened<'a>],
     gives_fences: impl FnOnce(&Node) -> bool,
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
-) -> R {
+) -> (R, News<'a>) {
     let mono = clock::mono();
     lifecycle::notice_standstill(ctx, mono);
+    let _change = Change::begin();
     let (result, output) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };
         let now = Now { mono, wall };
@@ -119,16 +170,15 @@ fn decide_at<R>(
         });
         (result, output)
     });
-    if let Some(output) = output {
-        apply(ctx, own, output);
-    }
-    result
+    let news = output.map_or_else(News::default, |output| apply(ctx, own, output));
+    (result, news)
 }
 
-/// Applies an output: keys, replication, events, answers, and the alarm for what comes next.
-fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
+/// Applies an output: keys, replication, answers, and the alarm for what comes next. What is to be told is left.
+fn apply<'a>(ctx: Ctx, own: &[Opened<'a>], mut output: Output) -> News<'a> {
+    let mut news = News::default();
     if !output.touched.is_empty() {
-        apply_changes(ctx, own, &output);
+        news = apply_changes(ctx, own, &output);
         if output.effect.is_empty() {
             // Nobody listens, so nothing is sent; this only counts the change, for the server's save points.
             ctx.replicate_as_is();
@@ -141,36 +191,96 @@ fn apply(ctx: Ctx, own: &[Opened<'_>], mut output: Output) {
     let soonest_end = output.soonest_end.filter(|_| !own.is_empty());
     node::with(|node| node.table.return_output(output));
     if let Some(end) = soonest_end {
-        lifecycle::wake_at(end);
+        alarm::wake_at(end);
     }
+    news
 }
 
-/// Changes the keys, tells of it, and replicates it.
-fn apply_changes(ctx: Ctx, own: &[Opened<'_>], output: &Output) {
+/// Changes the keys and replicates it; what is to be told about it is left.
+fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> {
     let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output));
     let mut own_at = 0;
-    for touched in &output.touched {
+    let change = |touched: &Touched| {
         // Core touches the keys of a command in their order, so the next one is nearly always it.
         let next = own.get(own_at).filter(|opened| is_at(opened, touched));
-        if let Some(opened) = next.or_else(|| own.iter().find(|opened| is_at(opened, touched))) {
+        let opened = next.or_else(|| own.iter().find(|opened| is_at(opened, touched)));
+        let (db, name) = if let Some(opened) = opened {
             own_at += 1;
             change_key(ctx, touched, opened.name, &opened.key);
-            if let Some(effects) = &mut effects {
-                effects.add(ctx, touched, opened.db, opened.name.raw(), None);
-            }
-        } else if let Some(key) = key_of(touched) {
+            (opened.db, Name::Own(opened.name))
+        } else {
+            let key = key_of(touched)?;
             let before = ctx.db();
             ctx.select(key.db());
             let name = OwnedString::new(key.name());
             change_key_if_unchanged(ctx, touched, name.arg());
-            if let Some(effects) = &mut effects {
-                effects.add(ctx, touched, key.db(), name.arg().raw(), Some(name));
-            }
             ctx.select(before);
+            (key.db(), Name::Made(name))
+        };
+        if let Some(effects) = &mut effects {
+            effects.add(ctx, touched, db, &name);
         }
-    }
+        let events = touched.events;
+        Some(Told { db, name, events })
+    };
+    let told = output.touched.iter().filter_map(change).collect();
     if let Some(mut effects) = effects {
         effects.send(ctx);
+    }
+    News(told)
+}
+
+/// The name of a changed key.
+enum Name<'a> {
+    /// The command has named it.
+    Own(Arg<'a>),
+    /// It was made here.
+    Made(OwnedString),
+}
+
+impl Name<'_> {
+    fn arg(&self) -> Arg<'_> {
+        match self {
+            Self::Own(name) => *name,
+            Self::Made(name) => name.arg(),
+        }
+    }
+}
+
+/// What is to be told about one key.
+struct Told<'a> {
+    db: u32,
+    name: Name<'a>,
+    events: Events,
+}
+
+/// What is to be told about a change, when it is whole.
+#[must_use]
+pub struct News<'a>(Few<Told<'a>>);
+
+impl Default for News<'_> {
+    fn default() -> Self {
+        Self(Few::Many(Vec::new()))
+    }
+}
+
+impl News<'_> {
+    /// Sends the keyspace events. Whoever hears of them may do anything, so no key stays open.
+    pub fn send(self, ctx: Ctx, own: &[Opened<'_>]) {
+        if self.0.is_empty() {
+            return;
+        }
+        own.iter().for_each(|opened| opened.key.close());
+        for Told { db, name, events } in &self.0 {
+            let before = ctx.db();
+            if before != *db {
+                ctx.select(*db);
+            }
+            tell(ctx, *events, name.arg());
+            if before != *db {
+                ctx.select(before);
+            }
+        }
     }
 }
 
@@ -184,8 +294,6 @@ struct Effects<'o> {
     changes: std::ops::Range<usize>,
     first: Option<*mut raw::RedisModuleString>,
     more: Vec<*mut raw::RedisModuleString>,
-    /// Names that are kept until they are sent.
-    made: Vec<OwnedString>,
 }
 
 impl<'o> Effects<'o> {
@@ -197,20 +305,13 @@ impl<'o> Effects<'o> {
             changes: output.head..output.head,
             first: None,
             more: Vec::new(),
-            made: Vec::new(),
         }
     }
 
-    /// Adds the change of a key: one that the command has named, or one whose name was `made`.
-    fn add(
-        &mut self,
-        ctx: Ctx,
-        touched: &Touched,
-        db: u32,
-        name: *mut raw::RedisModuleString,
-        made: Option<OwnedString>,
-    ) {
-        let alone = self.cluster && made.is_some();
+    /// Adds the change of a key. Its name lives until the effects are sent.
+    fn add(&mut self, ctx: Ctx, touched: &Touched, db: u32, name: &Name<'_>) {
+        let alone = self.cluster && matches!(name, Name::Made(_));
+        let name = name.arg().raw();
         if self.db != db || alone {
             self.send(ctx);
         }
@@ -225,7 +326,6 @@ impl<'o> Effects<'o> {
             self.changes.start = touched.change.start;
         }
         self.changes.end = touched.change.end;
-        self.made.extend(made);
         if alone {
             self.send(ctx);
         }
@@ -253,7 +353,6 @@ impl<'o> Effects<'o> {
         }
         ctx.select(before);
         self.more.clear();
-        self.made.clear();
     }
 }
 
@@ -277,7 +376,7 @@ fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
     }
 }
 
-/// Makes or deletes the key of a touched lock, which the running command has open, and tells of it.
+/// Makes or deletes the key of a touched lock, which the running command has open.
 fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
     match touched.presence {
         Presence::New => key.set(touched.id),
@@ -285,7 +384,6 @@ fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
         Presence::Kept => {}
     }
     ctx.signal_modified(name);
-    tell(ctx, touched, name);
 }
 
 /// The same for a key that the command did not name. What stands there may be another value by now: then it is left alone.
@@ -294,16 +392,12 @@ fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
     match (touched.presence, key.standing()) {
         (Presence::New, Standing::Nothing) => change_key(ctx, touched, name, &key),
         (_, Standing::Lock(id)) if id == touched.id => change_key(ctx, touched, name, &key),
-        _ => {
-            ctx.signal_modified(name);
-            tell(ctx, touched, name);
-        }
+        _ => ctx.signal_modified(name),
     }
 }
 
-/// Tells of what happened as keyspace events.
-fn tell(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
-    let events = touched.events;
+/// Sends what happened to a key as keyspace events.
+fn tell(ctx: Ctx, events: Events, name: Arg<'_>) {
     let told: [(u32, &CStr); 5] = [
         (events.expired, c"lock.expired"),
         (events.released, c"lock.released"),

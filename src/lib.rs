@@ -11,8 +11,11 @@
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
+//! | `alarm.rs` | when the module runs without being asked |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
 //! | `node.rs` | the node's state, and how callbacks reach it |
+//! | `global.rs` | the thread model |
+//! | `edge.rs` | what the server calls, and what follows from a panic there |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `info.rs` | what INFO shows |
 //! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
@@ -22,11 +25,14 @@
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
 //! `lock.rs` (`Terms`: what it means).
 
+mod alarm;
 mod clock;
 mod command;
 mod config;
 mod data_type;
+mod edge;
 mod ffi;
+mod global;
 mod info;
 mod keyspace;
 mod lifecycle;
@@ -37,6 +43,7 @@ mod warnings;
 
 use std::ffi::c_int;
 
+use edge::edge;
 use ffi::{Args, Ctx, Level, api, there};
 use redis_module::raw;
 
@@ -57,24 +64,43 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     argv: *mut *mut raw::RedisModuleString,
     argc: c_int,
 ) -> c_int {
-    let (ok, error) = (raw::REDISMODULE_OK as c_int, raw::REDISMODULE_ERR as c_int);
     let api_version = raw::REDISMODULE_APIVER_1 as c_int;
     // SAFETY: as the server promises; nothing is allocated before this.
     if unsafe { raw::Export_RedisModule_Init(ctx, NAME.as_ptr(), version_number(), api_version) }
-        != ok
+        != raw::REDISMODULE_OK as c_int
     {
-        return error;
+        return raw::REDISMODULE_ERR as c_int;
     }
+    // SAFETY: the context of this callback.
+    ffi::detach(unsafe { Ctx::new(ctx) });
+    edge::log_panics();
+    #[cfg(feature = "failpoints")]
+    if let Ok(edge) = std::env::var("REDISLOCK_FAILPOINT") {
+        edge::failpoint::arm(&edge);
+    }
+    edge!(on_load as fn(
+        ctx: *mut raw::RedisModuleCtx,
+        argv: *mut *mut raw::RedisModuleString,
+        argc: c_int,
+    ) -> c_int, or raw::REDISMODULE_ERR as c_int)(ctx, argv, argc)
+}
+
+/// Loads the module, or logs why it cannot be loaded.
+fn on_load(
+    ctx: *mut raw::RedisModuleCtx,
+    argv: *mut *mut raw::RedisModuleString,
+    argc: c_int,
+) -> c_int {
     // SAFETY: the arguments of this callback.
     let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
     match load(ctx, args) {
-        Ok(()) => ok,
+        Ok(()) => raw::REDISMODULE_OK as c_int,
         Err(reason) => {
             ctx.log(
                 Level::Warning,
                 &format!("redislock was not loaded: {reason}"),
             );
-            error
+            raw::REDISMODULE_ERR as c_int
         }
     }
 }
@@ -116,7 +142,8 @@ fn check_server() -> Result<(), String> {
         && there!(RedisModule_SetCommandInfo)
         && there!(RedisModule_GetDbIdFromIO)
         && there!(RedisModule_KeyAtPosWithFlags)
-        && there!(RedisModule_ReplyWithMap);
+        && there!(RedisModule_ReplyWithMap)
+        && there!(RedisModule_EventLoopAddOneShot);
     if there {
         Ok(())
     } else {

@@ -1,34 +1,26 @@
 //! What the server tells the module without being asked by a client: time, roles, loading, flushes, disconnects.
-//!
-//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall clock, so the
-//! monotonic clock is asked again when it rings, and the server's cron is the second wake-up, ten times a second.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
 use redislock_core::time::{Instant, from_millis, to_millis};
 use redislock_core::token::Key;
 
+use crate::alarm::{self, OnEvent, wake_at, wake_soon};
 use crate::clock;
 use crate::config::{self, EPHEMERAL_GRACE};
-use crate::ffi::{Arg, Ctx, For, Level, Standing, api};
+use crate::edge::{self, edge, on_event};
+use crate::ffi::{Arg, Ctx, For, Level, Standing, api, log};
 use crate::server::{self, ReplicaRule, may_write};
-use crate::{keyspace, node, warnings};
+use crate::{keyspace, node, waiters, warnings};
 
 /// A slice of expiry ends when it has taken this long, µs, so that clients are served in between.
 const SLICE: u64 = 500;
-/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
-const LONGEST_DELAY: u64 = 1_000_000;
 /// Locks between two looks at the clock.
 const BATCH: usize = 32;
 
-/// A context that is always there: for the timer, and for the log.
-static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
-/// When the alarm is set to ring, and which timer it is.
-static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
-static ALARM: AtomicU64 = AtomicU64::new(0);
 /// When the module last looked at what the server does not tell by itself.
 static LOOKED: AtomicU64 = AtomicU64::new(0);
 /// Time between two looks, µs. (The cron comes by `hz` times a second.)
@@ -42,31 +34,24 @@ const COUNTING: u64 = 2_000_000;
 /// The database that MOVE takes a key from.
 static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
-/// What the server calls at an event.
-type OnEvent =
-    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
-
 /// Subscribes to everything below.
 pub fn register(ctx: Ctx) -> Result<(), String> {
-    // SAFETY: a valid context; the detached one is never freed.
-    unsafe {
-        DETACHED.store(
-            api!(RedisModule_GetDetachedThreadSafeContext(ctx.raw())),
-            Ordering::Relaxed,
-        );
-    }
+    alarm::register(catch_up);
     let events: [(u64, OnEvent); 8] = [
-        (raw::REDISMODULE_EVENT_CRON_LOOP, on_cron),
+        (raw::REDISMODULE_EVENT_CRON_LOOP, on_event!(on_cron)),
         (
             raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
-            on_role_change,
+            on_event!(on_role_change),
         ),
-        (raw::REDISMODULE_EVENT_LOADING, on_loading),
-        (raw::REDISMODULE_EVENT_FLUSHDB, on_flush),
-        (raw::REDISMODULE_EVENT_SWAPDB, on_swap),
-        (raw::REDISMODULE_EVENT_CLIENT_CHANGE, on_client_change),
-        (raw::REDISMODULE_EVENT_FORK_CHILD, on_fork),
-        (raw::REDISMODULE_EVENT_CONFIG, on_config_change),
+        (raw::REDISMODULE_EVENT_LOADING, on_event!(on_loading)),
+        (raw::REDISMODULE_EVENT_FLUSHDB, on_event!(on_flush)),
+        (raw::REDISMODULE_EVENT_SWAPDB, on_event!(on_swap)),
+        (
+            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+            on_event!(on_client_change),
+        ),
+        (raw::REDISMODULE_EVENT_FORK_CHILD, on_event!(on_fork)),
+        (raw::REDISMODULE_EVENT_CONFIG, on_event!(on_config_change)),
     ];
     for (id, callback) in events {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
@@ -88,7 +73,12 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         api!(RedisModule_SubscribeToKeyspaceEvents(
             ctx.raw(),
             kinds,
-            Some(on_keyspace)
+            Some(edge!(on_keyspace as fn(
+                ctx: *mut raw::RedisModuleCtx,
+                class: c_int,
+                event: *const std::ffi::c_char,
+                name: *mut raw::RedisModuleString,
+            ) -> c_int, or raw::REDISMODULE_OK as c_int))
         ))
     } != 0
     {
@@ -139,7 +129,7 @@ fn notice_settings() {
     wake_soon();
 }
 
-extern "C" fn on_config_change(
+fn on_config_change(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     _: u64,
@@ -152,42 +142,6 @@ extern "C" fn on_config_change(
     notice_settings();
 }
 
-/// Wakes the module at this moment, or a little later.
-pub fn wake_at(moment: Instant) {
-    if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
-        return;
-    }
-    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
-    let ctx = DETACHED.load(Ordering::Relaxed);
-    if ctx.is_null() {
-        return;
-    }
-    let before = ALARM_AT.swap(moment.0, Ordering::Relaxed);
-    // SAFETY: the detached context lives for ever; the timer that is stopped is not the one that runs, as `on_alarm`
-    // forgets that one before anything else.
-    unsafe {
-        if before != u64::MAX {
-            api!(RedisModule_StopTimer(
-                ctx,
-                ALARM.load(Ordering::Relaxed),
-                std::ptr::null_mut()
-            ));
-        }
-        let timer = api!(RedisModule_CreateTimer(
-            ctx,
-            delay as i64,
-            Some(on_alarm),
-            std::ptr::null_mut()
-        ));
-        ALARM.store(timer, Ordering::Relaxed);
-    }
-}
-
-/// Wakes the module when the server has done with what it is doing.
-pub fn wake_soon() {
-    wake_at(Instant(clock::mono().0.saturating_sub(1)));
-}
-
 /// Wakes the module when the next wait is up.
 pub fn wake_for_waits() {
     if let Some(next) = node::with(|node| node.table.next_timeout()) {
@@ -195,37 +149,12 @@ pub fn wake_for_waits() {
     }
 }
 
-/// From now on, calls back each time the server has served the clients of a turn and is about to send their replies; or no
-/// more. Every turn of the server pays for it, so it is asked for only while there is something to do. Not to be called from
-/// within that callback: the server would go on with a listener that it has freed.
-pub fn call_each_turn(callback: Option<OnEvent>) {
-    let ctx = DETACHED.load(Ordering::Relaxed);
-    let event = raw::RedisModuleEvent {
-        id: raw::REDISMODULE_EVENT_EVENTLOOP,
-        dataver: 1,
-    };
-    if !ctx.is_null() {
-        // SAFETY: the detached context lives for ever.
-        unsafe {
-            api!(RedisModule_SubscribeToServerEvent(ctx, event, callback));
-        }
-    }
-}
-
-extern "C" fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
-    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
-    // SAFETY: the context of this callback.
-    catch_up(unsafe { Ctx::new(ctx) });
-}
-
-extern "C" fn on_cron(
-    ctx: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    _: u64,
-    _: *mut c_void,
-) {
+fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *mut c_void) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
+    if edge::has_failed() {
+        return waiters::give_up();
+    }
     let now = clock::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
@@ -240,27 +169,9 @@ extern "C" fn on_cron(
             .is_some_and(|next| next <= clock::mono());
         due || node.has_work()
     });
-    if take_late_alarm(now) || due {
+    if alarm::take_late(now) || due {
         catch_up(ctx);
     }
-}
-
-/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The server's timers follow
-/// its wall clock: when that is set back, they are late by as much.
-fn take_late_alarm(now: Instant) -> bool {
-    if ALARM_AT.load(Ordering::Relaxed) > now.0 {
-        return false;
-    }
-    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
-    // SAFETY: the detached context is there, as an alarm was set with it; the cron is not the timer that is stopped.
-    unsafe {
-        api!(RedisModule_StopTimer(
-            DETACHED.load(Ordering::Relaxed),
-            ALARM.load(Ordering::Relaxed),
-            std::ptr::null_mut()
-        ));
-    }
-    true
 }
 
 /// Looks at what the server does not tell by itself.
@@ -279,6 +190,9 @@ fn look(ctx: Ctx) {
 
 /// Does what is due: ends waits and leases, takes back what could not be delivered, serves those who wait.
 fn catch_up(ctx: Ctx) {
+    if edge::has_failed() {
+        return waiters::give_up();
+    }
     keyspace::decide(ctx, &[], |node, now, _| node.table.time_out(now));
     if !may_write(ctx) {
         // Only waits can end here; for the rest the cron comes by.
@@ -365,7 +279,7 @@ pub fn notice_standstill(ctx: Ctx, now: Instant) {
     }
 }
 
-extern "C" fn on_role_change(
+fn on_role_change(
     ctx: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     role: u64,
@@ -384,12 +298,7 @@ extern "C" fn on_role_change(
     }
 }
 
-extern "C" fn on_loading(
-    ctx: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    stage: u64,
-    _: *mut c_void,
-) {
+fn on_loading(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _: *mut c_void) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
     let now = clock::mono();
@@ -418,12 +327,7 @@ extern "C" fn on_loading(
     wake_soon();
 }
 
-extern "C" fn on_flush(
-    _: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    stage: u64,
-    info: *mut c_void,
-) {
+fn on_flush(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, info: *mut c_void) {
     if stage != raw::REDISMODULE_SUBEVENT_FLUSHDB_START {
         return;
     }
@@ -445,12 +349,7 @@ extern "C" fn on_flush(
     wake_soon();
 }
 
-extern "C" fn on_swap(
-    _: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    _: u64,
-    info: *mut c_void,
-) {
+fn on_swap(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, info: *mut c_void) {
     // SAFETY: with this event comes this structure.
     if let Some(info) = unsafe { info.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
         node::with(|node| {
@@ -461,7 +360,7 @@ extern "C" fn on_swap(
     }
 }
 
-extern "C" fn on_client_change(
+fn on_client_change(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     change: u64,
@@ -490,12 +389,7 @@ extern "C" fn on_client_change(
 /// The server saves, rewrites or hands a slot over in a child. A rewrite without an RDB preamble has no place for the fence
 /// counter, so it goes into the stream once more. Only then: an effect without keys is of no slot, and Valkey 9 gives a
 /// slot's migration up when it meets one.
-extern "C" fn on_fork(
-    _: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    stage: u64,
-    _: *mut c_void,
-) {
+fn on_fork(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _: *mut c_void) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
         node::with(|node| {
             node.counter_is_due |= server::may_rewrite_without_preamble();
@@ -506,7 +400,7 @@ extern "C" fn on_fork(
 }
 
 /// Values that come under another name, and evictions.
-extern "C" fn on_keyspace(
+fn on_keyspace(
     ctx: *mut raw::RedisModuleCtx,
     _: c_int,
     event: *const std::ffi::c_char,
@@ -570,13 +464,5 @@ pub fn why(reason: Reason) -> &'static str {
         Reason::Settings => {
             "while min-replicas-to-write cannot be read (set lock.min-replicas and lock.max-lag)"
         }
-    }
-}
-
-fn log(level: Level, text: &str) {
-    let ctx = DETACHED.load(Ordering::Relaxed);
-    if !ctx.is_null() {
-        // SAFETY: the detached context lives for ever.
-        unsafe { Ctx::new(ctx) }.log(level, text);
     }
 }

@@ -1,23 +1,23 @@
-//! This node's state: the table of locks, and the letters that callbacks leave for it.
+//! This node's state: the table of locks, and the notices that callbacks leave for it.
 //!
-//! The server calls back at any moment: in the middle of a deletion of ours, on a background thread. So callbacks never touch
-//! the table. They leave a letter, and whoever uses the table next reads the letters first.
+//! The server calls back at any moment: in the middle of a deletion of ours, on a background thread. So these callbacks
+//! never touch the table. They leave a notice, and whoever uses the table next reads the notices first. `global.rs`
+//! states the thread model.
 
-use std::cell::RefCell;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 
-use lazy_static::lazy_static;
 use redislock_core::Table;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::time::Instant;
 
 use crate::config;
+use crate::global::Global;
 
 /// What a callback has to say.
-pub enum Letter {
+pub enum Notice {
     /// The key of a lock was removed by something else than us.
     Unlinked(LockId),
     /// The value of a lock was freed.
@@ -49,14 +49,8 @@ pub struct Node {
     pub longest_slice_cpu: u64,
 }
 
-struct MainThread(RefCell<Node>);
-
-// SAFETY: the server runs commands, timers and events on its main thread only, or on another one while the main thread
-// stands still; `with` is called from nowhere else.
-unsafe impl Sync for MainThread {}
-
-lazy_static! {
-    static ref NODE: MainThread = MainThread(RefCell::new(Node {
+static NODE: LazyLock<Global<Node>> = LazyLock::new(|| {
+    Global::new(Node {
         table: Table::new(config::limits()),
         undeliverable: Vec::new(),
         closed: Vec::new(),
@@ -66,32 +60,33 @@ lazy_static! {
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: 0,
         longest_slice_cpu: 0,
-    }));
-    static ref LETTERS: Mutex<Vec<Letter>> = Mutex::new(Vec::new());
-    static ref FINGERPRINTS: RandomState = RandomState::new();
-}
+    })
+});
+static NOTICES: Mutex<Vec<Notice>> = Mutex::new(Vec::new());
+static FINGERPRINTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// The server itself; its children only read.
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
-static HAS_LETTERS: AtomicBool = AtomicBool::new(false);
+static HAS_NOTICES: AtomicBool = AtomicBool::new(false);
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 
-/// Room for this many letters is kept.
-const KEPT_LETTERS: usize = 1024;
+/// Room for this many notices is kept.
+const KEPT_NOTICES: usize = 1024;
 
 /// The lock that we are deleting ourselves; what the server calls back about it is no news.
 static OURS: AtomicU64 = AtomicU64::new(0);
 
 /// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
 pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
-    let mut node = NODE.0.borrow_mut();
-    if HAS_LETTERS.load(Ordering::Acquire) {
-        read_letters(&mut node);
-    }
-    let result = use_it(&mut node);
-    ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
-    result
+    NODE.with(|node| {
+        if HAS_NOTICES.load(Ordering::Acquire) {
+            read_notices(node);
+        }
+        let result = use_it(node);
+        ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
+        result
+    })
 }
 
 /// Notes which process the server is.
@@ -99,18 +94,18 @@ pub fn started() {
     OWN_PROCESS.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Leaves a letter.
-pub fn post(letter: Letter) {
-    let about = match &letter {
-        Letter::Unlinked(id) | Letter::Freed(id) => id.to_bits(),
+/// Leaves a notice.
+pub fn post(notice: Notice) {
+    let about = match &notice {
+        Notice::Unlinked(id) | Notice::Freed(id) => id.to_bits(),
         _ => 0,
     };
     if about == 0 || about != OURS.load(Ordering::Relaxed) {
-        LETTERS
+        NOTICES
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
-            .push(letter);
-        HAS_LETTERS.store(true, Ordering::Release);
+            .push(notice);
+        HAS_NOTICES.store(true, Ordering::Release);
     }
 }
 
@@ -124,7 +119,7 @@ pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
     let news = id.to_bits() != OURS.load(Ordering::Relaxed);
     if news {
         LAST_UNLINKED.store(name(), Ordering::Relaxed);
-        post(Letter::Unlinked(id));
+        post(Notice::Unlinked(id));
     }
     news
 }
@@ -190,16 +185,16 @@ pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
     result
 }
 
-fn read_letters(node: &mut Node) {
+fn read_notices(node: &mut Node) {
     if std::process::id() != OWN_PROCESS.load(Ordering::Relaxed) {
-        // A child that saves: the thread that may have been writing a letter at the fork is not here to finish it.
+        // A child that saves: the thread that may have been writing a notice at the fork is not here to finish it.
         return;
     }
-    HAS_LETTERS.store(false, Ordering::Release);
-    let mut letters = std::mem::take(&mut *LETTERS.lock().unwrap_or_else(PoisonError::into_inner));
-    for letter in letters.drain(..) {
-        match letter {
-            Letter::Unlinked(id) => {
+    HAS_NOTICES.store(false, Ordering::Release);
+    let mut notices = std::mem::take(&mut *NOTICES.lock().unwrap_or_else(PoisonError::into_inner));
+    for notice in notices.drain(..) {
+        match notice {
+            Notice::Unlinked(id) => {
                 let key = node.table.key(id).cloned();
                 node.table.unlinked(id);
                 // In a cluster the lock may live on elsewhere: nobody is granted anything, all come again.
@@ -207,17 +202,17 @@ fn read_letters(node: &mut Node) {
                     node.table.unblock_line(&key);
                 }
             }
-            Letter::Freed(id) => node.table.forget(id),
-            Letter::Left(id) => {
+            Notice::Freed(id) => node.table.forget(id),
+            Notice::Left(id) => {
                 node.table.abandon(id);
                 node.undeliverable.push(id);
             }
-            Letter::Delivered(id) => node.table.delivered(id),
+            Notice::Delivered(id) => node.table.delivered(id),
         }
     }
-    // Its memory is used again, unless a letter has come meanwhile.
-    let mut since = LETTERS.lock().unwrap_or_else(PoisonError::into_inner);
-    if since.is_empty() && letters.capacity() <= KEPT_LETTERS {
-        *since = letters;
+    // Its memory is used again, unless a notice has come meanwhile.
+    let mut since = NOTICES.lock().unwrap_or_else(PoisonError::into_inner);
+    if since.is_empty() && notices.capacity() <= KEPT_NOTICES {
+        *since = notices;
     }
 }

@@ -1,12 +1,12 @@
 //! Connections that wait: the server parks them, core says when they are answered.
 //!
 //! A parked connection is blocked on its keys, so that the server redirects it when a slot moves. The key's callback never
-//! serves it; [`unblock_answered`] does, at the end of a turn, upon which the server calls the timeout callback, the only one
-//! that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
+//! serves it; [`on_turn`] does, at the end of a turn of the event loop, upon which the server calls the timeout callback,
+//! the only one that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
 //! Whatever ends the wait, the server frees the private data last: there it is known whether the client was answered.
 
-use std::cell::{Cell, RefCell};
 use std::ffi::{c_int, c_void};
+use std::sync::LazyLock;
 
 use foldhash::HashMap;
 use redis_module::raw;
@@ -14,10 +14,12 @@ use redislock_core::few::Few;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::Answer;
 
+use crate::alarm;
 use crate::command::reply::{self, Shape};
+use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
-use crate::lifecycle;
-use crate::node::{self, Letter};
+use crate::global::Global;
+use crate::node::{self, Notice};
 
 /// A connection that waits, in the care of the server.
 struct Parked {
@@ -53,14 +55,30 @@ impl Places {
     }
 }
 
-thread_local! {
-    /// The server blocks and unblocks on its main thread only.
-    static PLACES: RefCell<Places> = RefCell::default();
-    /// Whether the end of each turn is told.
-    static LISTENS: Cell<bool> = const { Cell::new(false) };
+/// Everything about those who wait that the server does not keep.
+#[derive(Default)]
+struct Waiters {
+    places: Places,
     /// Answers to those who are still blocked.
-    static ANSWERS: RefCell<Vec<(WaiterId, Answer)>> = RefCell::default();
+    answers: Vec<(WaiterId, Answer)>,
+    turn: Turn,
 }
+
+/// Where the server is in its turn of the event loop, as far as is known.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Turn {
+    /// Nobody tells, as the module has not asked to be called.
+    #[default]
+    Untold,
+    /// The module is called at the end of this turn, if it is not over yet.
+    Unknown,
+    /// The module is called at the end of this turn.
+    Open,
+    /// The module was called at the end of this turn; the server may still run commands before it sleeps.
+    Over,
+}
+
+static WAITERS: LazyLock<Global<Waiters>> = LazyLock::new(|| Global::new(Waiters::default()));
 
 /// Parks the connection of this command until its waiter is answered.
 pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
@@ -71,13 +89,23 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         replied: false,
     }));
     let keys: Few<_> = keys.map(Arg::raw).collect();
-    // SAFETY: a valid context and keys; the private data is freed by `free`, which the server calls once.
+    // SAFETY: a valid context and keys; the private data is freed by `free_parked`, which the server calls once.
     let client = unsafe {
         let client = api!(RedisModule_BlockClientOnKeys(
             ctx.raw(),
-            Some(key_is_ready),
-            Some(answer),
-            Some(free),
+            Some(edge!(key_is_ready as fn(
+                ctx: *mut raw::RedisModuleCtx,
+                argv: *mut *mut raw::RedisModuleString,
+                argc: c_int,
+            ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
+            Some(edge!(answer as fn(
+                ctx: *mut raw::RedisModuleCtx,
+                argv: *mut *mut raw::RedisModuleString,
+                argc: c_int,
+            ) -> c_int, or refuse(ctx))),
+            Some(edge!(
+                free_parked as fn(ctx: *mut raw::RedisModuleCtx, parked: *mut c_void)
+            )),
             0,
             keys.as_ptr().cast_mut(),
             keys.len() as c_int,
@@ -85,59 +113,97 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         ));
         api!(RedisModule_SetDisconnectCallback(
             client,
-            Some(disconnected)
+            Some(edge!(
+                disconnected
+                    as fn(
+                        ctx: *mut raw::RedisModuleCtx,
+                        client: *mut raw::RedisModuleBlockedClient,
+                    )
+            ))
         ));
         client
     };
-    PLACES.with_borrow_mut(|places| places.insert(id, Place { client, parked }));
+    WAITERS.with(|waiters| waiters.places.insert(id, Place { client, parked }));
 }
 
 /// Answers those who waited, as soon as the server has done with what it is doing.
 ///
 /// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
-/// not the one that counts. So it waits for the end of the turn, before replies are sent.
+/// not the one that counts. So it waits for the end of the turn. If that may have passed already, the server takes another
+/// turn before it sleeps.
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
-    ANSWERS.with_borrow_mut(|waiting| waiting.extend(answers));
-    if !LISTENS.replace(true) {
-        lifecycle::call_each_turn(Some(unblock_answered));
+    let before = WAITERS.with(|waiters| {
+        waiters.answers.extend(answers);
+        let before = waiters.turn;
+        if before == Turn::Untold {
+            waiters.turn = Turn::Unknown;
+        }
+        before
+    });
+    if before == Turn::Untold {
+        alarm::call_each_turn(Some(on_event!(on_turn)));
+    }
+    if before != Turn::Open {
+        alarm::nudge();
+    }
+}
+
+/// The server is about to sleep, or has slept.
+fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _: *mut c_void) {
+    if moment == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
+        unblock_answered();
+        WAITERS.with(|waiters| waiters.turn = Turn::Over);
+    } else {
+        WAITERS.with(|waiters| waiters.turn = Turn::Open);
     }
 }
 
 /// Lets the server reply to those who were answered.
-extern "C" fn unblock_answered(
-    _: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    moment: u64,
-    _: *mut c_void,
-) {
-    if moment != raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        return;
-    }
-    let mut answers = ANSWERS.take();
+fn unblock_answered() {
+    let mut answers = WAITERS.with(|waiters| std::mem::take(&mut waiters.answers));
     for (id, answer) in answers.drain(..) {
-        match PLACES.with_borrow_mut(|places| places.remove(id)) {
-            // SAFETY: still blocked, as it had a place until now; so the server has not freed the private data either.
-            Some(place) => unsafe {
-                (*place.parked).answer = Some(answer);
-                api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
-            },
+        match WAITERS.with(|waiters| waiters.places.remove(id)) {
+            Some(place) => unblock(place, answer),
             // Gone before it could be told.
-            None => {
-                node::post(Letter::Left(id));
-                lifecycle::wake_soon();
-            }
+            None => has_left(id),
         }
     }
     // Its memory is used again.
-    ANSWERS.with_borrow_mut(|since| {
-        if since.is_empty() {
-            *since = answers;
+    WAITERS.with(|waiters| {
+        if waiters.answers.is_empty() {
+            waiters.answers = answers;
         }
     });
 }
 
+/// Lets the server reply to a connection that had a place until now.
+fn unblock(place: Place, answer: Answer) {
+    // SAFETY: still blocked, as it had a place; so the server has not freed the private data either.
+    unsafe {
+        (*place.parked).answer = Some(answer);
+        api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
+    }
+}
+
+/// The module has failed and grants nothing any more: whoever waits is told so.
+pub fn give_up() {
+    unblock_answered();
+    while let Some(place) = WAITERS.with(|waiters| {
+        let id = *waiters.places.by_waiter.keys().next()?;
+        waiters.places.remove(id)
+    }) {
+        unblock(place, Answer::Unblocked);
+    }
+}
+
+/// A waiter is gone, without an answer.
+fn has_left(id: WaiterId) {
+    node::post(Notice::Left(id));
+    alarm::wake_soon();
+}
+
 /// A key that is waited for was made: it is not for the server to say who gets it.
-extern "C" fn key_is_ready(
+fn key_is_ready(
     _: *mut raw::RedisModuleCtx,
     _: *mut *mut raw::RedisModuleString,
     _: c_int,
@@ -146,11 +212,7 @@ extern "C" fn key_is_ready(
 }
 
 /// Replies. Without an answer the server itself has ended the wait (CLIENT UNBLOCK).
-extern "C" fn answer(
-    ctx: *mut raw::RedisModuleCtx,
-    _: *mut *mut raw::RedisModuleString,
-    _: c_int,
-) -> c_int {
+fn answer(ctx: *mut raw::RedisModuleCtx, _: *mut *mut raw::RedisModuleString, _: c_int) -> c_int {
     // SAFETY: the server calls this with the private data of the blocked client, which it has not freed yet.
     let parked = unsafe {
         api!(RedisModule_GetBlockedClientPrivateData(ctx))
@@ -164,9 +226,8 @@ extern "C" fn answer(
         let ctx = unsafe { Ctx::new(ctx) };
         parked.replied = true;
         if parked.answer.is_none() {
-            PLACES.with_borrow_mut(|places| places.remove(parked.id));
-            node::post(Letter::Left(parked.id));
-            lifecycle::wake_soon();
+            WAITERS.with(|waiters| waiters.places.remove(parked.id));
+            has_left(parked.id);
         }
         reply::answer(
             ctx,
@@ -177,40 +238,47 @@ extern "C" fn answer(
     raw::REDISMODULE_OK as c_int
 }
 
+/// Replies when [`answer`] has failed.
+fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
+    // SAFETY: the context of this callback.
+    unsafe { Ctx::new(ctx) }.reply_error(edge::REFUSAL);
+    raw::REDISMODULE_OK as c_int
+}
+
 /// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue at once.
-extern "C" fn disconnected(
-    _: *mut raw::RedisModuleCtx,
-    client: *mut raw::RedisModuleBlockedClient,
-) {
-    let left = PLACES.with_borrow_mut(|places| {
-        let id = *places.by_client.get(&client)?;
-        places.remove(id).map(|_| id)
+fn disconnected(_: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBlockedClient) {
+    let left = WAITERS.with(|waiters| {
+        let id = *waiters.places.by_client.get(&client)?;
+        waiters.places.remove(id).map(|_| id)
     });
     if let Some(id) = left {
-        node::post(Letter::Left(id));
-        lifecycle::wake_soon();
+        has_left(id);
     }
 }
 
 /// The last that is heard of a parked connection.
-extern "C" fn free(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
+fn free_parked(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
     if parked.is_null() {
         return;
     }
     // SAFETY: made in `park`; the server frees it once.
     let parked = unsafe { Box::from_raw(parked.cast::<Parked>()) };
-    PLACES.with_borrow_mut(|places| places.remove(parked.id));
     let was_told = parked.replied && parked.answer.is_some();
-    node::post(if was_told {
-        Letter::Delivered(parked.id)
+    if was_told {
+        node::post(Notice::Delivered(parked.id));
     } else {
-        Letter::Left(parked.id)
-    });
-    if !was_told {
-        lifecycle::wake_soon();
+        has_left(parked.id);
     }
-    // The first moment after `unblock_answered` at which the server may be told to stop calling it.
-    if ANSWERS.with_borrow(Vec::is_empty) && LISTENS.replace(false) {
-        lifecycle::call_each_turn(None);
+    // The first moment after `on_turn` at which the server may be told to stop calling it.
+    let stop = WAITERS.with(|waiters| {
+        waiters.places.remove(parked.id);
+        let stop = waiters.answers.is_empty() && waiters.turn != Turn::Untold;
+        if stop {
+            waiters.turn = Turn::Untold;
+        }
+        stop
+    });
+    if stop {
+        alarm::call_each_turn(None);
     }
 }

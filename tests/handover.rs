@@ -1,11 +1,11 @@
 //! The hand-over: what ends a hold serves the waiters, in place, and only where a command could.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::lock::{all_locks, sole_holder, waiters};
 use crate::replication::wait_for_sync;
 use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, wait_until};
+use crate::server::{Server, info_number, wait_until};
 use crate::waiting::{assert_holds, held, waiter};
 
 #[test]
@@ -236,4 +236,57 @@ fn an_evicted_lock_serves_the_waiter() {
     });
     c.ok("CONFIG SET maxmemory 0");
     granted(&waiter.receive());
+}
+
+/// The shortest time that an answer takes, of some rounds; a round returns when it starts to wait for the answer. With
+/// `hz 1` the server sleeps for up to a second. An answer that waits for the end of that sleep comes when the next sleep
+/// begins, so the next round waits for a whole second.
+fn quickest(mut round: impl FnMut() -> (Instant, Connection)) -> Duration {
+    let rounds = (0..5).map(|_| {
+        let (start, mut waiter) = round();
+        waiter.receive();
+        start.elapsed()
+    });
+    rounds.min().expect("some rounds")
+}
+
+/// Sends commands behind a BLPOP and lets them run: the server is about to sleep then.
+fn run_before_sleep(c: &mut Connection, blocked: &mut Connection, commands: &[&str]) {
+    let before = info_number(c, "clients", "blocked_clients");
+    blocked.send("BLPOP queue 0");
+    commands.iter().for_each(|command| blocked.send(command));
+    wait_until("it is blocked", || {
+        info_number(c, "clients", "blocked_clients") == before + 1
+    });
+    c.ok("RPUSH queue go");
+    assert_eq!(blocked.receive().items().len(), 2);
+}
+
+#[test]
+fn a_release_behind_a_blocked_command_answers_the_waiter_before_the_server_sleeps() {
+    let server = Server::options().config("hz 1").start();
+    let (mut holder, mut c) = (server.connect(), server.connect());
+    let took = quickest(|| {
+        holder.ok("LOCK.FORCE job");
+        granted(&holder.call("LOCK.ACQUIRE job me 600000"));
+        let waiter = waiter(&server, "you", "BLOCK 0");
+        run_before_sleep(&mut c, &mut holder, &["LOCK.RELEASE job me"]);
+        assert_eq!(holder.receive(), Value::Integer(1));
+        (Instant::now(), waiter)
+    });
+    assert!(took < Duration::from_millis(500), "{took:?}");
+}
+
+#[test]
+fn a_wait_that_begins_behind_a_blocked_command_ends_in_time() {
+    let server = Server::options().config("hz 1").start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let took = quickest(|| {
+        let mut blocked = server.connect();
+        let wait = ["LOCK.ACQUIRE job you 1000 BLOCK 20"];
+        run_before_sleep(&mut c, &mut blocked, &wait);
+        (Instant::now(), blocked)
+    });
+    assert!(took < Duration::from_millis(500), "{took:?}");
 }

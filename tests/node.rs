@@ -4,7 +4,7 @@ use crate::lock::{counter, wall_micros};
 use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, info_field, wait_until};
 
-const FIELDS: [&str; 11] = [
+const FIELDS: [&str; 12] = [
     "version",
     "incarnation",
     "role",
@@ -16,6 +16,7 @@ const FIELDS: [&str; 11] = [
     "max-ttl",
     "time",
     "warnings",
+    "failed",
 ];
 
 #[test]

@@ -47,6 +47,7 @@ pub fn free_port() -> u16 {
 pub struct Options {
     config: Vec<String>,
     nothing_else: bool,
+    module: Option<PathBuf>,
     module_arguments: String,
     without_module: bool,
     while_loading: bool,
@@ -81,6 +82,12 @@ impl Options {
 
     pub fn replica_of(self, master: &Server) -> Options {
         self.config(&format!("replicaof 127.0.0.1 {}", master.port))
+    }
+
+    /// Another build of the module.
+    pub fn module(mut self, module: &Path) -> Options {
+        self.module = Some(module.to_owned());
+        self
     }
 
     pub fn module_arguments(mut self, arguments: &str) -> Options {
@@ -191,10 +198,15 @@ impl Server {
     /// Starts again what was stopped or killed, on the same data.
     #[track_caller]
     pub fn start_again(&mut self) {
-        assert!(self.process.is_none(), "it is still running");
-        if let Err(log) = self.launch() {
+        if let Err(log) = self.try_start_again() {
             panic!("the server did not start again:\n{log}");
         }
+    }
+
+    /// The log, if the server ends before it answers.
+    pub fn try_start_again(&mut self) -> Result<(), String> {
+        assert!(self.process.is_none(), "it is still running");
+        self.launch()
     }
 
     #[track_caller]
@@ -330,7 +342,7 @@ impl Server {
             lines.extend(FOR_TESTS.map(str::to_owned));
         }
         if !self.options.without_module {
-            let module = module_path();
+            let module = self.options.module.clone().unwrap_or_else(module_path);
             lines.push(format!(
                 "loadmodule {} {}",
                 module.display(),

@@ -9,6 +9,7 @@ mod bytes;
 pub mod fence;
 pub mod few;
 pub mod lock;
+pub mod payload;
 pub mod quarantine;
 pub mod queue;
 pub mod slots;

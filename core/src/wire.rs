@@ -12,8 +12,11 @@ use crate::lock::{Hold, Lock, Mode};
 use crate::time::{Instant, from_millis};
 use crate::token::{MAX_OWNER, Token};
 
-/// The version of the form, and of the module type's RDB encoding.
-pub const VERSION: u8 = 1;
+/// The version of the saved form of a lock: in RDB files and DUMP payloads.
+pub const RDB_VERSION: u8 = 1;
+
+/// The version of an effect: in the AOF and to replicas.
+pub const EFFECT_VERSION: u8 = 1;
 
 /// The longest lease and the longest cap that any configuration allows, ms.
 pub const MAX_TTL: u64 = 604_800_000;
@@ -82,7 +85,7 @@ impl Change {
 
 /// Writes the whole of `lock`, with the version in front.
 pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
-    out.push(VERSION);
+    out.push(RDB_VERSION);
     put_whole(lock, now, out);
 }
 
@@ -92,7 +95,7 @@ pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
 /// When the bytes are not a lock that somebody holds.
 pub fn load(bytes: &[u8], now: Instant) -> Result<Lock, Malformed> {
     let mut reader = Reader(bytes);
-    if reader.byte()? != VERSION {
+    if reader.byte()? != RDB_VERSION {
         return Err(Malformed);
     }
     let change = reader.change(now)?;

@@ -54,8 +54,10 @@ impl Request {
             None => options::token(token)?,
         };
         let ttl = options::ttl(ttl)?;
-        if options.ephemeral && ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) {
-            return Err("ERR EPHEMERAL needs a connection of its own, a script has none".into());
+        if options.ephemeral && (ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) || !ctx.has_connection()) {
+            return Err(
+                "ERR EPHEMERAL needs a connection of its own, a script or a module has none".into(),
+            );
         }
         let terms = Terms {
             token,

@@ -12,10 +12,10 @@ use redislock_core::wire::{self, Malformed, Reader};
 use super::reply::Failure;
 use crate::clock;
 use crate::ffi::{Args, Ctx, For, Standing};
-use crate::keyspace::WrongType;
+use crate::keyspace::{Change, WrongType};
 use crate::node::{self, Node};
 
-const NOT_AN_EFFECT: Failure = Failure::Text("ERR this is no effect of a lock command");
+const NOT_AN_EFFECT: Failure = Failure::Text("ERR malformed LOCK._APPLY payload");
 
 /// What stands in front of the changes.
 pub struct Head {
@@ -45,7 +45,7 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let effect = args.get(1).ok_or(Failure::Arity)?.bytes();
     let mut reader = Reader(effect);
-    if reader.byte().map_err(|_| NOT_AN_EFFECT)? != wire::VERSION {
+    if reader.byte().map_err(|_| NOT_AN_EFFECT)? != wire::EFFECT_VERSION {
         return Err(NOT_AN_EFFECT);
     }
     let head = read_head(&mut reader).map_err(|_| NOT_AN_EFFECT)?;
@@ -56,6 +56,7 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if !reader.0.is_empty() {
         return Err(NOT_AN_EFFECT);
     }
+    let _change = Change::begin();
     node::with(|node| head.take_in(node));
     for (name, change) in keys.iter().zip(changes) {
         let key = ctx.open(name, For::Writing);

@@ -3,14 +3,15 @@
 use redis_module::raw;
 
 use super::reply::Failure;
-use crate::ffi::{Args, Ctx, OwnedString, api, there};
+use crate::ffi::{Arg, Args, Ctx, OwnedString, api, there};
 use crate::keyspace::{Opened, decide};
+use crate::server::PROBE;
 
 pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let Some(key) = args.get(1).filter(|_| args.len() == 2) else {
         return Err(Failure::Arity);
     };
-    if !is_administrator(ctx) {
+    if !is_administrator(ctx, key) {
         return Err("NOPERM LOCK.FORCE is for users who may run FLUSHALL".into());
     }
     let own = [Opened::new(ctx, key)?];
@@ -26,21 +27,21 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere (7.0) whoever may flush all
-/// data may end a lock.
-fn is_administrator(ctx: Ctx) -> bool {
-    if there!(RedisModule_SetCommandACLCategories) {
+/// data may end a lock. A call by another module without a user may do everything.
+fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
+    if there!(RedisModule_SetCommandACLCategories) || !has_user(ctx, key) {
         return true;
     }
-    // SAFETY: functions of the server's, called with valid arguments; the user is freed here.
+    // SAFETY: functions of the server's, called with valid arguments, for a client that has a user; the user is freed here.
     unsafe {
         let name = api!(RedisModule_GetCurrentUserName(ctx.raw()));
         if name.is_null() {
-            return true;
+            return false;
         }
         let user = api!(RedisModule_GetModuleUserFromUserName(name));
         api!(RedisModule_FreeString(ctx.raw(), name));
         if user.is_null() {
-            return true;
+            return false;
         }
         let flushall = OwnedString::new(b"flushall");
         let mut argv = [flushall.arg().raw()];
@@ -51,5 +52,30 @@ fn is_administrator(ctx: Ctx) -> bool {
         ));
         api!(RedisModule_FreeModuleUser(user));
         allowed == raw::REDISMODULE_OK as std::ffi::c_int
+    }
+}
+
+/// Whether the caller has a user. 7.0 reads the name of one that is not there, and crashes; so it is asked to run
+/// something with the rights of the user, which it refuses in a way of its own if there is none.
+fn has_user(ctx: Ctx, key: Arg<'_>) -> bool {
+    if ctx.has_connection() {
+        return true;
+    }
+    // SAFETY: a valid context; the format says the rights of the user (C) and one string. The reply is freed here.
+    unsafe {
+        let probe = PROBE.as_ptr();
+        let reply = api!(RedisModule_Call(
+            ctx.raw(),
+            probe,
+            c"Cs".as_ptr(),
+            key.raw()
+        ));
+        // Read before anything else can change it.
+        let error = std::io::Error::last_os_error().raw_os_error();
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply(reply));
+            return true;
+        }
+        error != Some(libc::ENOTSUP)
     }
 }

@@ -1,7 +1,7 @@
 //! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock at that moment.
 
-use std::cell::RefCell;
 use std::ffi::{CStr, c_int};
+use std::sync::LazyLock;
 
 use foldhash::HashMap;
 use redis_module::raw;
@@ -9,7 +9,8 @@ use redis_module::raw;
 use super::options;
 use super::reply::Failure;
 use crate::ffi::{Args, Ctx, api};
-use crate::keyspace::{Opened, decide_without_fence};
+use crate::global::Global;
+use crate::keyspace::{Opened, decide_silently};
 
 /// What the names of our own commands begin with.
 const OURS: &[u8] = b"lock.";
@@ -31,10 +32,9 @@ enum Kind {
     Unknown,
 }
 
-thread_local! {
-    /// The commands of the server, each asked for once.
-    static KINDS: RefCell<HashMap<Vec<u8>, Kind>> = RefCell::default();
-}
+/// The commands of the server, each asked for once.
+static KINDS: LazyLock<Global<HashMap<Vec<u8>, Kind>>> =
+    LazyLock::new(|| Global::new(HashMap::default()));
 
 pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if ctx.asks_for_keys() {
@@ -57,15 +57,20 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let own = [Opened::new(ctx, key)?];
     let lock = own[0].lock();
-    let holds = decide_without_fence(ctx, &own, |node, now, keyspace| {
+    let (holds, news) = decide_silently(ctx, &own, |node, now, keyspace| {
         node.table.guards(lock, &token, now, keyspace)
-    })?;
-    if !holds {
-        return Err("NOTHELD the token does not hold the lock, the command was not run".into());
+    });
+    own[0].close();
+    // Before anybody hears of it: whoever listens might end the hold.
+    if matches!(holds, Ok(true)) {
+        run(ctx, name.c_str(), args.from(INNER + 1));
     }
-    drop(own);
-    run(ctx, name.c_str(), args.from(INNER + 1));
-    Ok(())
+    news.send(ctx, &own);
+    if holds? {
+        Ok(())
+    } else {
+        Err("NOTHELD the token does not hold the lock, the command was not run".into())
+    }
 }
 
 /// The name of a command in small letters, with the zero that ends it.
@@ -90,64 +95,104 @@ impl Name {
     }
 }
 
-/// Runs it with the caller's rights (C), as a script could (S), within memory (M), errors as replies (E), replicated (!),
-/// in the caller's protocol (0).
+/// The flags of the call: the caller's rights (C), what a script could do (S), within memory (M), errors as replies (E),
+/// replicated (!), in the caller's protocol (0).
+struct Formats {
+    one: &'static CStr,
+    two: &'static CStr,
+    three: &'static CStr,
+    more: &'static CStr,
+}
+
+const AS_USER: Formats = Formats {
+    one: c"CESM!0s",
+    two: c"CESM!0ss",
+    three: c"CESM!0sss",
+    more: c"CESM!0v",
+};
+/// For a caller without a user: another module, which may do everything.
+const AS_MODULE: Formats = Formats {
+    one: c"ESM!0s",
+    two: c"ESM!0ss",
+    three: c"ESM!0sss",
+    more: c"ESM!0v",
+};
+
+/// Runs the guarded command and passes its reply on.
 fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
-    let (ctx, argv) = (ctx.raw(), args.raw());
-    // SAFETY: a valid context; the formats say flags, and strings or a vector of strings with its length. The reply is passed on
-    // and freed here.
-    unsafe {
-        let name = name.as_ptr();
-        // The server makes room for as many arguments as the format has letters: for a vector it makes it twice.
-        let reply = match *argv {
-            [one] => api!(RedisModule_Call(ctx, name, c"CESM!0s".as_ptr(), one)),
-            [one, two] => api!(RedisModule_Call(ctx, name, c"CESM!0ss".as_ptr(), one, two)),
-            [one, two, three] => {
-                let format = c"CESM!0sss".as_ptr();
-                api!(RedisModule_Call(ctx, name, format, one, two, three))
-            }
-            _ => {
-                let format = c"CESM!0v".as_ptr();
-                api!(RedisModule_Call(
-                    ctx,
-                    name,
-                    format,
-                    argv.as_ptr(),
-                    argv.len()
-                ))
-            }
-        };
-        if reply.is_null() {
-            Ctx::new(ctx).reply_error("ERR the guarded command could not be run");
-            return;
+    let mut reply = call(ctx, name, args, &AS_USER);
+    if reply.starts_with(NO_USER) {
+        reply = call(ctx, name, args, &AS_MODULE);
+    }
+    if reply.0.is_null() {
+        ctx.reply_error("ERR the guarded command could not be run");
+    } else if DENIED.iter().any(|denied| reply.starts_with(denied)) {
+        ctx.reply_error("NOPERM the user may not run the guarded command, or not with these keys");
+    } else {
+        // SAFETY: a valid context and reply.
+        unsafe {
+            api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply.0));
         }
-        if is_denied_by_acl(reply) {
-            Ctx::new(ctx).reply_error(
-                "NOPERM the user may not run the guarded command, or not with these keys",
-            );
-        } else {
-            api!(RedisModule_ReplyWithCallReply(ctx, reply));
-        }
-        api!(RedisModule_FreeCallReply(reply));
     }
 }
 
-/// Whether the server refused a call for the caller's lack of rights; servers word it differently.
-///
-/// # Safety
-/// `reply` is a valid reply.
-unsafe fn is_denied_by_acl(reply: *mut raw::RedisModuleCallReply) -> bool {
-    let mut len = 0;
-    // SAFETY: as the caller promises; the reply as it will be sent is read here only.
-    let sent = unsafe {
-        let sent = api!(RedisModule_CallReplyProto(reply, &raw mut len));
-        if sent.is_null() {
-            &[]
-        } else {
-            std::slice::from_raw_parts(sent.cast::<u8>(), len)
+/// What the server says, before it runs anything, when there is no user whose rights could be asked for.
+const NO_USER: &[u8] = b"-ERR cannot run as user";
+/// What servers say when the user lacks rights.
+const DENIED: [&[u8]; 2] = [b"-ERR acl verification failed", b"-NOPERM"];
+
+fn call(ctx: Ctx, name: &CStr, args: Args<'_>, formats: &Formats) -> Reply {
+    let (ctx, argv, name) = (ctx.raw(), args.raw(), name.as_ptr());
+    // The server makes room for as many arguments as the format has letters: for a vector it makes it twice.
+    // SAFETY: a valid context; the formats say flags, and strings or a vector of strings with its length.
+    Reply(unsafe {
+        match *argv {
+            [one] => api!(RedisModule_Call(ctx, name, formats.one.as_ptr(), one)),
+            [one, two] => {
+                let format = formats.two.as_ptr();
+                api!(RedisModule_Call(ctx, name, format, one, two))
+            }
+            [one, two, three] => {
+                let format = formats.three.as_ptr();
+                api!(RedisModule_Call(ctx, name, format, one, two, three))
+            }
+            _ => {
+                let (format, argc) = (formats.more.as_ptr(), argv.len());
+                api!(RedisModule_Call(ctx, name, format, argv.as_ptr(), argc))
+            }
         }
-    };
-    sent.starts_with(b"-ERR acl verification failed") || sent.starts_with(b"-NOPERM")
+    })
+}
+
+/// The reply to a call; null if there is none.
+struct Reply(*mut raw::RedisModuleCallReply);
+
+impl Reply {
+    fn starts_with(&self, beginning: &[u8]) -> bool {
+        if self.0.is_null() {
+            return false;
+        }
+        let mut len = 0;
+        // SAFETY: a valid reply; what will be sent is read here only.
+        let sent = unsafe {
+            let sent = api!(RedisModule_CallReplyProto(self.0, &raw mut len));
+            if sent.is_null() {
+                &[]
+            } else {
+                std::slice::from_raw_parts(sent.cast::<u8>(), len)
+            }
+        };
+        sent.starts_with(beginning)
+    }
+}
+
+impl Drop for Reply {
+    fn drop(&mut self) {
+        if !self.0.is_null() {
+            // SAFETY: made in `call`, freed once.
+            unsafe { api!(RedisModule_FreeCallReply(self.0)) }
+        }
+    }
 }
 
 /// Tells the server which arguments are keys: the lock, and those of the inner command.
@@ -204,7 +249,7 @@ fn is_ours(command: &[u8]) -> bool {
 
 /// What the server says about a command.
 fn kind_of(ctx: Ctx, command: &[u8]) -> Result<Kind, Failure> {
-    if let Some(known) = KINDS.with_borrow(|known| known.get(command).copied()) {
+    if let Some(known) = KINDS.with(|known| known.get(command).copied()) {
         return Ok(known);
     }
     let info = ctx.ask(c"COMMAND", &[b"INFO", command]).ok_or(UNCHECKED)?;
@@ -216,6 +261,6 @@ fn kind_of(ctx: Ctx, command: &[u8]) -> Result<Kind, Failure> {
     } else {
         Kind::Ordinary
     };
-    KINDS.with_borrow_mut(|known| known.insert(command.to_vec(), kind));
+    KINDS.with(|known| known.insert(command.to_vec(), kind));
     Ok(kind)
 }

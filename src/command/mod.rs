@@ -4,6 +4,8 @@ mod acquire;
 pub mod apply;
 mod describe;
 mod extend;
+#[cfg(feature = "failpoints")]
+mod fail;
 mod force;
 mod guard;
 mod help;
@@ -20,14 +22,12 @@ use std::ffi::{CStr, c_int};
 use redis_module::raw;
 use reply::Failure;
 
-use crate::ffi::{Args, Ctx, Level, api};
+use crate::edge::{self, edge};
+use crate::ffi::{Args, Ctx, api};
+use crate::{keyspace, server};
 
 /// The internal command that carries effects.
 pub const APPLY: &CStr = c"lock._apply";
-
-/// What a replica answers to every command that would change a lock: its master grants the same locks.
-const REPLICA: Failure =
-    Failure::Text("READONLY a replica does not change locks, send the command to its master");
 
 type Handler = unsafe extern "C" fn(
     *mut raw::RedisModuleCtx,
@@ -61,30 +61,37 @@ pub struct Command {
     complexity: &'static CStr,
 }
 
-/// Makes a handler of a function: what the server calls, and the only edge that a panic could reach. One that changes
-/// locks for a client is a `handler!(master ...)`: a replica refuses it, even if the server lets it write.
+/// Where a command is served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Served {
+    /// It changes locks for a client: on a master that has not failed, even if the server lets a replica write.
+    OnMaster,
+    /// Everywhere, and after a failure too: it grants nothing.
+    Everywhere,
+}
+
+/// Makes what the server calls out of the function of a command. One that changes locks for a client is a
+/// `handler!(master ...)`.
 macro_rules! handler {
-    (master $function:path) => {{
-        fn on_master(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-            if crate::server::is_replica() && !ctx.asks_for_keys() {
-                return Err(REPLICA);
-            }
-            $function(ctx, args)
-        }
-        handler!(on_master)
-    }};
-    ($function:path) => {{
-        extern "C" fn handle(
-            ctx: *mut raw::RedisModuleCtx,
-            argv: *mut *mut raw::RedisModuleString,
-            argc: c_int,
-        ) -> c_int {
-            // SAFETY: the arguments of this callback, valid during it.
-            let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
-            run(ctx, args, $function)
-        }
-        handle
-    }};
+    (master $function:path) => {
+        handler!($function, Served::OnMaster)
+    };
+    ($function:path) => {
+        handler!($function, Served::Everywhere)
+    };
+    ($function:path, $served:expr) => {
+        edge!(
+            stringify!($function),
+            |ctx: *mut raw::RedisModuleCtx,
+             argv: *mut *mut raw::RedisModuleString,
+             argc: c_int| -> c_int {
+                // SAFETY: the arguments of this callback, valid during it.
+                let (ctx, args) = unsafe { (Ctx::new(ctx), Args::new(argv, argc)) };
+                run(ctx, args, $served, $function)
+            },
+            or refuse(ctx)
+        )
+    };
 }
 
 const READ: u32 = raw::REDISMODULE_CMD_KEY_RO | raw::REDISMODULE_CMD_KEY_ACCESS;
@@ -241,6 +248,18 @@ pub static COMMANDS: &[Command] = &[
         summary: c"Internal: does nothing; tells the module whether the server allows a write",
         complexity: c"O(1)",
     },
+    #[cfg(feature = "failpoints")]
+    Command {
+        name: c"lock._fail",
+        handler: handler!(fail::fail),
+        flags: c"readonly",
+        categories: c"slow admin dangerous",
+        arity: 2,
+        keys: Keys::None,
+        grammar: "",
+        summary: c"For tests: the next call of an edge panics",
+        complexity: c"O(1)",
+    },
 ];
 
 /// Registers all of them.
@@ -258,19 +277,42 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
 fn run(
     ctx: Ctx,
     args: Args<'_>,
+    served: Served,
     command: impl FnOnce(Ctx, Args<'_>) -> Result<(), Failure>,
 ) -> c_int {
-    let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| command(ctx, args)));
-    match outcome {
-        Ok(Ok(())) => {}
-        Ok(Err(failure)) => reply::failure(ctx, &failure),
-        Err(_) => {
-            ctx.log(
-                Level::Warning,
-                "a command of redislock has failed from within, please report it",
-            );
-            ctx.reply_error("ERR internal error, the server's log has more");
+    let refusal = if served == Served::OnMaster && edge::has_failed() {
+        Some(edge::REFUSAL)
+    } else if served == Served::OnMaster && server::is_replica() {
+        Some(REPLICA)
+    } else if keyspace::is_changing() {
+        Some(IN_THE_MIDDLE)
+    } else {
+        None
+    };
+    match refusal {
+        Some(text) if !ctx.asks_for_keys() => ctx.reply_error(text),
+        _ => {
+            if let Err(failure) = command(ctx, args) {
+                reply::failure(ctx, &failure);
+            }
         }
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// What a replica answers to every command that would change a lock: its master grants the same locks.
+const REPLICA: &str = "READONLY a replica does not change locks, send the command to its master";
+
+/// What another module is told that calls a LOCK command while one is at work.
+const IN_THE_MIDDLE: &str = "ERR a LOCK command cannot run in the middle of another one: \
+     wait for the lock.* event, which is sent when that one has made its changes";
+
+/// Replies when a command has failed from within.
+fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
+    // SAFETY: the context of the command.
+    let ctx = unsafe { Ctx::new(ctx) };
+    if !ctx.asks_for_keys() {
+        ctx.reply_error(edge::REFUSAL);
     }
     raw::REDISMODULE_OK as c_int
 }

@@ -7,7 +7,7 @@ use super::info::{number, text};
 use super::reply::Failure;
 use crate::clock;
 use crate::ffi::{Args, Ctx};
-use crate::{config, lifecycle, node, server, warnings};
+use crate::{config, edge, lifecycle, node, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if args.len() != 1 {
@@ -27,7 +27,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     node::with(|node| {
         let table = &node.table;
-        ctx.reply_map(11);
+        ctx.reply_map(12);
         text(ctx, "version", env!("CARGO_PKG_VERSION").as_bytes());
         text(ctx, "incarnation", node.incarnation.as_bytes());
         text(ctx, "role", role.as_bytes());
@@ -51,5 +51,6 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     warnings
         .iter()
         .for_each(|warning| ctx.reply_bytes(warning.as_bytes()));
+    number(ctx, "failed", edge::has_failed().into());
     Ok(())
 }

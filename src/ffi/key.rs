@@ -1,5 +1,6 @@
 //! Keys that are open, and the locks at them.
 
+use std::cell::Cell;
 use std::ffi::{c_int, c_void};
 
 use redis_module::raw;
@@ -12,6 +13,9 @@ use super::api;
 pub enum For {
     Reading,
     Writing,
+    /// To see what stands there, and nothing else: no event is sent, nothing is deleted because its time is up (7.0
+    /// deletes it all the same).
+    Looking,
 }
 
 /// What stands at a key that was opened.
@@ -21,20 +25,24 @@ pub enum Standing {
     Other,
 }
 
-/// An open key.
-pub struct OpenKey(pub(super) *mut raw::RedisModuleKey);
+/// An open key; null when it is missing, or closed.
+pub struct OpenKey(Cell<*mut raw::RedisModuleKey>);
 
 impl OpenKey {
+    pub(super) fn new(key: *mut raw::RedisModuleKey) -> Self {
+        Self(Cell::new(key))
+    }
+
     pub fn standing(&self) -> Standing {
+        let key = self.0.get();
         // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an empty one.
         unsafe {
-            if self.0.is_null()
-                || api!(RedisModule_KeyType(self.0)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
+            if key.is_null()
+                || api!(RedisModule_KeyType(key)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
             {
                 Standing::Nothing
-            } else if api!(RedisModule_ModuleTypeGetType(self.0)) == crate::data_type::redis_type()
-            {
-                Standing::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(self.0))))
+            } else if api!(RedisModule_ModuleTypeGetType(key)) == crate::data_type::redis_type() {
+                Standing::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(key))))
             } else {
                 Standing::Other
             }
@@ -46,7 +54,7 @@ impl OpenKey {
         // SAFETY: an open key, our own type; the value is a handle that the type's callbacks understand.
         unsafe {
             api!(RedisModule_ModuleTypeSetValue(
-                self.0,
+                self.0.get(),
                 crate::data_type::redis_type(),
                 value_of(id)
             ));
@@ -57,17 +65,23 @@ impl OpenKey {
     pub fn delete(&self) {
         // SAFETY: an open key.
         unsafe {
-            api!(RedisModule_DeleteKey(self.0));
+            api!(RedisModule_DeleteKey(self.0.get()));
+        }
+    }
+
+    /// Closes the key: nothing may be done with it any more.
+    pub fn close(&self) {
+        let key = self.0.replace(std::ptr::null_mut());
+        if !key.is_null() {
+            // SAFETY: opened in `Ctx::open`, closed once.
+            unsafe { api!(RedisModule_CloseKey(key)) }
         }
     }
 }
 
 impl Drop for OpenKey {
     fn drop(&mut self) {
-        if !self.0.is_null() {
-            // SAFETY: opened in `Ctx::open`, closed once.
-            unsafe { api!(RedisModule_CloseKey(self.0)) }
-        }
+        self.close();
     }
 }
 

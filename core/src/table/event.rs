@@ -2,6 +2,7 @@
 
 use super::{Answer, Entry, Keyspace, PARTS, Table};
 use crate::lock::{Hold, Lock};
+use crate::payload::{Origin, Rejected};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
@@ -95,10 +96,19 @@ impl Table {
     /// A lock comes from an RDB file or a DUMP payload, for `key`.
     ///
     /// # Errors
-    /// When the bytes are not a lock.
-    pub fn restore(&mut self, key: Key, bytes: &[u8], now: Now) -> Result<LockId, Malformed> {
-        let lock = load(bytes, self.clock.at(now.mono))?;
+    /// When the bytes are not a lock, or not one that may come from there.
+    pub fn restore(
+        &mut self,
+        key: Key,
+        bytes: &[u8],
+        origin: Origin,
+        now: Now,
+    ) -> Result<LockId, Rejected> {
+        let lease_now = self.clock.at(now.mono);
+        let lock = load(bytes, lease_now).map_err(|Malformed| Rejected::Malformed)?;
+        origin.check(&lock, self.fence(), now, lease_now)?;
         self.insert(key, lock)
+            .map_err(|Malformed| Rejected::Malformed)
     }
 
     fn insert(&mut self, key: Key, lock: Lock) -> Result<LockId, Malformed> {

@@ -302,7 +302,7 @@ impl Table {
 
     /// Writes what every effect begins with: the fence counter, and what quarantine has to remember.
     pub fn put_head(&self, effect: &mut Vec<u8>) {
-        effect.push(wire::VERSION);
+        effect.push(wire::EFFECT_VERSION);
         wire::put_number(self.fences.last(), effect);
         wire::put_number(self.quarantine.to_save(), effect);
     }

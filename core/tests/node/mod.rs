@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use redislock_core::Table;
 use redislock_core::lock::{Lock, Mode, Terms};
+use redislock_core::payload::Origin;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
@@ -318,7 +319,7 @@ impl Node {
         self.remove(key);
         let id = self
             .table
-            .restore(key.clone(), bytes, self.now)
+            .restore(key.clone(), bytes, Origin::Trusted, self.now)
             .expect("what was saved");
         self.keys.0.insert(key.clone(), Value::Lock(id));
     }

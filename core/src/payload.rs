@@ -1,0 +1,114 @@
+//! What a saved lock that comes in (RDB, AOF, RESTORE, MIGRATE) may do to a node.
+//!
+//! What the node's own files and its master say is taken as it is. A payload that a client brings is not: with one, any
+//! user who may call RESTORE could use up the fence counter, or bring in a lease that outlives every quarantine.
+
+use crate::fence::MAX_LEAD;
+use crate::lock::Lock;
+use crate::time::{Instant, Now, from_millis};
+
+/// By how much the clocks of two nodes that a lock is moved between may differ, in microseconds.
+pub const CLOCK_DIFFERENCE: u64 = 1_000_000;
+
+/// Where a saved lock comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// From the node's own files or from its master.
+    Trusted,
+    /// From a client.
+    Client {
+        /// The longest lease that may be on this node, ms; none where nothing depends on it.
+        longest_lease: Option<u64>,
+    },
+}
+
+/// Why a saved lock is not taken in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rejected {
+    /// The bytes are not a lock.
+    Malformed,
+    /// A fence is ahead of the node's counter, and of its clock by more than [`MAX_LEAD`] and [`CLOCK_DIFFERENCE`].
+    FenceTooFarAhead,
+    /// A lease is longer than any may be on this node.
+    LeaseTooLong,
+}
+
+impl Origin {
+    /// Whether a lock from here may be taken in by a node whose counter is at `counter`.
+    ///
+    /// # Errors
+    /// When it would do harm. It is never taken in with a lower fence or a shorter lease.
+    pub fn check(
+        self,
+        lock: &Lock,
+        counter: u64,
+        now: Now,
+        lease_now: Instant,
+    ) -> Result<(), Rejected> {
+        let Self::Client { longest_lease } = self else {
+            return Ok(());
+        };
+        let highest = now.wall.saturating_add(MAX_LEAD + CLOCK_DIFFERENCE);
+        let highest = highest.max(counter);
+        if lock.holds().any(|hold| hold.fence > highest) {
+            return Err(Rejected::FenceTooFarAhead);
+        }
+        let longest = longest_lease.map_or(u64::MAX, from_millis);
+        if lock.holds().any(|hold| hold.left(lease_now) > longest) {
+            return Err(Rejected::LeaseTooLong);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lock::{Hold, Mode};
+    use crate::token::Token;
+
+    const WALL: u64 = 1_000_000_000;
+    const NOW: Now = Now {
+        mono: Instant(0),
+        wall: WALL,
+    };
+
+    fn lock(fence: u64, lease: u64) -> Lock {
+        let token = Token::new(b"t").expect("a token");
+        let end = Instant(from_millis(lease));
+        let mut lock = Lock::Free;
+        lock.grant(
+            Hold::restored(token, fence, end, Instant(0), 1),
+            Mode::Exclusive,
+        );
+        lock
+    }
+
+    fn check(origin: Origin, lock: &Lock, counter: u64) -> Result<(), Rejected> {
+        origin.check(lock, counter, NOW, Instant(0))
+    }
+
+    #[test]
+    fn a_client_may_not_push_the_counter_past_what_honest_clocks_explain() {
+        let client = Origin::Client {
+            longest_lease: None,
+        };
+        let highest = WALL + MAX_LEAD + CLOCK_DIFFERENCE;
+        let refused = Err(Rejected::FenceTooFarAhead);
+        assert_eq!(check(client, &lock(highest, 1), 0), Ok(()));
+        assert_eq!(check(client, &lock(highest + 1, 1), 0), refused);
+        assert_eq!(check(client, &lock(highest + 1, 1), highest + 1), Ok(()));
+        assert_eq!(check(Origin::Trusted, &lock(highest + 1, 1), 0), Ok(()));
+    }
+
+    #[test]
+    fn a_client_may_not_bring_in_a_lease_that_is_too_long() {
+        let client = Origin::Client {
+            longest_lease: Some(1000),
+        };
+        let refused = Err(Rejected::LeaseTooLong);
+        assert_eq!(check(client, &lock(1, 1000), 0), Ok(()));
+        assert_eq!(check(client, &lock(1, 1001), 0), refused);
+        assert_eq!(check(Origin::Trusted, &lock(1, 1001), 0), Ok(()));
+    }
+}

@@ -1,0 +1,184 @@
+//! When the module runs without being asked: at a moment, soon, or at the end of each turn of the event loop.
+//!
+//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall clock, so whoever is
+//! woken asks the monotonic clock again, and the server's cron is the second wake-up, `hz` times a second.
+//!
+//! A turn of the event loop, as the servers order it:
+//!
+//! | | Redis 7.0 | Redis 7.2 and later, Valkey |
+//! |---|---|---|
+//! | 1 | sleeps until a client, a timer or the module pipe has something | the same |
+//! | 2 | runs commands of clients; reads the module pipe; runs timers | the same |
+//! | 3 | computes how long the next sleep is | – |
+//! | 4 | event BEFORE_SLEEP | hands unblocked clients over, runs what they had sent behind (BLPOP …) |
+//! | 5 | hands unblocked clients over, runs what they had sent behind | event BEFORE_SLEEP |
+//! | 6 | runs what clients blocked on keys had sent behind | – |
+//! | 7 | sends replies | sends replies; computes how long the next sleep is |
+//!
+//! So a command may run after BEFORE_SLEEP (5, 6 on 7.0), and a timer that is set then is not seen before the sleep. The
+//! same holds for a thread of another module that calls our commands while the main thread sleeps. [`nudge`] makes the
+//! server take another turn at once.
+
+use std::ffi::c_void;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use redis_module::raw;
+use redislock_core::time::{Instant, to_millis};
+
+use crate::clock;
+use crate::edge::edge;
+use crate::ffi::{self, Ctx, api};
+
+/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
+const LONGEST_DELAY: u64 = 1_000_000;
+/// The server's cron ends every sleep after at most this long, ms (`hz 1`).
+const LONGEST_SLEEP: u64 = 1_000;
+/// From this version on the server computes its sleep after everything else.
+const SLEEPS_LAST: i32 = 0x0007_0200;
+
+/// When the alarm is set to ring, and which timer it is.
+static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+static ALARM: AtomicU64 = AtomicU64::new(0);
+/// Whether the server is about to take another turn anyway.
+static NUDGED: AtomicBool = AtomicBool::new(false);
+
+/// What is fixed when the module is loaded.
+struct Fixed {
+    ring: fn(Ctx),
+    sleeps_last: bool,
+    main_thread: libc::pthread_t,
+}
+
+static FIXED: OnceLock<Fixed> = OnceLock::new();
+
+/// What the server calls at an event.
+pub type OnEvent =
+    unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
+
+/// From now on `ring` is called when the alarm rings.
+pub fn register(ring: fn(Ctx)) {
+    // SAFETY: take nothing and return numbers. A server without the first is older than `SLEEPS_LAST`.
+    let (version, main_thread) = unsafe {
+        let version = raw::RedisModule_GetServerVersion.map_or(0, |version| version());
+        (version, libc::pthread_self())
+    };
+    // The module is loaded once; a second call would change nothing.
+    let _ = FIXED.set(Fixed {
+        ring,
+        sleeps_last: version >= SLEEPS_LAST,
+        main_thread,
+    });
+}
+
+/// Wakes the module at this moment, or a little later.
+pub fn wake_at(moment: Instant) {
+    if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
+        return;
+    }
+    let Some(ctx) = ffi::detached() else {
+        return;
+    };
+    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
+    let before = ALARM_AT.swap(moment.0, Ordering::Relaxed);
+    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that runs, as `on_alarm`
+    // forgets that one before anything else.
+    unsafe {
+        if before != u64::MAX {
+            api!(RedisModule_StopTimer(
+                ctx.raw(),
+                ALARM.load(Ordering::Relaxed),
+                std::ptr::null_mut()
+            ));
+        }
+        let timer = api!(RedisModule_CreateTimer(
+            ctx.raw(),
+            delay as i64,
+            Some(edge!(
+                on_alarm as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void)
+            )),
+            std::ptr::null_mut()
+        ));
+        ALARM.store(timer, Ordering::Relaxed);
+    }
+    if delay < LONGEST_SLEEP && may_sleep_too_long() {
+        nudge();
+    }
+}
+
+/// Wakes the module when the server has done with what it is doing.
+pub fn wake_soon() {
+    wake_at(Instant(clock::mono().0.saturating_sub(1)));
+}
+
+/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The server's timers follow
+/// its wall clock: when that is set back, they are late by as much. Not to be called by the alarm itself.
+pub fn take_late(now: Instant) -> bool {
+    let Some(ctx) = ffi::detached().filter(|_| ALARM_AT.load(Ordering::Relaxed) <= now.0) else {
+        return false;
+    };
+    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
+    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that runs.
+    unsafe {
+        api!(RedisModule_StopTimer(
+            ctx.raw(),
+            ALARM.load(Ordering::Relaxed),
+            std::ptr::null_mut()
+        ));
+    }
+    true
+}
+
+/// Whether the length of the next sleep may be fixed already.
+fn may_sleep_too_long() -> bool {
+    // SAFETY: takes nothing, returns a number.
+    let this_thread = unsafe { libc::pthread_self() };
+    FIXED
+        .get()
+        .is_none_or(|fixed| !fixed.sleeps_last || fixed.main_thread != this_thread)
+}
+
+/// The server takes another turn of its event loop before it sleeps. It costs a write to a pipe.
+pub fn nudge() {
+    if !NUDGED.swap(true, Ordering::Relaxed) {
+        // SAFETY: a function that takes nothing, called once by the server on its main thread.
+        unsafe {
+            api!(RedisModule_EventLoopAddOneShot(
+                Some(edge!(on_nudge as fn(data: *mut c_void))),
+                std::ptr::null_mut()
+            ));
+        }
+    }
+}
+
+fn on_nudge(_: *mut c_void) {
+    NUDGED.store(false, Ordering::Relaxed);
+}
+
+fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    ALARM_AT.store(u64::MAX, Ordering::Relaxed);
+    if let Some(fixed) = FIXED.get() {
+        // SAFETY: the context of this callback.
+        (fixed.ring)(unsafe { Ctx::new(ctx) });
+    }
+}
+
+/// From now on, calls back at the event BEFORE_SLEEP and at the event AFTER_SLEEP of each turn; or no more. Every turn of
+/// the server pays for it, so it is asked for only while there is something to do. Not to be taken back from within an
+/// event of the server: the server would go on with a listener that it has freed.
+pub fn call_each_turn(callback: Option<OnEvent>) {
+    let event = raw::RedisModuleEvent {
+        id: raw::REDISMODULE_EVENT_EVENTLOOP,
+        dataver: 1,
+    };
+    if let Some(ctx) = ffi::detached() {
+        // SAFETY: the detached context lives forever.
+        unsafe {
+            api!(RedisModule_SubscribeToServerEvent(
+                ctx.raw(),
+                event,
+                callback
+            ));
+        }
+    }
+}

@@ -1,0 +1,185 @@
+//! Another module of the same server calls our commands: from a command, from a thread of its own, from a listener.
+
+use std::path::Path;
+use std::process::Command;
+
+use tempfile::TempDir;
+
+use crate::lock::{sole_holder, wait_for_waiters, wait_until_gone};
+use crate::resp::{Value, granted, refused};
+use crate::server::{Options, Server};
+
+/// A server with both modules.
+struct Both {
+    server: Server,
+    _folder: TempDir,
+}
+
+fn both(options: Options) -> Both {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let library = folder.path().join("other.so");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/other_module.c");
+    let status = Command::new("cc")
+        .args(["-O1", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .arg("-lpthread")
+        .status()
+        .expect("a C compiler named cc");
+    assert!(status.success(), "the other module does not compile");
+    let server = options.config(&format!("loadmodule {}", library.display()));
+    Both {
+        server: server.start(),
+        _folder: folder,
+    }
+}
+
+#[test]
+fn a_module_may_call_every_command_without_a_user() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    let fence = granted(&c.call("OTHER.CALL LOCK.ACQUIRE job me 60000"));
+    assert_eq!(
+        c.call("OTHER.CALL LOCK.EXTEND job me 60000"),
+        Value::Integer(fence)
+    );
+    assert_eq!(
+        c.call("OTHER.CALL LOCK.GUARD job me SET k v"),
+        Value::Status("OK".into())
+    );
+    assert_eq!(c.call("GET k").text(), "v");
+    refused(&c.call("OTHER.CALL LOCK.GUARD job you SET k w"), "NOTHELD");
+    assert_eq!(sole_holder(&mut c, "job").number("fence"), fence);
+    assert!(!c.call("OTHER.CALL LOCK.INFO job").is_error());
+    assert!(!c.call("OTHER.CALL LOCK.NODE").is_error());
+    assert_eq!(c.call("OTHER.CALL LOCK.RELEASE job me"), Value::Integer(1));
+    assert!(!c.call("OTHER.CALL LOCK.MACQUIRE 2 a b me 60000").is_error());
+    assert!(!c.call("OTHER.CALL LOCK.MEXTEND 2 a b me 60000").is_error());
+    assert!(!c.call("OTHER.CALL LOCK.MRELEASE 1 a me").is_error());
+    assert_eq!(c.call("OTHER.CALL LOCK.FORCE b"), Value::Integer(1));
+    refused(&c.call("OTHER.CALL LOCK._APPLY x"), "ERR");
+}
+
+#[test]
+fn a_call_by_a_module_does_not_wait() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    let reply = c.call("OTHER.CALL LOCK.ACQUIRE job you 60000 BLOCK 0");
+    assert_eq!(reply, Value::Null);
+}
+
+#[test]
+fn a_call_by_a_module_has_no_connection_that_a_hold_could_end_with() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    refused(
+        &c.call("OTHER.CALL LOCK.ACQUIRE job me 60000 EPHEMERAL"),
+        "ERR",
+    );
+    let mut holder = both.server.connect();
+    granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
+    granted(&c.call("OTHER.CALL LOCK.EXTEND job me 600000"));
+    granted(&c.call("OTHER.CALL LOCK.ACQUIRE job me 600000 ONCE"));
+    drop(holder);
+    wait_until_gone(&mut c, "job");
+}
+
+#[test]
+fn a_release_from_a_modules_thread_answers_the_waiter() {
+    // With `hz 1` nothing else wakes the server up for a second.
+    let both = both(Server::options().config("hz 1"));
+    let mut c = both.server.connect();
+    for round in 0..5 {
+        granted(&c.call("LOCK.ACQUIRE job me 600000"));
+        let mut waiter = both.server.connect();
+        waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
+        wait_for_waiters(&mut c, "job", 1);
+        c.ok("OTHER.THREAD LOCK.RELEASE job me");
+        let fence = granted(&waiter.receive());
+        assert_eq!(sole_holder(&mut c, "job").number("fence"), fence);
+        let delivered = c.call("INFO clients");
+        assert!(delivered.text().contains("blocked_clients:0\r"), "{round}");
+        c.ok("LOCK.RELEASE job you");
+    }
+}
+
+#[test]
+fn a_module_that_hears_of_a_release_finds_the_whole_change_made() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    for event_at in ["first", "second"] {
+        c.ok("LOCK.MACQUIRE 2 first second me 60000");
+        let before = crate::server::info_number(&mut c, "lock", "lock_grants");
+        c.ok(&format!(
+            "OTHER.ON lock.released {event_at} LOCK.ACQUIRE second listener 60000"
+        ));
+        let released = c.call("LOCK.MRELEASE 2 first second me");
+        assert_eq!(released.items(), [Value::Integer(1), Value::Integer(1)]);
+        let fence = sole_holder(&mut c, "second").number("fence");
+        assert_eq!(c.call("OTHER.HEARD").text(), format!(":{fence}\r\n"));
+        let grants = crate::server::info_number(&mut c, "lock", "lock_grants") - before;
+        assert_eq!(grants, 1);
+        assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+        assert_eq!(c.call("LOCK.RELEASE second listener"), Value::Integer(1));
+        assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+    }
+}
+
+#[test]
+fn a_module_may_change_the_very_lock_that_it_hears_of() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    for command in ["LOCK.FORCE job", "DEL job", "FLUSHALL"] {
+        c.ok(&format!("OTHER.ON lock.acquired job {command}"));
+        granted(&c.call("LOCK.ACQUIRE job me 60000"));
+        assert_ne!(c.call("OTHER.HEARD"), Value::Null);
+        assert_eq!(c.call("LOCK.INFO job"), Value::Null);
+        assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+    }
+    let mut waiter = both.server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    waiter.send("LOCK.ACQUIRE job you 60000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    c.ok("OTHER.ON lock.released job LOCK.FORCE job");
+    c.ok("LOCK.RELEASE job me");
+    granted(&waiter.receive());
+    assert_eq!(c.call("OTHER.HEARD").text(), ":1\r\n");
+    assert_eq!(c.call("LOCK.RELEASE job you"), Value::Null);
+}
+
+#[test]
+fn a_lock_command_in_the_middle_of_another_one_is_refused() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    c.ok("OTHER.ON new first LOCK.ACQUIRE second listener 60000");
+    let granted = c.call("LOCK.MACQUIRE 2 first second me 60000");
+    assert_eq!(granted.items().len(), 2, "{granted:?}");
+    let heard = c.call("OTHER.HEARD");
+    assert!(heard.text().starts_with("-ERR a LOCK command"), "{heard:?}");
+    assert_eq!(sole_holder(&mut c, "second").field("owner").text(), "");
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 2);
+    assert_eq!(c.call("LOCK.NODE").number("failed"), 0);
+    assert_eq!(
+        c.call("LOCK.MRELEASE 2 first second me").items(),
+        [Value::Integer(1), Value::Integer(1)]
+    );
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+}
+
+#[test]
+fn nobody_hears_of_an_ended_hold_before_the_guarded_command_has_run() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    granted(&c.call("LOCK.ACQUIRE room me 600000 SHARED"));
+    granted(&c.call("LOCK.ACQUIRE room other 1 SHARED"));
+    c.ok("OTHER.ON lock.expired room LOCK.FORCE room");
+    // Leases end by themselves, too: whoever is first tells of it.
+    std::thread::sleep(std::time::Duration::from_millis(2));
+    let guarded = c.call("LOCK.GUARD room me SET k v");
+    if guarded == Value::Status("OK".into()) {
+        assert_eq!(c.call("GET k").text(), "v");
+    } else {
+        refused(&guarded, "NOTHELD");
+        assert_eq!(c.call("EXISTS k"), Value::Integer(0));
+    }
+}
