@@ -1,5 +1,5 @@
-//! `redlock acquire`, `extend` and `release`: for scripts that cannot wrap a command. The token travels by the environment
-//! or by standard input, never by the command line.
+//! `redlock acquire`, `extend` and `release`: for scripts that cannot wrap a command. The token is
+//! passed in the environment or on standard input, never on the command line.
 
 use std::io::{IsTerminal, Read};
 use std::time::Duration;
@@ -7,24 +7,32 @@ use std::time::Duration;
 use redislock_client::{Error, Released};
 use serde_json::json;
 
-use crate::args::{Acquire, Extend, Release, key_of};
-use crate::exit::{Failure, IO, LOST, NOT_HAD};
-use crate::merged::{millis, visible};
-use crate::run::{FAREWELL, hold};
+use crate::args::{Acquire, DEFAULT_TTL, Extend, Release, key_of};
+use crate::exit::{BUSY, Failure, IO, LOST, UNAVAILABLE};
+use crate::hold::{FAREWELL, Request, hold};
+use crate::output::Output;
 use crate::signals::Signals;
-use crate::voice::Voice;
+use crate::summary::{millis, printable};
 
-/// The longest token that a node takes.
+/// The longest token that a node accepts.
 const LONGEST_TOKEN: usize = 256;
-/// For what is asked without a lease of one's own.
+/// A release needs no lease.
 const NO_LEASE: Duration = Duration::MAX;
+/// What a script evaluates if the lock was not acquired: a command that fails.
+pub const NOT_ACQUIRED: &str = "false\n";
 
-/// Takes the lock, prints what proves its ownership, and leaves it held until its lease ends.
-pub async fn acquire(args: Acquire, voice: &Voice) -> Result<u8, Failure> {
+/// Acquires the lock, prints its token, and leaves it held until its lease ends.
+pub async fn acquire(args: Acquire, output: &Output) -> Result<u8, Failure> {
     let wanted = &args.wanted;
     let key = key_of(wanted.key.as_ref(), "--key NAME")?;
+    let request = Request {
+        wanted,
+        key: &key,
+        ttl: wanted.lease(None),
+        min_hold: None,
+    };
     let mut signals = Signals::listen()?;
-    let (client, guard) = hold(wanted, &key, &mut signals, voice).await?;
+    let (client, guard) = hold(&request, &mut signals, output).await?;
     let (fence, valid) = (guard.fence(), guard.valid_until());
     let ticket = match guard.detach() {
         Ok(ticket) => ticket,
@@ -34,70 +42,54 @@ pub async fn acquire(args: Acquire, voice: &Voice) -> Result<u8, Failure> {
         }
     };
     let token = String::from_utf8_lossy(ticket.token()).into_owned();
-    let text = format!(
-        "export REDLOCK_KEY={} REDLOCK_TOKEN={} REDLOCK_FENCE={fence}\n",
-        quoted(&key),
-        quoted(&token)
-    );
-    let value = json!({
-        "key": key,
-        "token": token,
-        "fence": fence,
-        "valid_ms": millis(valid.remaining()),
-    });
-    if let Err(failure) = written(voice, &text, &value) {
-        // Nobody knows the token: nobody could release.
+    let text = if output.json {
+        let valid = millis(valid.remaining());
+        let value = json!({ "key": key, "token": token, "fence": fence, "valid_ms": valid });
+        format!("{value}\n")
+    } else {
+        let (key, token) = (quoted(&key), quoted(&token));
+        format!("export REDLOCK_KEY={key} REDLOCK_TOKEN={token} REDLOCK_FENCE={fence}\n")
+    };
+    // Unlike other results, this one must arrive.
+    if let Err(error) = output.print_all(&text) {
+        // Nobody knows the token, so nobody could release the lock.
         client.release_ticket(&key, ticket.token()).await;
         client.close(FAREWELL).await;
-        return Err(failure);
+        return Err(Failure::io(
+            "the token cannot be printed, so the lock was released",
+            &error,
+        ));
     }
     Ok(0)
 }
 
-/// Unlike other results, this one must arrive.
-fn written(voice: &Voice, text: &str, value: &serde_json::Value) -> Result<(), Failure> {
-    use std::io::Write;
-    let mut out = std::io::stdout().lock();
-    let line = match voice.json {
-        true => format!("{value}\n"),
-        false => text.to_owned(),
-    };
-    out.write_all(line.as_bytes())
-        .and_then(|()| out.flush())
-        .map_err(|error| {
-            Failure::io(
-                "the lock was given back, as its token cannot be printed",
-                &error,
-            )
-        })
-}
-
-/// Extends the lease of a lock that `acquire` took.
-pub async fn extend(args: Extend, voice: &Voice) -> Result<u8, Failure> {
+/// Extends the lease of a lock from `acquire`.
+pub async fn extend(args: Extend, output: &Output) -> Result<u8, Failure> {
     let key = key_of(args.key.as_ref(), "--key NAME, or set REDLOCK_KEY")?;
     let Some(fence) = args.fence else {
         return Err(Failure::usage(
-            "no fence is given: add --fence NUMBER, or set REDLOCK_FENCE",
+            "no fence: add --fence NUMBER, or set REDLOCK_FENCE",
         ));
     };
     let token = token()?;
-    let client = args.place.connect(args.ttl).await?;
-    match client.extend_ticket(&key, &token, fence, args.ttl).await {
+    let ttl = args.ttl.unwrap_or(DEFAULT_TTL);
+    let client = args.place.connect(ttl).await?;
+    match client.extend_ticket(&key, &token, fence, ttl).await {
         Ok(until) => {
             let valid = millis(until.remaining());
-            voice.result(
+            output.result(
                 "",
                 &json!({ "key": key, "fence": fence, "valid_ms": valid }),
             )?;
             Ok(0)
         }
         Err(error @ Error::Lost { .. }) => Err(Failure::new(LOST, error.to_string())),
-        Err(error) => Err(Failure::acquiring(error, NOT_HAD)),
+        Err(error) => Err(Failure::acquiring(error, BUSY)),
     }
 }
 
-/// Releases a lock that `acquire` took.
-pub async fn release(args: Release, voice: &Voice) -> Result<u8, Failure> {
+/// Releases a lock from `acquire`.
+pub async fn release(args: Release, output: &Output) -> Result<u8, Failure> {
     let key = key_of(args.key.as_ref(), "--key NAME, or set REDLOCK_KEY")?;
     let token = token()?;
     let client = args.place.connect(NO_LEASE).await?;
@@ -105,21 +97,21 @@ pub async fn release(args: Release, voice: &Voice) -> Result<u8, Failure> {
     client.close(FAREWELL).await;
     match released {
         Released::WasHeld => {
-            voice.result("", &json!({ "key": key, "released": true }))?;
+            output.result("", &json!({ "key": key, "released": true }))?;
             Ok(0)
         }
         Released::WasLost => Err(Failure::new(
             LOST,
             format!(
-                "lock {} was not held any more: its lease ended, or the token is another one's",
-                visible(&key)
+                "lock {} is no longer held: its lease ended, or the token belongs to another holder",
+                printable(&key)
             ),
         )),
         _ => Err(Failure::new(
-            NOT_HAD,
+            UNAVAILABLE,
             format!(
-                "too few nodes answered to tell whether lock {} was held: its lease will end it",
-                visible(&key)
+                "too few nodes replied to tell whether lock {} was held: its lease will end it",
+                printable(&key)
             ),
         )),
     }
@@ -127,8 +119,7 @@ pub async fn release(args: Release, voice: &Voice) -> Result<u8, Failure> {
 
 /// The token, from REDLOCK_TOKEN or from standard input.
 fn token() -> Result<Vec<u8>, Failure> {
-    let missing =
-        || Failure::usage("no token is given: set REDLOCK_TOKEN, or write it to standard input");
+    let missing = || Failure::usage("no token: set REDLOCK_TOKEN, or write it to standard input");
     let mut token = match std::env::var_os("REDLOCK_TOKEN") {
         Some(token) => std::os::unix::ffi::OsStringExt::into_vec(token),
         None if std::io::stdin().is_terminal() => return Err(missing()),
@@ -147,12 +138,12 @@ fn token() -> Result<Vec<u8>, Failure> {
         0 => Err(missing()),
         1..=LONGEST_TOKEN => Ok(token),
         _ => Err(Failure::usage(
-            "the token is longer than 256 bytes: it is another thing",
+            "the token is longer than 256 bytes: it is not from redlock acquire",
         )),
     }
 }
 
-/// For a shell's `eval`.
+/// Quotes text for `eval` of a shell.
 fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

@@ -2,19 +2,19 @@
 
 use std::time::Duration;
 
-/// The shortest lease that can be kept up over a network.
+/// The shortest lease that can be renewed in time over a network.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// The longest lease that any node allows.
 const LONGEST_LEASE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Patience {
+pub enum WaitLimit {
     Forever,
     AtMost(Duration),
 }
 
-/// Any time but none.
+/// Any duration except zero.
 pub fn span(text: &str) -> Result<Duration, String> {
     match parsed(text)? {
         Duration::ZERO => Err("it must be longer than 0".to_owned()),
@@ -27,26 +27,30 @@ pub fn lease(text: &str) -> Result<Duration, String> {
     let lease = parsed(text)?;
     if lease < SHORTEST_LEASE {
         return Err(
-            "a lease this short is over before it is of use: give 100ms or more".to_owned(),
+            "a lease this short ends before it can be renewed: use 100ms or more".to_owned(),
         );
     }
     if lease > LONGEST_LEASE {
-        return Err(
-            "no node gives a lease of more than 7 days: give less, it is renewed".to_owned(),
-        );
+        return Err("no node grants a lease of more than 7 days".to_owned());
     }
     Ok(lease)
 }
 
-/// A time to wait, `0` or `forever`.
-pub fn patience(text: &str) -> Result<Patience, String> {
-    match text {
-        "forever" => Ok(Patience::Forever),
-        _ => match parsed(text) {
-            Ok(wait) => Ok(Patience::AtMost(wait)),
-            Err(hint) => Err(format!("{hint}; or 0, or forever")),
-        },
+/// A time to wait: seconds as in flock(1), a duration, or `forever`.
+pub fn wait_limit(text: &str) -> Result<WaitLimit, String> {
+    if text == "forever" {
+        return Ok(WaitLimit::Forever);
     }
+    let wait = seconds(text).map_or_else(|| parsed(text), Ok);
+    wait.map(WaitLimit::AtMost)
+        .map_err(|hint| format!("{hint}; or a number of seconds, or forever"))
+}
+
+/// A plain number, perhaps with a fraction.
+fn seconds(text: &str) -> Option<Duration> {
+    let digits = |c: char| c.is_ascii_digit() || c == '.';
+    let number = text.chars().all(digits).then(|| text.parse().ok())??;
+    Duration::try_from_secs_f64(number).ok()
 }
 
 fn parsed(text: &str) -> Result<Duration, String> {
@@ -57,13 +61,14 @@ fn parsed(text: &str) -> Result<Duration, String> {
         .map_err(|_| "write a number with a unit: 500ms, 30s, 5m, 1h".to_owned())
 }
 
-/// For people: as exact as it matters.
+/// For people: only as exact as it matters.
 pub fn shown(span: Duration) -> String {
     let millis = span.as_millis();
     let whole = Duration::from_secs(span.as_secs());
     match millis {
-        0..1_000 => format!("{millis}ms"),
-        1_000..10_000 => format!("{}.{}s", millis / 1_000, millis % 1_000 / 100),
+        0..1_000 => format!("{millis} ms"),
+        1_000..10_000 => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),
+        10_000..60_000 => format!("{} s", millis / 1_000),
         _ => humantime::format_duration(whole).to_string(),
     }
 }
@@ -73,25 +78,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_lease_is_neither_nothing_nor_longer_than_nodes_give() {
+    fn a_lease_is_longer_than_nothing_and_not_longer_than_nodes_allow() {
         for wrong in ["0", "0s", "1ms", "8d", "30", "-1s", "soon", ""] {
-            assert!(lease(wrong).is_err(), "{wrong:?} was taken");
+            assert!(lease(wrong).is_err(), "{wrong:?} was accepted");
         }
         assert_eq!(lease("1m 30s"), Ok(Duration::from_secs(90)));
     }
 
     #[test]
-    fn one_may_wait_for_no_time_for_some_or_for_ever() {
-        assert_eq!(patience("0"), Ok(Patience::AtMost(Duration::ZERO)));
-        assert_eq!(patience("2s"), Ok(Patience::AtMost(Duration::from_secs(2))));
-        assert_eq!(patience("forever"), Ok(Patience::Forever));
-        assert!(patience("never").is_err());
+    fn a_wait_is_given_in_seconds_with_a_unit_or_as_forever() {
+        let at_most = |millis| Ok(WaitLimit::AtMost(Duration::from_millis(millis)));
+        assert_eq!(wait_limit("0"), at_most(0));
+        assert_eq!(wait_limit("2s"), at_most(2_000));
+        assert_eq!(wait_limit("10"), at_most(10_000));
+        assert_eq!(wait_limit("0.5"), at_most(500));
+        assert_eq!(wait_limit("forever"), Ok(WaitLimit::Forever));
+        for wrong in [
+            "never",
+            "inf",
+            "NaN",
+            "-1",
+            "1e3",
+            "",
+            ".",
+            "1.2.3",
+            "99999999999999999999999",
+        ] {
+            assert!(wait_limit(wrong).is_err(), "{wrong:?} was accepted");
+        }
     }
 
     #[test]
     fn people_see_no_more_digits_than_matter() {
-        assert_eq!(shown(Duration::from_micros(12_300)), "12ms");
-        assert_eq!(shown(Duration::from_millis(2_349)), "2.3s");
+        assert_eq!(shown(Duration::from_micros(12_300)), "12 ms");
+        assert_eq!(shown(Duration::from_millis(2_349)), "2.3 s");
+        assert_eq!(shown(Duration::from_millis(28_900)), "28 s");
         assert_eq!(shown(Duration::from_millis(61_900)), "1m 1s");
     }
 }

@@ -1,25 +1,31 @@
-//! How the tool ends when it does not end well: one sentence and a code.
+//! Exit codes, and the one sentence that goes with a failure. The codes follow sysexits.h.
 
-use redislock_client::Error;
+use redislock_client::{Error, NodeReport, Verdict};
 
-/// Asked wrongly, or of nodes that cannot serve (EX_USAGE).
+/// The answer is no: `status --check` found the lock held, or `force` was not confirmed.
+pub const NO: u8 = 1;
+/// Usage error (EX_USAGE).
 pub const USAGE: u8 = 64;
-/// The lock was lost while the command ran (EX_SOFTWARE).
+/// Too few nodes can be reached or can grant locks (EX_UNAVAILABLE).
+pub const UNAVAILABLE: u8 = 69;
+/// The lock was lost (EX_SOFTWARE).
 pub const LOST: u8 = 70;
-/// Something could not be written or read (EX_IOERR).
+/// Input/output error (EX_IOERR).
 pub const IO: u8 = 74;
-/// The lock was not had (EX_TEMPFAIL).
-pub const NOT_HAD: u8 = 75;
-/// As shells have it: the command cannot be executed.
+/// Another client holds the lock (EX_TEMPFAIL).
+pub const BUSY: u8 = 75;
+/// The command cannot be executed, as in shells.
 pub const NOT_EXECUTABLE: u8 = 126;
-/// As shells have it: there is no such command.
+/// Command not found, as in shells.
 pub const NOT_FOUND: u8 = 127;
 
-/// Why the tool ends: what to say, and the exit code.
+/// Why the tool fails: the message and the exit code.
 #[derive(Debug)]
 pub struct Failure {
     pub code: u8,
     pub text: String,
+    /// Another client holds the lock: an expected result, which `--quiet` does not print.
+    pub is_busy: bool,
 }
 
 impl Failure {
@@ -27,6 +33,7 @@ impl Failure {
         Self {
             code,
             text: text.into(),
+            is_busy: false,
         }
     }
 
@@ -38,34 +45,81 @@ impl Failure {
         Self::new(IO, format!("{what}: {error}"))
     }
 
-    /// Ended by a signal before there was anything to pass it on to.
+    /// Ended by a signal while no command ran that it could be passed on to.
     pub fn signalled(signal: nix::sys::signal::Signal) -> Self {
         Self::new(by_signal(signal as i32), format!("ended by {signal}"))
     }
 
-    /// The nodes could not be connected to, or not be used as they are.
+    /// No node replied; `why` names each node with its problem.
+    pub fn no_node_replies(why: &str) -> Self {
+        Self::new(
+            UNAVAILABLE,
+            format!(
+                "no node replies ({why}): check --node or REDLOCK_NODES, and that the servers run"
+            ),
+        )
+    }
+
+    /// The nodes could not be connected to, or cannot be used as they are.
     pub fn connecting(error: Error) -> Self {
         match error {
-            Error::NoQuorum { nodes, .. } => Self::usage(format!(
-                "too few nodes can be reached ({nodes}): check --node or REDLOCK_NODES, and that the servers run"
-            )),
-            Error::Misconfigured { problem, nodes } => Self::usage(format!("{problem} ({nodes})")),
+            Error::NoQuorum { nodes, .. } => Self::new(
+                UNAVAILABLE,
+                format!(
+                    "too few nodes can be reached ({nodes}): check --node or REDLOCK_NODES, and that the servers run"
+                ),
+            ),
+            Error::Misconfigured { problem, nodes } => {
+                let listed_twice = nodes.iter().any(|node| is_listed_twice(&node.verdict));
+                let code = if listed_twice { USAGE } else { UNAVAILABLE };
+                Self::new(code, format!("{problem} ({nodes})"))
+            }
             Error::Invalid(problem) => Self::usage(problem),
-            other => Self::usage(other.to_string()),
+            other => Self::new(UNAVAILABLE, other.to_string()),
         }
     }
 
-    /// The lock was not had; `conflict` is the code for that.
+    /// The lock was not acquired or extended; `conflict` is the code if another client holds it.
     pub fn acquiring(error: Error, conflict: u8) -> Self {
         match error {
             Error::Invalid(problem) => Self::usage(problem),
-            Error::Refused { .. } => Self::usage(format!("{error}: asking again will not help")),
-            other => Self::new(conflict, other.to_string()),
+            Error::Refused { .. } => {
+                let wrong_request = error.nodes().iter().any(|node| is_usage(&node.verdict));
+                let code = if wrong_request { USAGE } else { UNAVAILABLE };
+                Self::new(code, format!("{error}: retrying will not help"))
+            }
+            Error::NoQuorum { .. } if cannot_serve(error.nodes()) => {
+                Self::new(UNAVAILABLE, error.to_string())
+            }
+            other => Self {
+                is_busy: true,
+                ..Self::new(conflict, other.to_string())
+            },
         }
     }
 }
 
-/// What shells report for a process that a signal ended.
+fn is_listed_twice(verdict: &Verdict) -> bool {
+    matches!(verdict, Verdict::SameAs { .. })
+}
+
+/// The request itself is wrong: the name of a key that is not a lock, or a lease that is too long.
+fn is_usage(verdict: &Verdict) -> bool {
+    match verdict {
+        Verdict::WrongType => true,
+        Verdict::Refused(text) => text.starts_with("LOCKLIMIT") && text.contains("ttl"),
+        _ => false,
+    }
+}
+
+/// Whether so many nodes are unable to grant anything that no client can get a majority.
+fn cannot_serve(nodes: &[NodeReport]) -> bool {
+    let can = |verdict: &Verdict| matches!(verdict, Verdict::Granted { .. } | Verdict::Held { .. });
+    let able = nodes.iter().filter(|node| can(&node.verdict)).count();
+    able < nodes.len() / 2 + 1
+}
+
+/// The code that shells report for a process that a signal ended.
 pub fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
 }

@@ -1,72 +1,68 @@
-//! `redlock force`: an administrator takes a lock away from whoever holds it.
+//! `redlock force`: an administrator releases a lock that another client holds.
 
 use std::io::{BufRead, IsTerminal, Write};
 
+use redislock_client::Answer;
 use serde_json::json;
 
 use crate::args::{Force, key_of};
-use crate::exit::{Failure, NOT_HAD};
-use crate::merged::{Merged, State, visible};
-use crate::status::silent_nodes;
-use crate::voice::Voice;
+use crate::exit::{Failure, NO, UNAVAILABLE};
+use crate::output::Output;
+use crate::summary::{LockSummary, State, printable};
 
-/// Asks, then ends every hold of the lock on every node.
-pub async fn force(args: Force, voice: &Voice) -> Result<u8, Failure> {
+/// Asks for confirmation, then ends every hold of the lock on every node.
+pub async fn force(args: Force, output: &Output) -> Result<u8, Failure> {
     let key = key_of(args.key.as_ref(), "its name")?;
-    let observer = args.place.observe()?;
-    let seen = Merged::of(&observer.lock(&key).await);
-    silent_nodes(&seen)?;
+    let view = args.place.view().await?;
+    let seen = view.lock(&key).await;
+    seen.check_any_reply()?;
     if seen.holders.is_empty() && seen.state == State::Free {
         let value = json!({ "key": key, "forced": 0, "problems": [] });
-        voice.result(&format!("{} is free\n", visible(&key)), &value)?;
+        output.result(&format!("{} is free\n", printable(&key)), &value)?;
         return Ok(0);
     }
     if !args.yes && !confirmed(&key, &seen)? {
-        return Err(Failure::new(NOT_HAD, "nothing was changed"));
+        return Err(Failure::new(NO, "not confirmed: nothing was changed"));
     }
-    let answers = observer.force(&key).await;
-    let mut forced = 0;
-    let mut problems = Vec::new();
-    for answer in &answers {
-        match &answer.result {
-            Ok(0) => {}
-            Ok(_) => forced += 1,
-            Err(verdict) => problems.push(format!("{}: {verdict}", answer.node)),
-        }
-    }
+    report(&key, &view.force(&key).await, output)
+}
+
+fn report(key: &str, answers: &[Answer<u64>], output: &Output) -> Result<u8, Failure> {
+    let released = |answer: &&Answer<u64>| matches!(answer.result, Ok(1..));
+    let forced = answers.iter().filter(released).count();
+    let problem = |answer: &Answer<u64>| {
+        let verdict = answer.result.as_ref().err()?;
+        Some(format!("{}: {verdict}", answer.node))
+    };
+    let problems: Vec<String> = answers.iter().filter_map(problem).collect();
+    let name = printable(key);
     if forced == 0 && !problems.is_empty() {
-        return Err(Failure::new(
-            NOT_HAD,
-            format!(
-                "lock {} was not taken away ({})",
-                visible(&key),
-                problems.join("; ")
-            ),
-        ));
+        let why = problems.join("; ");
+        let text = format!("lock {name} could not be released ({why})");
+        return Err(Failure::new(UNAVAILABLE, text));
     }
     let mut text = format!(
-        "{} was taken away on {forced} of {} nodes\n",
-        visible(&key),
+        "{name} was released on {forced} of {} nodes\n",
         answers.len()
     );
     for problem in &problems {
-        text.push_str(&format!("{}\n", voice.paint.bad(problem)));
+        text.push_str(&format!("{}\n", output.colors.bad(problem)));
     }
     let value = json!({ "key": key, "forced": forced, "problems": problems });
-    voice.result(&text, &value)?;
+    output.result(&text, &value)?;
     Ok(0)
 }
 
-fn confirmed(key: &str, seen: &Merged) -> Result<bool, Failure> {
+fn confirmed(key: &str, seen: &LockSummary) -> Result<bool, Failure> {
     if !std::io::stdin().is_terminal() {
         return Err(Failure::usage(
-            "nobody is there to be asked: add --yes if the lock is to be taken away",
+            "standard input is not a terminal: pass --yes to confirm",
         ));
     }
     let mut out = std::io::stderr().lock();
     let question = format!(
-        "{}: {}. Its holder will not notice before its next renewal. Take it away? [y/N] ",
-        visible(key),
+        "{}: {}. The holder does not notice until its next renewal. Release the lock? [y/N] ",
+        printable(key),
         seen.holder_line()
     );
     let asked = out

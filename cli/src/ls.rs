@@ -1,4 +1,4 @@
-//! `redlock ls`: the locks of all nodes, merged.
+//! `redlock ls`: the locks of all nodes, combined.
 
 use std::collections::BTreeMap;
 
@@ -8,78 +8,80 @@ use serde_json::{Value, json};
 use crate::args::Ls;
 use crate::duration::shown;
 use crate::exit::Failure;
-use crate::merged::{Merged, readable, visible};
-use crate::status::{painted, silent_nodes};
+use crate::output::{Colors, Output};
+use crate::status::colored;
+use crate::summary::{LockSummary, key_text, printable};
 use crate::table::table;
-use crate::voice::Voice;
+use crate::view::Listing;
 
-type Listing = Answer<Vec<(Vec<u8>, LockStatus)>>;
+type Locks = BTreeMap<Vec<u8>, LockSummary>;
 
-/// Lists the locks, or those that match.
-pub async fn ls(args: Ls, voice: &Voice) -> Result<u8, Failure> {
-    let observer = args.place.observe()?;
-    let listings = observer.locks(args.pattern.as_deref()).await;
-    let locks = merged(&listings);
-    silent_nodes(&Merged::of(&about(&listings, None)))?;
-    let mut rows = vec![
-        ["LOCK", "STATE", "HOLDER", "NODES", "LEASE LEFT", "WAITING"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    let mut values: Vec<Value> = Vec::new();
-    for (key, lock) in &locks {
-        let name = readable(key);
+/// Lists all locks, or those whose names match.
+pub async fn ls(args: Ls, output: &Output) -> Result<u8, Failure> {
+    let view = args.place.view().await?;
+    let listings = view.locks(args.pattern.as_deref()).await;
+    LockSummary::of(&about(&listings, None)).check_any_reply()?;
+    let locks = combined(&listings, view.is_cluster);
+    let mut text = if locks.is_empty() {
+        "no locks\n".to_owned()
+    } else {
+        rows(&locks, output.colors)
+    };
+    let mut silent = Vec::new();
+    for listing in &listings {
+        if let Err(why) = &listing.result {
+            let line = output.colors.bad(&format!("{}: {why}", listing.node));
+            text.push_str(&format!("{line}\n"));
+            silent.push(json!({ "node": listing.node, "problem": why.to_string() }));
+        }
+    }
+    let values = locks.iter().map(|(key, lock)| lock.json(&key_text(key)));
+    let values: Vec<Value> = values.collect();
+    output.result(&text, &json!({ "locks": values, "silent": silent }))?;
+    Ok(0)
+}
+
+fn rows(locks: &Locks, colors: Colors) -> String {
+    let heading = ["LOCK", "STATE", "HOLDER", "NODES", "LEASE LEFT", "WAITING"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    for (key, lock) in locks {
         let first = lock.holders.first();
+        let name = first.map_or_else(String::new, |holder| match lock.holders.len() {
+            1 => holder.name(),
+            more => format!("{} and {} more", holder.name(), more - 1),
+        });
+        let nodes =
+            |holder: &crate::summary::Holding| format!("{} of {}", holder.nodes(), lock.nodes);
         rows.push(vec![
-            visible(&name),
+            printable(&key_text(key)),
             lock.state.word().to_owned(),
-            first.map_or_else(String::new, |holder| match lock.holders.len() {
-                1 => holder.name(),
-                more => format!("{} and {} more", holder.name(), more - 1),
-            }),
-            first.map_or_else(String::new, |holder| {
-                format!("{} of {}", holder.nodes(), lock.nodes)
-            }),
+            name,
+            first.map_or_else(String::new, nodes),
             first.map_or_else(String::new, |holder| {
                 shown(holder.remaining(lock.majority()))
             }),
             lock.waiters.to_string(),
         ]);
-        values.push(lock.json(&name));
     }
     let states: Vec<_> = locks.values().map(|lock| lock.state).collect();
-    let paint = voice.paint;
-    let mut text = match locks.is_empty() {
-        true => "no locks\n".to_owned(),
-        false => table(&rows, |row, column, cell| match (row, column) {
-            (0, _) => paint.faint(cell),
-            (row, 1) => painted(states[row - 1], paint),
-            _ => cell.to_owned(),
-        }),
-    };
-    let mut silent = Vec::new();
-    for listing in &listings {
-        if let Err(why) = &listing.result {
-            text.push_str(&format!(
-                "{}\n",
-                paint.bad(&format!("{}: {why}", listing.node))
-            ));
-            silent.push(json!({ "node": listing.node, "problem": why.to_string() }));
-        }
-    }
-    voice.result(&text, &json!({ "locks": values, "silent": silent }))?;
-    Ok(0)
+    table(&rows, |row, column, cell| match (row, column) {
+        (0, _) => colors.faint(cell),
+        (row, 1) => colored(states[row - 1], colors),
+        _ => cell.to_owned(),
+    })
 }
 
-fn merged(listings: &[Listing]) -> BTreeMap<Vec<u8>, Merged> {
-    let mut keys: Vec<&Vec<u8>> = Vec::new();
-    for listing in listings {
-        keys.extend(listing.result.iter().flatten().map(|(key, _)| key));
-    }
+/// One summary for each name. In a cluster only the nodes that list a lock have a say in it.
+fn combined(listings: &[Listing], is_cluster: bool) -> Locks {
     let mut locks = BTreeMap::new();
-    for key in keys {
+    let names = listings.iter().flat_map(|listing| listing.result.iter());
+    for (key, _) in names.flatten() {
         if !locks.contains_key(key) {
-            locks.insert(key.clone(), Merged::of(&about(listings, Some(key))));
+            let mut answers = about(listings, Some(key));
+            if is_cluster {
+                answers.retain(|answer| matches!(answer.result, Ok(Some(_))));
+            }
+            locks.insert(key.clone(), LockSummary::of(&answers));
         }
     }
     locks
@@ -89,7 +91,7 @@ fn merged(listings: &[Listing]) -> BTreeMap<Vec<u8>, Merged> {
 fn about(listings: &[Listing], key: Option<&Vec<u8>>) -> Vec<Answer<Option<LockStatus>>> {
     let of_node = |listing: &Listing| {
         let result = listing.result.as_ref().map_err(Clone::clone).map(|locks| {
-            // They come in the order of their names.
+            // They are sorted by name.
             let key = key?;
             let found = locks.binary_search_by(|(name, _)| name.cmp(key)).ok()?;
             locks.get(found).map(|(_, status)| status.clone())

@@ -1,33 +1,42 @@
 //! `redlock`: distributed locks for the shell.
 //!
-//! `args.rs` is the command line; a file a verb (`run.rs`, `acquire.rs`, `status.rs`, …); `supervise.rs` looks after the
-//! command of `run` with `child.rs`, `signals.rs` and `terminal.rs`; `merged.rs` makes one picture of what all nodes
-//! say; `voice.rs` is everything that is printed; `demo/` is the show.
+//! `args.rs` is the command line, `help.rs` its longer texts. There is one file per verb (`run.rs`,
+//! `acquire.rs`, `status.rs`, …). `hold.rs` gets the lock, `connect.rs` the connections;
+//! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
+//! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
+//! combines what they say about a lock. `output.rs` prints. `demo/` is the demonstration.
 
 #![deny(unsafe_code)]
 
 mod acquire;
 mod args;
-mod child;
+mod command_path;
+mod completions;
+mod connect;
 mod demo;
 mod duration;
 mod exit;
 mod force;
+mod help;
+mod hold;
 mod ls;
-mod merged;
+mod man_page;
+mod min_hold;
+mod node_urls;
 mod nodes;
-mod nodes_given;
-mod pages;
-mod program;
+mod output;
+mod process_group;
+mod progress;
 mod run;
 mod signals;
 mod status;
+mod summary;
 mod supervise;
 mod table;
 mod terminal;
-mod voice;
-mod waiting;
+mod view;
 
+use std::ffi::OsString;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
 
@@ -36,105 +45,127 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 
 use crate::args::{Cli, Verb};
 use crate::exit::Failure;
-use crate::voice::Voice;
+use crate::output::Output;
 
-/// As many files as one needs to run a command under a lock of three nodes.
+/// The number of files that running a command under a lock of three nodes needs.
 const FILES: usize = 12;
 
 fn main() -> ExitCode {
-    let cli = match Cli::try_parse() {
-        Ok(cli) => cli,
-        Err(error) => return misunderstood(&error),
+    let (json, result) = match Cli::try_parse() {
+        Ok(cli) => (cli.json, start(cli)),
+        Err(error) => (has_json_flag(), not_parsed(&error)),
     };
-    let voice = Voice::new(cli.json);
-    if let Err(error) = room_for_files() {
-        voice.fail(&Failure::io("cannot start, try ulimit -n 64", &error));
-        return ExitCode::from(exit::IO);
+    let code = result.unwrap_or_else(|failure| {
+        Output::new(json).failure(&failure);
+        failure.code
+    });
+    if code != 0 && !json && verb_given().is_some_and(|verb| verb == "acquire") {
+        // If this cannot be printed either, nothing is left to try.
+        let _ = Output::new(json).print_all(acquire::NOT_ACQUIRED);
     }
-    // One thread: it starts the command, which the kernel ends when that very thread is gone.
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build();
-    let outcome = match runtime {
-        Ok(runtime) => {
-            let outcome = runtime.block_on(carry_out(cli.verb, &voice));
-            runtime.shutdown_background();
-            outcome
-        }
-        Err(error) => Err(Failure::io("cannot start", &error)),
-    };
-    match outcome {
-        Ok(code) => ExitCode::from(code),
-        Err(failure) => {
-            voice.fail(&failure);
-            ExitCode::from(failure.code)
-        }
-    }
+    ExitCode::from(code)
 }
 
-/// The runtime panics where it cannot open its own files: better to know before.
-fn room_for_files() -> std::io::Result<()> {
+fn start(cli: Cli) -> Result<u8, Failure> {
+    has_room_for_files().map_err(|error| Failure::io("cannot start, try ulimit -n 64", &error))?;
+    let output = Output::new(cli.json);
+    // One thread: it starts the command, and the kernel kills the command when that thread ends.
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::io("cannot start", &error))?;
+    let result = runtime.block_on(carry_out(cli.verb, &output));
+    runtime.shutdown_background();
+    output.clear();
+    result
+}
+
+/// The runtime panics if it cannot open its own files: better to fail before that.
+fn has_room_for_files() -> std::io::Result<()> {
     let error = std::io::stderr();
     let files = (0..FILES).map(|_| error.as_fd().try_clone_to_owned());
     files.collect::<Result<Vec<_>, _>>().map(drop)
 }
 
-async fn carry_out(verb: Verb, voice: &Voice) -> Result<u8, Failure> {
+async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
     match verb {
-        Verb::Run(args) => run::run(args, voice).await,
-        Verb::Acquire(args) => acquire::acquire(args, voice).await,
-        Verb::Extend(args) => acquire::extend(args, voice).await,
-        Verb::Release(args) => acquire::release(args, voice).await,
-        Verb::Status(args) => status::status(args, voice).await,
-        Verb::Ls(args) => ls::ls(args, voice).await,
-        Verb::Force(args) => force::force(args, voice).await,
-        Verb::Nodes(args) => nodes::nodes(args, voice).await,
-        Verb::Demo(args) => demo::demo(args, voice).await,
+        Verb::Run(args) => {
+            let quiet = args.wanted.quiet;
+            silenced(run::run(args, output).await, quiet)
+        }
+        Verb::Acquire(args) => {
+            let quiet = args.wanted.quiet;
+            silenced(acquire::acquire(args, output).await, quiet)
+        }
+        Verb::Extend(args) => acquire::extend(args, output).await,
+        Verb::Release(args) => acquire::release(args, output).await,
+        Verb::Status(args) => status::status(args, output).await,
+        Verb::Ls(args) => ls::ls(args, output).await,
+        Verb::Force(args) => force::force(args, output).await,
+        Verb::Nodes(args) => nodes::nodes(args, output).await,
+        Verb::Demo(args) => demo::demo(args, output).await,
         Verb::DemoWorker(args) => demo::work(args).await,
-        Verb::Completions { shell } => pages::completions(shell, voice),
-        Verb::Man { verb } => pages::manual(verb.as_deref(), voice),
+        Verb::Completions { shell } => completions::print(shell, output),
+        Verb::Man { verb } => man_page::print(verb.as_deref(), output),
     }
 }
 
-/// Help and version are no errors; everything else is one sentence that says what to change.
-fn misunderstood(error: &clap::Error) -> ExitCode {
+/// With `--quiet`, a lock that another client holds is told by the exit code alone.
+fn silenced(result: Result<u8, Failure>, quiet: bool) -> Result<u8, Failure> {
+    match result {
+        Err(failure) if quiet && failure.is_busy => Ok(failure.code),
+        other => other,
+    }
+}
+
+/// Help and version are not errors; everything else is one sentence that says what to change.
+fn not_parsed(error: &clap::Error) -> Result<u8, Failure> {
     match error.kind() {
         ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
-            // Nobody reads on: nothing is wrong with that.
+            // A reader that has closed the pipe is not an error.
             let _ = error.print();
-            ExitCode::SUCCESS
+            Ok(0)
         }
         ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = error.print();
-            ExitCode::from(exit::USAGE)
+            Ok(exit::USAGE)
         }
         kind => {
             let whole = error.to_string();
             let first = match kind {
-                // Would list the hidden ones, too.
-                ErrorKind::MissingSubcommand => "no subcommand is given: try run",
+                // clap would list the hidden ones, too.
+                ErrorKind::MissingSubcommand => "no subcommand: try run",
                 ErrorKind::UnknownArgument if is_command_of_run(error) => {
-                    "the command stands after --, as in: redlock run --key NAME -- COMMAND"
+                    "the command goes after --, as in: redlock run --key NAME -- COMMAND"
                 }
                 _ => whole.split("\n\n").next().unwrap_or(&whole),
             };
             let words: Vec<&str> = first.split_whitespace().collect();
             let sentence = words.join(" ");
             let sentence = sentence.strip_prefix("error: ").unwrap_or(&sentence);
-            let json = std::env::args_os()
-                .take_while(|word| word != "--")
-                .any(|word| word == "--json");
-            Voice::new(json).fail(&Failure::usage(format!("{sentence} (see redlock --help)")));
-            ExitCode::from(exit::USAGE)
+            let sentence = format!("{sentence} (see redlock --help)");
+            Err(Failure::usage(sentence))
         }
     }
 }
 
-/// Whoever is used to flock(1) forgets the `--`.
+/// Users of flock(1) forget the `--`.
 fn is_command_of_run(error: &clap::Error) -> bool {
-    let unknown = match error.get(ContextKind::InvalidArg) {
-        Some(ContextValue::String(unknown)) => unknown,
-        _ => return false,
+    let Some(ContextValue::String(unknown)) = error.get(ContextKind::InvalidArg) else {
+        return false;
     };
-    !unknown.starts_with('-') && std::env::args_os().skip(1).any(|word| word == "run")
+    !unknown.starts_with('-') && verb_given().is_some_and(|verb| verb == "run")
+}
+
+/// The arguments before `--`, for command lines that cannot be parsed.
+fn arguments() -> impl Iterator<Item = OsString> {
+    std::env::args_os().skip(1).take_while(|word| word != "--")
+}
+
+fn has_json_flag() -> bool {
+    arguments().any(|word| word == "--json")
+}
+
+fn verb_given() -> Option<OsString> {
+    arguments().find(|word| !word.as_encoded_bytes().starts_with(b"-"))
 }

@@ -1,41 +1,66 @@
-//! `redlock nodes`: how each node is doing.
+//! `redlock nodes`: the state of each node.
 
 use redislock_client::{Answer, NodeStatus};
 use serde_json::{Value, json};
 
 use crate::args::Nodes;
 use crate::duration::shown;
-use crate::exit::Failure;
-use crate::merged::millis;
+use crate::exit::{Failure, UNAVAILABLE};
+use crate::output::{Colors, Output};
+use crate::summary::millis;
 use crate::table::table;
-use crate::voice::Voice;
 
-/// Clocks further apart than this, in ms, are worth a colour: fences follow them.
-const CLOCK_WORTH_A_LOOK: i64 = 1_000;
+/// Clocks that differ by this many ms or more are colored: fences follow the clocks.
+const CLOCK_WARNING: i64 = 1_000;
 
-/// Shows every node; fails only if none answers.
-pub async fn nodes(args: Nodes, voice: &Voice) -> Result<u8, Failure> {
-    let observer = args.place.observe()?;
-    let answers = observer.nodes().await;
+/// Shows every node. The exit code is 0 only if each of them can grant locks now.
+pub async fn nodes(args: Nodes, output: &Output) -> Result<u8, Failure> {
+    let answers = args.place.view().await?.nodes().await;
+    let problems: Vec<Option<String>> = (0..answers.len())
+        .map(|place| problem(&answers, place))
+        .collect();
+    let unfit = problems.iter().flatten().count();
     if answers.iter().all(|answer| answer.result.is_err()) {
-        let why: Vec<String> = answers.iter().filter_map(problem).collect();
-        return Err(Failure::usage(format!(
-            "no node answers ({}): check --node or REDLOCK_NODES, and that the servers run",
-            why.join("; ")
-        )));
+        let why = |(answer, problem): (&Answer<_>, &Option<String>)| {
+            let problem = problem.as_deref().unwrap_or_default();
+            format!("{}: {problem}", answer.node)
+        };
+        let why: Vec<String> = answers.iter().zip(&problems).map(why).collect();
+        return Err(Failure::no_node_replies(&why.join("; ")));
     }
-    let values: Vec<Value> = answers.iter().map(value).collect();
-    voice.result(&text(&answers, voice), &json!({ "nodes": values }))?;
+    let values: Vec<Value> = answers.iter().zip(&problems).map(value).collect();
+    output.result(
+        &text(&answers, &problems, output.colors),
+        &json!({ "nodes": values }),
+    )?;
+    if unfit > 0 {
+        let text = format!("{unfit} of {} nodes cannot grant locks", answers.len());
+        return Err(Failure::new(UNAVAILABLE, text));
+    }
     Ok(0)
 }
 
-fn problem(answer: &Answer<NodeStatus>) -> Option<String> {
-    let verdict = answer.result.as_ref().err()?;
-    Some(format!("{}: {verdict}", answer.node))
+/// Why this node cannot grant locks now.
+fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
+    let node = match &answers[place].result {
+        Ok(node) => node,
+        Err(verdict) => return Some(verdict.to_string()),
+    };
+    let same = answers[..place].iter().find(|other| {
+        let other = other.result.as_ref();
+        other.is_ok_and(|other| other.incarnation == node.incarnation)
+    });
+    if let Some(same) = same {
+        return Some(format!("the same server as {}", same.node));
+    }
+    if node.role != "master" {
+        return Some(format!("a {}, not a master", node.role));
+    }
+    let left = node.quarantine;
+    (!left.is_zero()).then(|| format!("quarantined for {}", shown(left)))
 }
 
-fn text(answers: &[Answer<NodeStatus>], voice: &Voice) -> String {
-    let paint = voice.paint;
+fn text(answers: &[Answer<NodeStatus>], problems: &[Option<String>], colors: Colors) -> String {
     let heading = [
         "NODE",
         "VERSION",
@@ -45,64 +70,73 @@ fn text(answers: &[Answer<NodeStatus>], voice: &Voice) -> String {
         "CLOCK",
         "LOCKS",
         "WAITING",
-        "ANSWERS IN",
+        "REPLY TIME",
     ];
     let mut rows = vec![heading.map(str::to_owned).to_vec()];
-    for answer in answers {
-        rows.push(match &answer.result {
-            Ok(node) => vec![
-                answer.node.clone(),
-                node.version.clone(),
-                node.role.clone(),
-                match node.quarantine.is_zero() {
-                    true => "none".to_owned(),
-                    false => format!("{} left", shown(node.quarantine)),
-                },
-                if node.durable { "yes" } else { "no" }.to_owned(),
-                lead(node),
-                node.locks.to_string(),
-                node.waiters.to_string(),
-                shown(node.round_trip),
-            ],
-            Err(verdict) => vec![answer.node.clone(), verdict.to_string()],
-        });
-    }
-    table(&rows, |row, column, cell| {
+    rows.extend(answers.iter().map(row));
+    let mut text = table(&rows, |row, column, cell| {
         let node = match row.checked_sub(1).map(|place| &answers[place].result) {
-            None => return paint.faint(cell),
-            Some(Err(_)) if column > 0 => return paint.bad(cell),
+            None => return colors.faint(cell),
+            Some(Err(_)) if column > 0 => return colors.bad(cell),
             Some(Err(_)) => return cell.to_owned(),
             Some(Ok(node)) => node,
         };
         match column {
-            2 if node.role != "master" => paint.bad(cell),
-            3 if !node.quarantine.is_zero() => paint.doubtful(cell),
-            5 if node.clock_lead.abs() / 1_000 >= CLOCK_WORTH_A_LOOK => paint.doubtful(cell),
+            2 if node.role != "master" => colors.bad(cell),
+            3 if !node.quarantine.is_zero() => colors.warning(cell),
+            5 if node.clock_lead.abs() / 1_000 >= CLOCK_WARNING => colors.warning(cell),
             _ => cell.to_owned(),
         }
-    })
-}
-
-/// How far the node's clock is ahead of ours: what the round trip leaves open is not shown.
-fn lead(node: &NodeStatus) -> String {
-    format!("{:+}ms", node.clock_lead / 1_000)
-}
-
-fn value(answer: &Answer<NodeStatus>) -> Value {
-    match &answer.result {
-        Ok(node) => json!({
-            "node": answer.node,
-            "version": node.version,
-            "role": node.role,
-            "quarantine_ms": millis(node.quarantine),
-            "durable": node.durable,
-            "clock_lead_us": node.clock_lead,
-            "locks": node.locks,
-            "waiters": node.waiters,
-            "fence": node.fence,
-            "max_ttl_ms": millis(node.max_ttl),
-            "round_trip_us": u64::try_from(node.round_trip.as_micros()).unwrap_or(u64::MAX),
-        }),
-        Err(verdict) => json!({ "node": answer.node, "problem": verdict.to_string() }),
+    });
+    for (answer, problem) in answers.iter().zip(problems) {
+        if let (Ok(_), Some(problem)) = (&answer.result, problem) {
+            let line = colors.bad(&format!("{}: {problem}", answer.node));
+            text.push_str(&format!("{line}\n"));
+        }
     }
+    text
+}
+
+fn row(answer: &Answer<NodeStatus>) -> Vec<String> {
+    let node = match &answer.result {
+        Ok(node) => node,
+        Err(verdict) => return vec![answer.node.clone(), verdict.to_string()],
+    };
+    let quarantine = if node.quarantine.is_zero() {
+        "none".to_owned()
+    } else {
+        format!("{} left", shown(node.quarantine))
+    };
+    vec![
+        answer.node.clone(),
+        node.version.clone(),
+        node.role.clone(),
+        quarantine,
+        if node.durable { "yes" } else { "no" }.to_owned(),
+        // The round trip makes anything below a millisecond meaningless.
+        format!("{:+} ms", node.clock_lead / 1_000),
+        node.locks.to_string(),
+        node.waiters.to_string(),
+        shown(node.round_trip),
+    ]
+}
+
+fn value((answer, problem): (&Answer<NodeStatus>, &Option<String>)) -> Value {
+    let Ok(node) = &answer.result else {
+        return json!({ "node": answer.node, "problem": problem });
+    };
+    json!({
+        "node": answer.node,
+        "version": node.version,
+        "role": node.role,
+        "quarantine_ms": millis(node.quarantine),
+        "durable": node.durable,
+        "clock_lead_us": node.clock_lead,
+        "locks": node.locks,
+        "waiters": node.waiters,
+        "fence": node.fence,
+        "max_ttl_ms": millis(node.max_ttl),
+        "round_trip_us": u64::try_from(node.round_trip.as_micros()).unwrap_or(u64::MAX),
+        "problem": problem,
+    })
 }

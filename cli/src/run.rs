@@ -1,74 +1,76 @@
-//! `redlock run`: a command that runs while a lock is held, and not a moment longer.
+//! `redlock run`: runs a command while a lock is held, and not longer.
 
 use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::Duration;
 
-use redislock_client::{Guard, Lock, Observer, Owner, Redlock, Released};
+use redislock_client::{Guard, Moment, Redlock, Released};
 use serde_json::json;
 
-use crate::args::{Run, Wanted, key_of};
-use crate::child::Group;
+use crate::args::{Run, Where, key_of};
+use crate::command_path;
 use crate::exit::{Failure, NOT_EXECUTABLE};
-use crate::merged::{Merged, State, visible};
-use crate::program;
+use crate::hold::{FAREWELL, Request, hold};
+use crate::min_hold;
+use crate::output::Output;
+use crate::process_group::Group;
 use crate::signals::Signals;
+use crate::summary::{State, printable};
 use crate::supervise::{Ending, Supervisor};
-use crate::voice::Voice;
-use crate::waiting;
 
 /// How long before the end of the lease a lost lock ends the command: this part of the ttl, …
 const GRACE_IN_TTL: u32 = 6;
-/// … but no longer than this.
+/// … but not longer than this.
 const LONGEST_GRACE: Duration = Duration::from_secs(5);
-/// Releases that are still on their way get this long when the tool ends.
-pub const FAREWELL: Duration = Duration::from_secs(1);
 
 /// Runs the command under the lock and returns its exit code.
-pub async fn run(args: Run, voice: &Voice) -> Result<u8, Failure> {
+pub async fn run(args: Run, output: &Output) -> Result<u8, Failure> {
     let wanted = &args.wanted;
     let key = key_of(wanted.key.as_ref(), "--key NAME")?;
     let Some((name, arguments)) = args.command.split_first() else {
         return Err(Failure::usage(
-            "no command is given: add it after --, as in: redlock run --key NAME -- COMMAND",
+            "no command: add it after --, as in: redlock run --key NAME -- COMMAND",
         ));
     };
-    let grace = grace_of(args.grace, wanted.ttl)?;
-    let file = program::find(name)?;
+    let request = Request {
+        wanted,
+        key: &key,
+        ttl: wanted.lease(args.min_hold),
+        min_hold: args.min_hold,
+    };
+    let grace = grace_of(args.grace, request.ttl)?;
+    let file = command_path::find(name)?;
     let mut signals = Signals::listen()?;
-    let (client, guard) = hold(wanted, &key, &mut signals, voice).await?;
-
+    let (client, guard) = hold(&request, &mut signals, output).await?;
+    let granted = Moment::now();
     let mut command = Command::new(file);
     command
         .args(arguments)
         .env("REDLOCK_KEY", &key)
-        .env("REDLOCK_FENCE", guard.fence().to_string());
+        .env("REDLOCK_FENCE", guard.fence().to_string())
+        // That of another lock, from an `acquire` around this command.
+        .env_remove("REDLOCK_TOKEN");
     command.arg0(name);
     let ended = work(command, &guard, grace, &mut signals).await;
-    let released = guard.release().await;
+    let keep_until = args.min_hold.map(|min_hold| granted + min_hold);
+    let lost = finish(&client, guard, &key, &ended, keep_until).await;
     client.close(FAREWELL).await;
-    let code = match ended? {
-        Ending::Stopped => {
-            let why = why_lost(&wanted.place.observe()?, &key).await;
-            let text = format!(
-                "lock {} was lost and the command stopped: {why}",
-                visible(&key)
-            );
-            tell_loss(voice, &key, &text, args.lost_exit_code);
-            args.lost_exit_code
-        }
-        Ending::ByItself { .. } if released == Released::WasLost => {
-            let text = format!(
-                "lock {} was lost before the command ended: somebody else may have had it meanwhile",
-                visible(&key)
-            );
-            tell_loss(voice, &key, &text, args.lost_exit_code);
-            args.lost_exit_code
-        }
-        Ending::ByItself { code } => code,
+    let lost = match ended? {
+        Ending::Stopped => Some(format!(
+            "was lost and the command stopped: {}",
+            why_lost(&wanted.place, &key).await
+        )),
+        Ending::ByItself { code } if lost.is_none() => return Ok(code),
+        Ending::ByItself { .. } => lost,
     };
-    Ok(code)
+    if let Some(lost) = lost {
+        let text = format!("lock {} {lost}", printable(&key));
+        let code = args.lost_exit_code;
+        let fields = json!({ "event": "lost", "key": key, "error": text, "exit_code": code });
+        output.message(&text, fields);
+    }
+    Ok(args.lost_exit_code)
 }
 
 async fn work(
@@ -86,7 +88,7 @@ async fn work(
             .watch()
             .await),
         Err(error) => {
-            // The file itself was there a moment ago.
+            // The file itself existed a moment ago.
             let hint = match error.kind() {
                 ErrorKind::NotFound => ": check the interpreter in its first line",
                 _ => "",
@@ -99,84 +101,58 @@ async fn work(
     }
 }
 
-/// We may have been paused since the lock was granted: a command that would have to be stopped at once is not started.
+/// The tool may have been paused since the grant: a command that would have to be stopped at once is
+/// not started.
 async fn is_fresh(guard: &Guard, grace: Duration) -> bool {
     guard.is_valid() && (guard.valid_until().remaining() > grace || guard.extend().await.is_ok())
 }
 
-/// As far as the nodes can still tell.
-async fn why_lost(observer: &Observer, key: &str) -> String {
-    let seen = Merged::of(&observer.lock(key).await);
-    match seen.state {
-        State::Unknown => seen.too_few(),
-        _ => "its nodes do not know the hold any more, or did not answer for too long (an administrator took it away, \
-              they were flushed or restarted, or we were paused)"
-            .to_owned(),
+/// Releases the lock, or leaves it held until `keep_until` if the command has ended by itself.
+/// Returns what went wrong: the lock may have been acquired by another client too early.
+async fn finish(
+    client: &Redlock,
+    guard: Guard,
+    key: &str,
+    ended: &Result<Ending, Failure>,
+    keep_until: Option<Moment>,
+) -> Option<String> {
+    let by_itself = matches!(ended, Ok(Ending::ByItself { .. }));
+    let keep_until = keep_until.filter(|until| by_itself && *until > Moment::now());
+    if let Some(until) = keep_until
+        && guard.is_valid()
+    {
+        let kept = min_hold::keep(client, guard, key, until).await;
+        return kept
+            .err()
+            .map(|why| format!("could not be kept for --min-hold: {why}"));
     }
+    let released = guard.release().await;
+    (released == Released::WasLost).then(|| {
+        "was lost before the command ended: another client may have held it meanwhile".to_owned()
+    })
 }
 
-fn tell_loss(voice: &Voice, key: &str, text: &str, code: u8) {
-    let fields = json!({ "event": "lost", "key": key, "error": text, "exit_code": code });
-    voice.say(text, fields);
+/// As far as the nodes can tell.
+async fn why_lost(place: &Where, key: &str) -> String {
+    let seen = match place.view().await {
+        Ok(view) => view.lock(key).await,
+        Err(failure) => return failure.text,
+    };
+    if seen.state == State::Unknown {
+        return seen.too_few();
+    }
+    "the nodes no longer know the hold, or did not reply for too long (an administrator released it, the nodes were \
+     flushed or restarted, or this process was paused)"
+        .to_owned()
 }
 
 fn grace_of(given: Option<Duration>, ttl: Duration) -> Result<Duration, Failure> {
     match given {
         None => Ok((ttl / GRACE_IN_TTL).min(LONGEST_GRACE)),
-        // Renewal begins after a third of the ttl, and must have the time for several attempts.
+        // Renewal begins after a third of the ttl, and needs the time for several attempts.
         Some(grace) if grace > ttl / 3 => Err(Failure::usage(format!(
-            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: give a third of the ttl at most"
+            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: use at most a third of the ttl"
         ))),
         Some(grace) => Ok(grace),
     }
-}
-
-/// Connects and gets the lock. A signal ends that, with nothing left held.
-pub async fn hold(
-    wanted: &Wanted,
-    key: &str,
-    signals: &mut Signals,
-    voice: &Voice,
-) -> Result<(Redlock, Guard), Failure> {
-    let observer = wanted.place.observe()?;
-    let client = tokio::select! {
-        client = wanted.place.connect(wanted.ttl) => client?,
-        signal = signals.end() => return Err(Failure::signalled(signal)),
-    };
-    let acquired = tokio::select! {
-        acquired = waiting::acquire(request(&client, wanted, key), key, wanted.wait, &observer, voice) => {
-            acquired.map_err(|error| Failure::acquiring(error, wanted.conflict_exit_code))
-        }
-        signal = signals.end() => Err(Failure::signalled(signal)),
-    };
-    match acquired {
-        Ok(guard) => Ok((client, guard)),
-        Err(failure) => {
-            voice.clear();
-            client.close(FAREWELL).await;
-            Err(failure)
-        }
-    }
-}
-
-fn request(client: &Redlock, wanted: &Wanted, key: &str) -> Lock {
-    let owner = Owner::named(wanted.owner.clone().unwrap_or_else(usual_owner));
-    let lock = client.lock(key).ttl(wanted.ttl).owner(&owner);
-    match wanted.shared {
-        true => lock.shared(),
-        false => lock,
-    }
-}
-
-/// Who we are, for others: user, host and process.
-fn usual_owner() -> String {
-    let uid = nix::unistd::getuid();
-    let user = match nix::unistd::User::from_uid(uid) {
-        Ok(Some(user)) => user.name,
-        _ => uid.to_string(),
-    };
-    let host = nix::unistd::gethostname().unwrap_or_default();
-    let whole = format!("{user}@{}:{}", host.display(), std::process::id());
-    // Names can be long, labels have 256 bytes.
-    whole.chars().take(64).collect()
 }

@@ -1,4 +1,4 @@
-//! The signals that the tool passes on, as one stream.
+//! The signals that the tool passes on to the command, as one stream.
 
 use std::task::Poll;
 
@@ -6,9 +6,9 @@ use nix::sys::signal::Signal;
 use tokio::signal::unix::{self, SignalKind};
 
 use crate::exit::Failure;
-use crate::terminal::somebody_would_continue_us;
+use crate::terminal::has_job_control;
 
-/// What is passed on to the command; besides, the end or stop of the command is told by SIGCHLD.
+/// Passed on to the command. SIGCHLD, which tells that the command stopped or ended, is not.
 const PASSED_ON: [Signal; 9] = [
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -21,12 +21,12 @@ const PASSED_ON: [Signal; 9] = [
     Signal::SIGCONT,
 ];
 
-/// Listens from its making on.
+/// Listens from its creation on.
 pub struct Signals(Vec<(Signal, unix::Signal)>);
 
 impl Signals {
     pub fn listen() -> Result<Self, Failure> {
-        let ignored = ignored_from_the_start();
+        let ignored = ignored_at_start();
         let wanted = PASSED_ON
             .into_iter()
             .filter(|signal| ignored & mask(*signal) == 0);
@@ -52,11 +52,11 @@ impl Signals {
         .await
     }
 
-    /// The next signal that ends whoever does not catch it. Meanwhile ctrl-Z stops as usual.
+    /// The next signal that ends a process by default. Meanwhile ctrl-Z stops as usual.
     pub async fn end(&mut self) -> Signal {
         loop {
             match self.next().await {
-                Signal::SIGTSTP if somebody_would_continue_us() => {
+                Signal::SIGTSTP if has_job_control() => {
                     let _ = nix::sys::signal::raise(Signal::SIGSTOP);
                 }
                 Signal::SIGTSTP | Signal::SIGCONT | Signal::SIGCHLD | Signal::SIGWINCH => {}
@@ -70,9 +70,9 @@ fn mask(signal: Signal) -> u64 {
     1 << (signal as u64 - 1)
 }
 
-/// `nohup` and shells without job control start commands with signals ignored. Those stay so, for the command too: they are
-/// not listened for. Elsewhere than on Linux this cannot be asked.
-fn ignored_from_the_start() -> u64 {
+/// `nohup` and shells without job control start commands with signals ignored. Those stay ignored,
+/// also for the command. Only Linux can tell which they are.
+fn ignored_at_start() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let digits = ignored.map(str::trim).unwrap_or_default();

@@ -1,80 +1,74 @@
-//! `redlock status`: one lock, as all nodes together see it.
+//! `redlock status`: one lock, combined from the replies of all nodes.
 
 use crate::args::{Status, key_of};
 use crate::duration::shown;
-use crate::exit::Failure;
-use crate::merged::{Merged, State, visible};
+use crate::exit::{Failure, NO, UNAVAILABLE};
+use crate::output::{Colors, Output};
+use crate::summary::{LockSummary, State, printable};
 use crate::table::table;
-use crate::voice::{Paint, Voice};
 
 /// Shows who holds the lock and who waits.
-pub async fn status(args: Status, voice: &Voice) -> Result<u8, Failure> {
+pub async fn status(args: Status, output: &Output) -> Result<u8, Failure> {
     let key = key_of(args.key.as_ref(), "its name")?;
-    let observer = args.place.observe()?;
-    let merged = Merged::of(&observer.lock(&key).await);
-    silent_nodes(&merged)?;
-    voice.result(&text(&key, &merged, voice.paint), &merged.json(&key))?;
-    Ok(0)
-}
-
-/// Nobody answers: there is nothing to show.
-pub fn silent_nodes(merged: &Merged) -> Result<(), Failure> {
-    match merged.answered {
-        0 => Err(Failure::usage(format!(
-            "no node answers ({}): check --node or REDLOCK_NODES, and that the servers run",
-            merged
-                .silent
-                .iter()
-                .map(|(node, why)| format!("{node}: {why}"))
-                .collect::<Vec<_>>()
-                .join("; ")
-        ))),
-        _ => Ok(()),
+    let summary = args.place.view().await?.lock(&key).await;
+    summary.check_any_reply()?;
+    if !args.quiet {
+        output.result(&text(&key, &summary, output.colors), &summary.json(&key))?;
     }
+    Ok(match summary.state {
+        _ if !args.check => 0,
+        State::Free => 0,
+        State::Held | State::Partial => NO,
+        State::Unknown => UNAVAILABLE,
+    })
 }
 
-/// The state in its colour.
-pub fn painted(state: State, paint: Paint) -> String {
+/// The state in its color.
+pub fn colored(state: State, colors: Colors) -> String {
     match state {
-        State::Free => paint.good(state.word()),
-        State::Held => paint.strong(state.word()),
-        State::Partial | State::Unknown => paint.doubtful(state.word()),
+        State::Free => colors.good(state.word()),
+        State::Held => colors.strong(state.word()),
+        State::Partial | State::Unknown => colors.warning(state.word()),
     }
 }
 
-fn text(key: &str, merged: &Merged, paint: Paint) -> String {
-    let mut text = format!("{}: {}", visible(key), painted(merged.state, paint));
-    if merged.state == State::Held {
-        text.push_str(&format!(", {}", merged.mode));
+fn text(key: &str, summary: &LockSummary, colors: Colors) -> String {
+    let mut text = format!("{}: {}", printable(key), colored(summary.state, colors));
+    if summary.state == State::Held {
+        text.push_str(&format!(", {}", summary.mode));
     }
-    match merged.waiters {
+    match summary.waiters {
         0 => {}
-        1 => text.push_str(&format!(", 1 waits since {}", shown(merged.oldest_wait))),
+        1 => text.push_str(&format!(", 1 waiting for {}", shown(summary.oldest_wait))),
         more => text.push_str(&format!(
-            ", {more} wait, the first since {}",
-            shown(merged.oldest_wait)
+            ", {more} waiting, the first for {}",
+            shown(summary.oldest_wait)
         )),
     }
     text.push('\n');
-    if !merged.holders.is_empty() {
-        let heading = ["HOLDER", "NODES", "LEASE LEFT", "HELD FOR", "FENCE"];
-        let mut rows = vec![heading.map(str::to_owned).to_vec()];
-        rows.extend(merged.holders.iter().map(|holder| {
-            vec![
-                holder.name(),
-                format!("{} of {}", holder.nodes(), merged.nodes),
-                shown(holder.remaining(merged.majority())),
-                shown(holder.age),
-                holder.fence.to_string(),
-            ]
-        }));
-        text.push_str(&table(&rows, |row, _, cell| match row {
-            0 => paint.faint(cell),
-            _ => cell.to_owned(),
-        }));
+    if !summary.holders.is_empty() {
+        text.push_str(&holders(summary, colors));
     }
-    for (node, why) in &merged.silent {
-        text.push_str(&format!("{}\n", paint.bad(&format!("{node}: {why}"))));
+    for (node, why) in &summary.silent {
+        text.push_str(&format!("{}\n", colors.bad(&format!("{node}: {why}"))));
     }
     text
+}
+
+fn holders(summary: &LockSummary, colors: Colors) -> String {
+    let heading = ["HOLDER", "NODES", "LEASE LEFT", "HELD FOR", "FENCE"];
+    let mut rows = vec![heading.map(str::to_owned).to_vec()];
+    rows.extend(summary.holders.iter().map(|holder| {
+        vec![
+            holder.name(),
+            format!("{} of {}", holder.nodes(), summary.nodes),
+            shown(holder.remaining(summary.majority())),
+            shown(holder.age),
+            holder.fence.to_string(),
+        ]
+    }));
+    table(&rows, |row, _, cell| match row {
+        0 => colors.faint(cell),
+        _ => cell.to_owned(),
+    })
 }

@@ -1,4 +1,4 @@
-//! Looking after the command while it runs: signals, stops, the terminal, and the end of the lock.
+//! Watches the command while it runs: signals, stops, the terminal, and the end of the lock.
 
 use std::time::Duration;
 
@@ -6,21 +6,21 @@ use nix::sys::signal::{Signal, killpg, raise};
 use nix::unistd::getpgrp;
 use redislock_client::{Held, Moment};
 
-use crate::child::{Change, Group};
 use crate::exit::by_signal;
+use crate::process_group::{Change, Group};
 use crate::signals::Signals;
 use crate::terminal::{self, Terminal};
 
-/// Timers stop while the host is suspended; looking at the clock this often, we notice soon after.
-const LONGEST_NAP: Duration = Duration::from_millis(250);
+/// Timers stop while the host is suspended: checking the clock this often, the tool notices soon.
+const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 /// SIGKILL is sent this part of the grace before the lease ends, …
 const KILL_IN_GRACE: u32 = 4;
-/// … but no earlier than this.
+/// … but not earlier than this.
 const EARLIEST_KILL: Duration = Duration::from_millis(500);
-/// How often one looks whether the last of the group is gone.
-const LAST_LOOKS: Duration = Duration::from_millis(10);
+/// How often to check whether the last process of the group has ended.
+const CHECK_GROUP_EVERY: Duration = Duration::from_millis(10);
 
-/// How it came to an end.
+/// How the command ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ending {
     /// The command ended, and this is its exit code.
@@ -29,33 +29,34 @@ pub enum Ending {
     Stopped,
 }
 
-/// How far the end of the lock has come.
+/// How far the end of the lock has progressed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// SIGTERM was sent. SIGKILL follows, even if the nodes answer again: the command has been told to end.
-    Asked {
+    /// SIGTERM was sent. SIGKILL follows, even if the nodes reply again: the command was told to
+    /// end.
+    Terminating {
         kill_at: Moment,
     },
-    /// SIGKILL was sent. Until then one waits for those who are left.
+    /// SIGKILL was sent. The rest of the group is waited for until then.
     Killed {
         until: Moment,
     },
 }
 
-/// See the module's text.
+/// Watches one command.
 pub struct Supervisor<'a> {
     group: Group,
     held: Held,
     grace: Duration,
     signals: &'a mut Signals,
     terminal: Option<Terminal>,
-    /// The command gets the terminal whenever we are in the foreground.
-    entitled: bool,
+    /// The command gets the terminal whenever this process is in the foreground.
+    may_use_terminal: bool,
     phase: Phase,
     /// How the leader ended, once it has.
     code: Option<u8>,
-    /// The next SIGTSTP is our own.
+    /// The next SIGTSTP is from this process itself.
     stopping: bool,
 }
 
@@ -67,7 +68,7 @@ impl<'a> Supervisor<'a> {
             grace,
             signals,
             terminal: Terminal::open(),
-            entitled: terminal::is_all_there_is(),
+            may_use_terminal: terminal::is_input_and_output(),
             phase: Phase::Held,
             code: None,
             stopping: false,
@@ -80,30 +81,31 @@ impl<'a> Supervisor<'a> {
     pub async fn watch(mut self) -> Ending {
         loop {
             while self.code.is_none()
-                && let Some(change) = self.group.look()
+                && let Some(change) = self.group.poll()
             {
                 self.changed(change);
             }
             match (self.phase, self.code) {
                 (Phase::Held, Some(code)) => return Ending::ByItself { code },
                 (_, Some(_)) if !self.group.is_alive() => return Ending::Stopped,
-                // Whoever is left has been killed, and only waits for somebody to take notice.
+                // The rest was killed, and only waits for its parent to notice.
                 (Phase::Killed { until }, Some(_)) if until <= Moment::now() => {
                     return Ending::Stopped;
                 }
                 _ => {}
             }
-            let nap = self.guard_the_end();
+            let sleep = self.end_in_time();
             let held = self.held.clone();
             tokio::select! {
                 signal = self.signals.next() => self.caught(signal),
                 () = held.lost(), if self.phase == Phase::Held => {}
-                () = tokio::time::sleep(nap) => {}
+                () = tokio::time::sleep(sleep) => {}
             }
         }
     }
 
-    /// How long the lock is valid, by a clock that runs on while the host sleeps or we are stopped.
+    /// How long the lock is valid, by a clock that also runs while the host or this process is
+    /// suspended.
     fn left(&self) -> Duration {
         self.held.valid_until().remaining()
     }
@@ -113,20 +115,20 @@ impl<'a> Supervisor<'a> {
         (self.grace / KILL_IN_GRACE).min(EARLIEST_KILL)
     }
 
-    /// Ends the command when the lock is about to end, and says when to look again.
-    fn guard_the_end(&mut self) -> Duration {
+    /// Ends the command when the lock is about to end. Returns when to check again.
+    fn end_in_time(&mut self) -> Duration {
         let (left, margin) = (self.left(), self.margin());
         let lost = !self.held.is_valid();
         if self.phase == Phase::Held && (lost || left <= self.grace) {
             let kill_at = Moment::now() + left.saturating_sub(margin);
-            self.phase = Phase::Asked { kill_at };
+            self.phase = Phase::Terminating { kill_at };
             self.group.signal(Signal::SIGTERM);
             if left > margin {
-                // A stopped command could not follow.
+                // A stopped command could not react.
                 self.group.signal(Signal::SIGCONT);
             }
         }
-        if let Phase::Asked { kill_at } = self.phase
+        if let Phase::Terminating { kill_at } = self.phase
             && (left <= margin || kill_at <= Moment::now())
         {
             let until = Moment::now() + margin;
@@ -135,10 +137,10 @@ impl<'a> Supervisor<'a> {
         }
         let next = match self.phase {
             Phase::Held => left.saturating_sub(self.grace),
-            Phase::Asked { kill_at } if self.code.is_none() => kill_at.remaining(),
-            Phase::Asked { .. } | Phase::Killed { .. } => LAST_LOOKS,
+            Phase::Terminating { kill_at } if self.code.is_none() => kill_at.remaining(),
+            Phase::Terminating { .. } | Phase::Killed { .. } => CHECK_GROUP_EVERY,
         };
-        next.min(LONGEST_NAP)
+        next.min(LONGEST_SLEEP)
     }
 
     fn changed(&mut self, change: Change) {
@@ -154,7 +156,8 @@ impl<'a> Supervisor<'a> {
     fn ended(&mut self, code: u8, by: Option<Signal>) {
         self.code = Some(code);
         let had_it = self.take_terminal_back();
-        // From a terminal, ctrl-C would have reached those who share our group, too: the script that started us, say.
+        // From a terminal, ctrl-C would also reach the group of this process, such as the script
+        // that started it.
         if let (true, Some(signal @ (Signal::SIGINT | Signal::SIGQUIT))) = (had_it, by) {
             let _ = killpg(getpgrp(), signal);
         }
@@ -165,26 +168,26 @@ impl<'a> Supervisor<'a> {
         terminal.is_some_and(|terminal| terminal.take_back(self.group.leader))
     }
 
-    /// The command was stopped: by ctrl-Z, or because it wants the terminal.
+    /// The command was stopped: by ctrl-Z, or because it reads from the terminal.
     fn stopped(&mut self, signal: Signal) {
         let Some(terminal) = &self.terminal else {
             return;
         };
         let wants_terminal = matches!(signal, Signal::SIGTTIN | Signal::SIGTTOU);
         if wants_terminal && (terminal.is_ours() || terminal.is_with(self.group.leader)) {
-            self.entitled = true;
-            self.go_on();
+            self.may_use_terminal = true;
+            self.resume();
             return;
         }
         let had_it = terminal.take_back(self.group.leader);
         if signal == Signal::SIGSTOP && !had_it {
-            // Somebody paused the command alone. The lock is kept up meanwhile.
+            // Only the command was paused. Its lock is renewed meanwhile.
             return;
         }
-        if !terminal::somebody_would_continue_us() {
-            // Nobody would continue us either: as the kernel does in that case, nothing is stopped.
+        if !terminal::has_job_control() {
+            // No shell would continue this process: as the kernel does then, nothing is stopped.
             if !wants_terminal {
-                self.go_on();
+                self.resume();
             }
             return;
         }
@@ -193,13 +196,13 @@ impl<'a> Supervisor<'a> {
             let _ = killpg(getpgrp(), Signal::SIGTSTP);
         }
         let _ = raise(Signal::SIGSTOP);
-        // Here somebody has continued us.
-        self.go_on();
+        // Continued by the shell.
+        self.resume();
     }
 
-    /// Lets the command continue, unless its lock ended meanwhile: then it is not given another moment.
-    fn go_on(&mut self) {
-        self.guard_the_end();
+    /// Lets the command continue, unless its lock ended meanwhile.
+    fn resume(&mut self) {
+        self.end_in_time();
         if self.phase != Phase::Held {
             return;
         }
@@ -208,7 +211,7 @@ impl<'a> Supervisor<'a> {
     }
 
     fn give_terminal(&self) {
-        if let (true, Some(terminal)) = (self.entitled, &self.terminal) {
+        if let Some(terminal) = self.terminal.as_ref().filter(|_| self.may_use_terminal) {
             terminal.give(self.group.leader);
         }
     }
@@ -216,9 +219,9 @@ impl<'a> Supervisor<'a> {
     fn caught(&mut self, signal: Signal) {
         match signal {
             Signal::SIGCHLD => {}
-            Signal::SIGCONT => self.go_on(),
+            Signal::SIGCONT => self.resume(),
             Signal::SIGTSTP if self.stopping => self.stopping = false,
-            // Meant for one process, and what it has started would not expect it.
+            // Meant for one process: its children may not expect it.
             Signal::SIGUSR1 | Signal::SIGUSR2 => self.group.signal_leader(signal),
             signal => self.group.signal(signal),
         }

@@ -1,6 +1,6 @@
 //! Columns that line up.
 
-/// Rows of cells, the first one the heading. `paint` colours a cell after it was padded.
+/// Rows of cells; the first row is the heading. `paint` colors a cell.
 pub fn table(rows: &[Vec<String>], paint: impl Fn(usize, usize, &str) -> String) -> String {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
@@ -13,9 +13,10 @@ pub fn table(rows: &[Vec<String>], paint: impl Fn(usize, usize, &str) -> String)
         let mut line = String::new();
         for (column, cell) in row.iter().enumerate() {
             let last = column + 1 == row.len();
-            let padding = match last {
-                true => 0,
-                false => widths[column].saturating_sub(cell.chars().count()) + 2,
+            let padding = if last {
+                0
+            } else {
+                widths[column].saturating_sub(cell.chars().count()) + 2
             };
             line.push_str(&paint(number, column, cell));
             line.push_str(&" ".repeat(padding));

@@ -1,4 +1,5 @@
-//! Who has the terminal: the command's process group must have it to read from it, and gives it back when it stops or ends.
+//! Who has the terminal: the process group of the command needs it to read from it, and gives it
+//! back when it stops or ends.
 
 use std::fs::File;
 use std::io::IsTerminal;
@@ -13,7 +14,7 @@ impl Terminal {
     /// The terminal of this session, if it has one.
     pub fn open() -> Option<Self> {
         let terminal = File::options().read(true).write(true).open("/dev/tty");
-        // Whoever takes the terminal back does so from the background, which SIGTTOU would stop.
+        // Taking the terminal back happens in the background, where SIGTTOU would stop this process.
         let mut stop = SigSet::empty();
         stop.add(Signal::SIGTTOU);
         stop.thread_block().ok()?;
@@ -25,15 +26,15 @@ impl Terminal {
         tcgetpgrp(&self.0) == Ok(group)
     }
 
-    /// Whether we are in the foreground.
+    /// Whether this process is in the foreground.
     pub fn is_ours(&self) -> bool {
         self.is_with(getpgrp())
     }
 
-    /// Gives the terminal to the group, if it is ours to give.
+    /// Gives the terminal to the group, if this process has it.
     pub fn give(&self, group: Pid) {
         if self.is_ours() {
-            // Fails when the group has ended meanwhile: then nobody needs it.
+            // Fails if the group has ended meanwhile: then it does not need it.
             let _ = tcsetpgrp(&self.0, group);
         }
     }
@@ -44,14 +45,14 @@ impl Terminal {
     }
 }
 
-/// A command that talks to nobody but the terminal gets it at once. In a pipeline others may need it (a pager, say): there
-/// the command gets it when it asks for it.
-pub fn is_all_there_is() -> bool {
+/// A command whose input and output are the terminal gets it at once. In a pipeline another program
+/// may need it, such as a pager: there the command gets it when it reads from it.
+pub fn is_input_and_output() -> bool {
     std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
-/// Whether a shell is there that would continue us after a stop.
-pub fn somebody_would_continue_us() -> bool {
+/// Whether there is a shell that would continue this process after a stop.
+pub fn has_job_control() -> bool {
     let (parent, session) = (getppid(), getsid(None));
     let in_our_group = nix::unistd::getpgid(Some(parent)) == Ok(getpgrp());
     session.is_ok() && getsid(Some(parent)) == session && !(in_our_group && Ok(parent) == session)

@@ -1,10 +1,10 @@
-//! One picture of the stage: lines of text in a few styles, for a terminal and for a file alike.
+//! One screen of the demonstration: lines of styled text, for a terminal or an SVG file.
 
-use super::stage::{Doing, Stage};
+use super::scenario::{Activity, Scenario};
 use crate::duration::shown;
-use crate::merged::{Merged, State};
+use crate::summary::{LockSummary, State};
 
-/// So many lines of the record are shown.
+/// The number of lines of the log that are shown.
 const EVENTS: usize = 10;
 
 /// How a piece of text looks.
@@ -15,26 +15,26 @@ pub enum Style {
     Faint,
     Good,
     Bad,
-    Doubtful,
+    Warning,
     Alarm,
 }
 
 /// Pieces of one line.
 pub type Line = Vec<(Style, String)>;
 
-/// The whole picture.
+/// The whole screen.
 #[derive(Clone, Default)]
 pub struct Frame(pub Vec<Line>);
 
 impl Frame {
-    pub fn of(stage: &Stage) -> Self {
+    pub fn of(scenario: &Scenario) -> Self {
         let mut frame = Self::default();
-        frame.head(stage);
-        frame.masters(stage);
-        frame.lock(stage);
-        frame.workers(stage);
-        frame.resource(stage);
-        frame.events(stage);
+        frame.head(scenario);
+        frame.masters(scenario);
+        frame.lock(scenario);
+        frame.workers(scenario);
+        frame.resource(scenario);
+        frame.events(scenario);
         frame
     }
 
@@ -47,8 +47,8 @@ impl Frame {
         self.line(&[(Style::Faint, text.to_owned())]);
     }
 
-    fn head(&mut self, stage: &Stage) {
-        let seconds = stage.now().as_millis() / 100;
+    fn head(&mut self, scenario: &Scenario) {
+        let seconds = scenario.now().as_millis() / 100;
         let clock = format!("{:>4}.{}s", seconds / 10, seconds % 10);
         self.line(&[
             (Style::Strong, "redlock demo".to_owned()),
@@ -63,23 +63,26 @@ impl Frame {
         ]);
     }
 
-    fn masters(&mut self, stage: &Stage) {
+    fn masters(&mut self, scenario: &Scenario) {
         self.heading("MASTER     STATE                        LOCKS  WAITING");
-        for (place, master) in stage.masters.iter().enumerate() {
-            let answer = stage.seen.nodes.get(place).map(|answer| &answer.result);
-            let (style, state, figures) = match (stage.wanted[place], answer) {
+        for (place, master) in scenario.masters.iter().enumerate() {
+            let answer = scenario
+                .observed
+                .nodes
+                .get(place)
+                .map(|answer| &answer.result);
+            let (style, state, figures) = match (scenario.wanted[place], answer) {
                 (false, _) => (Style::Bad, "killed".to_owned(), String::new()),
                 (true, Some(Ok(node))) => {
                     let figures = format!("{:<5}  {}", node.locks, node.waiters);
-                    match node.quarantine.is_zero() {
-                        true => (Style::Good, "up".to_owned(), figures),
-                        false => {
-                            let left = shown(node.quarantine);
-                            (Style::Doubtful, format!("quarantined for {left}"), figures)
-                        }
+                    if node.quarantine.is_zero() {
+                        (Style::Good, "up".to_owned(), figures)
+                    } else {
+                        let left = shown(node.quarantine);
+                        (Style::Warning, format!("quarantined for {left}"), figures)
                     }
                 }
-                (true, _) => (Style::Doubtful, "starting".to_owned(), String::new()),
+                (true, _) => (Style::Warning, "starting".to_owned(), String::new()),
             };
             self.line(&[
                 (Style::Plain, format!("{} :{:<6}  ", place + 1, master.port)),
@@ -89,10 +92,10 @@ impl Frame {
         }
     }
 
-    fn lock(&mut self, stage: &Stage) {
-        self.heading("LOCK, as the masters see it");
-        let merged = Merged::of(&stage.seen.lock);
-        let (style, text) = match (merged.state, merged.holders.first()) {
+    fn lock(&mut self, scenario: &Scenario) {
+        self.heading("LOCK, according to the masters");
+        let lock = LockSummary::of(&scenario.observed.lock);
+        let (style, text) = match (lock.state, lock.holders.first()) {
             (State::Held, Some(holder)) => (
                 Style::Good,
                 format!(
@@ -100,33 +103,37 @@ impl Frame {
                     holder.name(),
                     holder.fence,
                     holder.nodes(),
-                    merged.nodes,
-                    shown(holder.remaining(merged.majority()))
+                    lock.nodes,
+                    shown(holder.remaining(lock.majority()))
                 ),
             ),
-            (State::Partial, _) => (Style::Doubtful, "being handed over".to_owned()),
+            (State::Partial, _) => (Style::Warning, "passing to the next worker".to_owned()),
             (State::Free, _) => (Style::Plain, "free".to_owned()),
-            _ => (Style::Doubtful, "unknown".to_owned()),
+            _ => (Style::Warning, "unknown".to_owned()),
         };
         self.line(&[(style, text)]);
     }
 
-    fn workers(&mut self, stage: &Stage) {
+    fn workers(&mut self, scenario: &Scenario) {
         self.heading("WORKER");
-        for (place, worker) in stage.workers.iter().enumerate() {
-            let (style, text) = match stage.doing[place] {
-                Doing::Holding { fence } if stage.is_paused(place) => (
+        for (place, worker) in scenario.workers.iter().enumerate() {
+            let (style, text) = match scenario.activity[place] {
+                Activity::Holding { fence } if scenario.is_paused(place) => (
                     Style::Bad,
-                    format!("PAUSED, and would say that it holds the lock with fence {fence}"),
+                    format!("PAUSED, and believes that it holds the lock with fence {fence}"),
                 ),
-                Doing::Holding { fence } if fence < stage.resource.highest => (
-                    Style::Doubtful,
-                    format!("works on, and does not know that it lost the lock with fence {fence}"),
+                Activity::Holding { fence } if fence < scenario.resource.highest => (
+                    Style::Warning,
+                    format!(
+                        "still works, and does not know that it lost the lock with fence {fence}"
+                    ),
                 ),
-                Doing::Holding { fence } => (Style::Good, format!("holds the lock, fence {fence}")),
-                Doing::Waiting => (Style::Plain, "waits".to_owned()),
-                Doing::Resting => (Style::Faint, "does something else".to_owned()),
-                Doing::Starting => (Style::Faint, "starts".to_owned()),
+                Activity::Holding { fence } => {
+                    (Style::Good, format!("holds the lock, fence {fence}"))
+                }
+                Activity::Waiting => (Style::Plain, "waiting".to_owned()),
+                Activity::Resting => (Style::Faint, "not using the lock".to_owned()),
+                Activity::Starting => (Style::Faint, "starting".to_owned()),
             };
             self.line(&[
                 (Style::Plain, format!("{:<11}", worker.name)),
@@ -135,9 +142,9 @@ impl Frame {
         }
     }
 
-    fn resource(&mut self, stage: &Stage) {
+    fn resource(&mut self, scenario: &Scenario) {
         self.heading("RESOURCE");
-        let resource = &stage.resource;
+        let resource = &scenario.resource;
         let refused = match resource.refused {
             0 => Style::Plain,
             _ => Style::Alarm,
@@ -156,10 +163,10 @@ impl Frame {
         ]);
     }
 
-    fn events(&mut self, stage: &Stage) {
-        self.heading("WHAT HAPPENED");
-        let first = stage.events.len().saturating_sub(EVENTS);
-        for event in &stage.events[first..] {
+    fn events(&mut self, scenario: &Scenario) {
+        self.heading("LOG");
+        let first = scenario.events.len().saturating_sub(EVENTS);
+        for event in &scenario.events[first..] {
             self.line(&[
                 (Style::Faint, format!("{}  ", clock(event.at))),
                 (event.style, event.text.clone()),

@@ -1,4 +1,4 @@
-//! A real server with the module, that can be killed and started again.
+//! A real server with the module that can be killed and started again.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -11,9 +11,9 @@ use tokio::net::TcpStream;
 use super::{QUARANTINE, bound, log_of};
 use crate::exit::Failure;
 
-/// How long a server may take to answer for the first time.
+/// How long a server may take to reply for the first time.
 const START_WITHIN: Duration = Duration::from_secs(10);
-/// Somebody else may take a free port before the server does: then another one is tried.
+/// Another program may take the free port before the server does: then another port is tried.
 const ATTEMPTS: usize = 5;
 
 /// One master, stopped when dropped.
@@ -27,7 +27,7 @@ pub struct Master {
 }
 
 impl Master {
-    /// Starts it on a free port, and waits until it answers.
+    /// Starts it on a free port and waits until it replies.
     pub async fn start(
         server: &Path,
         module: &Path,
@@ -37,7 +37,7 @@ impl Master {
         let module = std::path::absolute(module);
         let mut master = Self {
             server: server.to_owned(),
-            module: module.map_err(|error| Failure::io("the module cannot be found", &error))?,
+            module: module.map_err(|error| Failure::io("cannot find the module", &error))?,
             folder: folder.to_owned(),
             place,
             port: 0,
@@ -51,7 +51,7 @@ impl Master {
             }
         }
         let log = std::fs::read_to_string(log_of(folder, place)).unwrap_or_default();
-        let last = log.lines().last().unwrap_or("it left no log").to_owned();
+        let last = log.lines().last().unwrap_or("no log").to_owned();
         let name = server.display();
         Err(Failure::usage(format!(
             "{name} does not start with the module: {last}"
@@ -95,7 +95,7 @@ impl Master {
         let start = Instant::now();
         while start.elapsed() < START_WITHIN && self.is_running() {
             if ping(self.port).await.is_ok_and(|reply| reply == *b"+PONG") {
-                // Somebody else's server may have answered: ours would have given up by now.
+                // Another server may have replied: this one would have ended by now.
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 return self.is_running();
             }
@@ -104,10 +104,10 @@ impl Master {
         false
     }
 
-    /// SIGKILL: it says goodbye to nobody.
+    /// SIGKILL: it closes nothing cleanly.
     pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
-            // It may have ended before.
+            // It may have ended already.
             let _ = child.kill();
             let _ = child.wait();
         }

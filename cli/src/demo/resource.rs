@@ -1,5 +1,5 @@
-//! The fenced resource: a number behind a socket that remembers the highest fence it has been shown, and refuses everything
-//! below it. It knows nothing of locks.
+//! The fenced resource: a number behind a socket that stores the highest fence it has seen and
+//! refuses lower ones. It knows nothing about locks.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ pub struct Resource {
 }
 
 impl Resource {
-    /// Whoever reads shows its fence first: from here on nobody with a lower one may write.
+    /// A reader shows its fence first: from then on, lower fences may not write.
     pub fn read(&mut self, fence: u64) -> Option<u64> {
         if fence < self.highest {
             self.refused += 1;
@@ -42,10 +42,10 @@ impl Resource {
     }
 }
 
-/// What a worker says.
+/// What a worker reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Word {
-    /// It asks for the lock.
+pub enum Report {
+    /// It requests the lock.
     Waits,
     Holds {
         fence: u64,
@@ -64,7 +64,7 @@ pub enum Word {
     Released,
 }
 
-impl Word {
+impl Report {
     pub fn line(self) -> String {
         match self {
             Self::Waits => "waits\n".to_owned(),
@@ -95,39 +95,39 @@ impl Word {
     }
 }
 
-/// A word, who said it, and where the answer goes: a number for yes, nothing for no.
-pub struct Heard {
+/// A report, its sender, and where the answer goes: a number for yes, nothing for no.
+pub struct Message {
     pub name: String,
-    pub word: Word,
+    pub report: Report,
     pub answer: oneshot::Sender<Option<u64>>,
 }
 
-/// Opens the socket. Every connection begins with a name; every line gets an answer.
-pub fn open(socket: &Path, say: UnboundedSender<Heard>) -> Result<(), Failure> {
+/// Opens the socket. A connection starts with the name of the worker; every line gets an answer.
+pub fn open(socket: &Path, send: UnboundedSender<Message>) -> Result<(), Failure> {
     let listener = UnixListener::bind(socket)
         .map_err(|error| Failure::io("the resource cannot be opened", &error))?;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
-            tokio::spawn(serve(stream, say.clone()));
+            tokio::spawn(serve(stream, send.clone()));
         }
     });
     Ok(())
 }
 
-/// Ends with the connection, or with the show.
-async fn serve(stream: UnixStream, say: UnboundedSender<Heard>) -> Option<()> {
+/// Ends with the connection, or with the demonstration.
+async fn serve(stream: UnixStream, send: UnboundedSender<Message>) -> Option<()> {
     let (input, mut output) = stream.into_split();
     let mut lines = BufReader::new(input).lines();
     let name = lines.next_line().await.ok()??;
     while let Some(line) = lines.next_line().await.ok()? {
-        let word = Word::parse(&line)?;
+        let report = Report::parse(&line)?;
         let (answer, answered) = oneshot::channel();
-        let heard = Heard {
+        let message = Message {
             name: name.clone(),
-            word,
+            report,
             answer,
         };
-        say.send(heard).ok()?;
+        send.send(message).ok()?;
         let reply = match answered.await.ok()? {
             Some(number) => format!("yes {number}\n"),
             None => "no\n".to_owned(),
@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_comes_with_a_lower_fence_after_a_higher_one_is_refused() {
+    fn a_lower_fence_after_a_higher_one_is_refused() {
         let mut resource = Resource::default();
         assert_eq!(resource.read(33), Some(0));
         assert_eq!(resource.read(34), Some(0));
@@ -156,18 +156,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_heard() {
-        let words = [
-            Word::Waits,
-            Word::Holds { fence: 1 },
-            Word::Reads { fence: 2 },
-            Word::Writes { fence: 3, value: 4 },
-            Word::Lost { fence: 5 },
-            Word::Released,
+    fn reports_survive_the_socket() {
+        let reports = [
+            Report::Waits,
+            Report::Holds { fence: 1 },
+            Report::Reads { fence: 2 },
+            Report::Writes { fence: 3, value: 4 },
+            Report::Lost { fence: 5 },
+            Report::Released,
         ];
-        for word in words {
-            assert_eq!(Word::parse(word.line().trim_end()), Some(word));
+        for report in reports {
+            assert_eq!(Report::parse(report.line().trim_end()), Some(report));
         }
-        assert_eq!(Word::parse("holds many"), None);
+        assert_eq!(Report::parse("holds many"), None);
     }
 }

@@ -1,57 +1,59 @@
-//! Showing the stage: a terminal gets a picture that is redrawn in place, a file gets a line for everything that happened.
+//! Shows the demonstration: a terminal gets a screen that is redrawn, a file gets one line per event.
 
 use std::io::{IsTerminal, Write};
 
 use serde_json::json;
 
 use super::frame::{Frame, Line, Style, clock};
-use super::stage::Stage;
-use crate::merged::millis;
-use crate::voice::Voice;
+use super::scenario::Scenario;
+use crate::output::Output;
+use crate::summary::millis;
 
-/// See the module's text.
+/// Draws on standard output.
 pub struct View<'a> {
-    voice: &'a Voice,
+    output: &'a Output,
     live: bool,
-    colours: bool,
-    /// Lines of the last picture, to be drawn over.
+    colors: bool,
+    /// Lines of the last screen, to be drawn over.
     drawn: usize,
     /// Events that were printed.
     printed: usize,
 }
 
 impl<'a> View<'a> {
-    pub fn new(voice: &'a Voice) -> Self {
+    pub fn new(output: &'a Output) -> Self {
         let view = Self {
-            voice,
-            live: !voice.json && std::io::stdout().is_terminal() && voice.can_draw(),
-            colours: voice.paint.is_on(),
+            output,
+            live: !output.json && std::io::stdout().is_terminal() && output.can_draw(),
+            colors: output.colors.is_on(),
             drawn: 0,
             printed: 0,
         };
         if view.live {
-            // The cursor is of no use while it jumps about.
+            // The cursor would jump around.
             view.write("\x1b[?25l");
         }
         view
     }
 
-    pub fn draw(&mut self, stage: &Stage) {
-        match self.live {
-            true => self.redraw(&Frame::of(stage)),
-            false => self.print(stage),
+    pub fn draw(&mut self, scenario: &Scenario) {
+        if self.live {
+            self.redraw(&Frame::of(scenario));
+        } else {
+            self.print(scenario);
         }
     }
 
-    fn print(&mut self, stage: &Stage) {
-        for event in &stage.events[self.printed..] {
-            let line = match self.voice.json {
-                true => json!({ "at_ms": millis(event.at), "event": event.text }).to_string(),
-                false => format!("{}  {}", clock(event.at), event.text),
+    fn print(&mut self, scenario: &Scenario) {
+        for event in &scenario.events[self.printed..] {
+            let line = if self.output.json {
+                json!({ "at_ms": millis(event.at), "event": event.text }).to_string()
+            } else {
+                format!("{}  {}", clock(event.at), event.text)
             };
             self.write(&format!("{line}\n"));
         }
-        self.printed = stage.events.len();
+        self.printed = scenario.events.len();
     }
 
     fn redraw(&mut self, frame: &Frame) {
@@ -65,7 +67,7 @@ impl<'a> View<'a> {
         };
         for line in lines {
             text.push_str("\x1b[2K");
-            text.push_str(&self.painted(line, usize::from(width)));
+            text.push_str(&self.styled(line, usize::from(width)));
             text.push('\n');
         }
         text.push_str("\x1b[J");
@@ -73,13 +75,13 @@ impl<'a> View<'a> {
         self.write(&text);
     }
 
-    fn painted(&self, line: &Line, width: usize) -> String {
+    fn styled(&self, line: &Line, width: usize) -> String {
         let mut text = String::new();
         let mut room = width;
         for (style, piece) in line {
             let piece: String = piece.chars().take(room).collect();
             room -= piece.chars().count();
-            match (self.colours, code(*style)) {
+            match (self.colors, code(*style)) {
                 (true, Some(code)) => text.push_str(&format!("\x1b[{code}m{piece}\x1b[0m")),
                 _ => text.push_str(&piece),
             }
@@ -89,7 +91,7 @@ impl<'a> View<'a> {
 
     fn write(&self, text: &str) {
         let mut out = std::io::stdout().lock();
-        // Nobody watches any more: the show goes on to its clean end.
+        // If nobody reads any more, the demonstration still ends cleanly.
         let _ = out.write_all(text.as_bytes()).and_then(|()| out.flush());
     }
 }
@@ -109,7 +111,7 @@ fn code(style: Style) -> Option<&'static str> {
         Style::Faint => Some("2"),
         Style::Good => Some("32"),
         Style::Bad => Some("31"),
-        Style::Doubtful => Some("33"),
+        Style::Warning => Some("33"),
         Style::Alarm => Some("1;37;41"),
     }
 }

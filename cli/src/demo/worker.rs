@@ -1,5 +1,5 @@
-//! A worker: takes the lock, reads the number, works, writes the number plus one, releases. Like most programs it does not
-//! ask again whether it still holds the lock before it writes: no answer to that could be relied on.
+//! A worker: acquires the lock, reads the number, works, writes the number plus one, releases. Like
+//! most programs it does not check the lock again before it writes: that check would prove nothing.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -12,7 +12,7 @@ use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 
-use super::resource::Word;
+use super::resource::Report;
 use super::{KEY, TTL, bound};
 use crate::args::DemoWorker;
 use crate::exit::Failure;
@@ -21,10 +21,10 @@ use crate::signals::Signals;
 /// Shortest and longest time of work under the lock, and between two locks, in ms.
 const WORK: (u64, u64) = (250, 700);
 const REST: (u64, u64) = (100, 500);
-/// What is on its way when the worker ends gets this long.
+/// Releases that are on their way when the worker ends get this long.
 const FAREWELL: Duration = Duration::from_millis(500);
 
-/// The worker as the show sees it: a process, ended when dropped.
+/// The process of a worker, ended when dropped.
 pub struct Worker {
     pub name: &'static str,
     child: Child,
@@ -33,8 +33,7 @@ pub struct Worker {
 impl Worker {
     pub fn start(name: &'static str, urls: &[String], socket: &Path) -> Result<Self, Failure> {
         let ourselves = std::env::current_exe();
-        let ourselves =
-            ourselves.map_err(|error| Failure::io("no worker can be started", &error))?;
+        let ourselves = ourselves.map_err(|error| Failure::io("cannot start a worker", &error))?;
         let mut command = Command::new(ourselves);
         command
             .args(["demo-worker", "--name", name, "--resource"])
@@ -46,13 +45,13 @@ impl Worker {
         bound(&mut command);
         match command.spawn() {
             Ok(child) => Ok(Self { name, child }),
-            Err(error) => Err(Failure::io("no worker can be started", &error)),
+            Err(error) => Err(Failure::io("cannot start a worker", &error)),
         }
     }
 
     pub fn signal(&self, signal: Signal) {
         if let Ok(pid) = i32::try_from(self.child.id()) {
-            // It may have ended a moment ago.
+            // It may have just ended.
             let _ = kill(Pid::from_raw(pid), signal);
         }
     }
@@ -69,7 +68,7 @@ impl Drop for Worker {
     }
 }
 
-/// The worker as it sees itself. Ends by SIGTERM, or with the show.
+/// The work itself. Ends on SIGTERM, or with the demonstration.
 pub async fn work(args: DemoWorker) -> Result<u8, Failure> {
     let mut signals = Signals::listen()?;
     let client = args.place.connect(TTL).await?;
@@ -77,7 +76,7 @@ pub async fn work(args: DemoWorker) -> Result<u8, Failure> {
         let mut resource = Line::open(&args.resource, &args.name).await?;
         loop {
             round(&client, &args.name, &mut resource).await?;
-            tokio::time::sleep(some(REST)).await;
+            tokio::time::sleep(random_time(REST)).await;
         }
     };
     let ended: Result<std::convert::Infallible, Failure> = tokio::select! {
@@ -91,35 +90,35 @@ pub async fn work(args: DemoWorker) -> Result<u8, Failure> {
 }
 
 async fn round(client: &Redlock, name: &str, resource: &mut Line) -> Result<(), Failure> {
-    resource.say(Word::Waits).await?;
+    resource.report(Report::Waits).await?;
     let owner = Owner::named(name);
     let lock = client.lock(KEY).ttl(TTL).owner(&owner);
     let guard = match lock.acquire().await {
         Ok(guard) => guard,
-        Err(error) => return Err(Failure::acquiring(error, crate::exit::NOT_HAD)),
+        Err(error) => return Err(Failure::acquiring(error, crate::exit::BUSY)),
     };
     let fence = guard.fence();
-    resource.say(Word::Holds { fence }).await?;
+    resource.report(Report::Holds { fence }).await?;
     increment(&guard, resource).await?;
     match guard.release().await {
-        Released::WasLost => resource.say(Word::Lost { fence }).await?,
-        _ => resource.say(Word::Released).await?,
+        Released::WasLost => resource.report(Report::Lost { fence }).await?,
+        _ => resource.report(Report::Released).await?,
     };
     Ok(())
 }
 
 async fn increment(guard: &Guard, resource: &mut Line) -> Result<(), Failure> {
     let fence = guard.fence();
-    if let Some(value) = resource.say(Word::Reads { fence }).await? {
-        tokio::time::sleep(some(WORK)).await;
+    if let Some(value) = resource.report(Report::Reads { fence }).await? {
+        tokio::time::sleep(random_time(WORK)).await;
         let value = value + 1;
-        resource.say(Word::Writes { fence, value }).await?;
+        resource.report(Report::Writes { fence, value }).await?;
     }
     Ok(())
 }
 
-/// A random time between these, in ms.
-fn some((least, most): (u64, u64)) -> Duration {
+/// A random time in this range of ms.
+fn random_time((least, most): (u64, u64)) -> Duration {
     let seed = std::hash::BuildHasher::hash_one(&std::hash::RandomState::new(), 0);
     Duration::from_millis(least + seed % (most - least))
 }
@@ -132,7 +131,7 @@ struct Line {
 
 impl Line {
     async fn open(socket: &Path, name: &str) -> Result<Self, Failure> {
-        let gone = |error| Failure::io("the resource cannot be reached", &error);
+        let gone = |error| Failure::io("cannot reach the resource", &error);
         let stream = UnixStream::connect(socket).await.map_err(gone)?;
         let (input, mut output) = stream.into_split();
         let hello = format!("{name}\n");
@@ -141,10 +140,10 @@ impl Line {
         Ok(Self { input, output })
     }
 
-    /// Says the word and returns the answer: a number for yes, nothing for no.
-    async fn say(&mut self, word: Word) -> Result<Option<u64>, Failure> {
-        let gone = |error| Failure::io("the resource cannot be reached", &error);
-        let line = word.line();
+    /// Sends a report and returns the answer: a number for yes, nothing for no.
+    async fn report(&mut self, report: Report) -> Result<Option<u64>, Failure> {
+        let gone = |error| Failure::io("cannot reach the resource", &error);
+        let line = report.line();
         self.output.write_all(line.as_bytes()).await.map_err(gone)?;
         let Some(reply) = self.input.next_line().await.map_err(gone)? else {
             return Err(gone(std::io::ErrorKind::UnexpectedEof.into()));

@@ -89,7 +89,7 @@ fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
     for wanted in [
         "quarantined for",
         "held by ",
-        "waits",
+        "waiting",
         "holds the lock, fence",
         "highest fence seen",
     ] {

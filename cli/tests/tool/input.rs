@@ -89,31 +89,33 @@ fn nodes_must_be_given_exist_and_be_listed_once() {
     let here = format!("redis://127.0.0.1:{port}");
     let here_too = format!("redis://localhost:{port}");
     let nowhere = format!("redis://127.0.0.1:{}", free_port());
-    let cases: [(&[&str], &str); 6] = [
-        (&[""], "REDLOCK_NODES"),
-        (&[&nowhere], "check --node"),
-        (&[&here, &here], "list each once"),
-        (&[&here, &here_too], "list each once"),
-        (&["http://127.0.0.1"], "redis://host:port"),
-        (&["redis://127.0.0.1:port"], "redis://host:port"),
+    let cases: [(&[&str], i32, &str); 9] = [
+        (&[""], 64, "REDLOCK_NODES"),
+        (&[&nowhere], 69, "check --node"),
+        (&[&here, &here], 64, "list each once"),
+        (&[&here, &here_too], 64, "list each once"),
+        (&["http://127.0.0.1"], 64, "redis://host:port"),
+        (&["redis://127.0.0.1:port"], 64, "redis://host:port"),
+        (&["redis+sentinel://127.0.0.1"], 64, "name of the master"),
+        (&["redis+cluster://127.0.0.1/1"], 64, "no databases"),
+        (
+            &[&here, "redis+cluster://127.0.0.1"],
+            64,
+            "must be the only node",
+        ),
     ];
-    for (nodes, hint) in cases {
+    for (nodes, code, hint) in cases {
         for by_environment in [false, true] {
             let mut command = redlock(&servers);
-            command.args(["run", "--key", "k"]);
-            match by_environment {
-                true => {
-                    command.env("REDLOCK_NODES", nodes.join(" "));
-                }
-                false => {
-                    command
-                        .env_remove("REDLOCK_NODES")
-                        .arg("--node")
-                        .args(nodes);
-                }
+            command.args(["run", "--key", "k", "-n"]);
+            if by_environment {
+                command.env("REDLOCK_NODES", nodes.join(" "));
+            } else {
+                command.env_remove("REDLOCK_NODES");
+                command.arg("--node").args(nodes);
             }
             command.args(["--", "true"]);
-            one_sentence(&outcome(command), 64, hint);
+            one_sentence(&outcome(command), code, hint);
         }
     }
     nothing_is_held(&servers);
@@ -150,7 +152,7 @@ fn a_limit_on_open_files_is_told_in_a_sentence() {
         let script = "ulimit -n $1; shift; exec \"$@\"";
         shell.args(["-c", script, "sh", &files.to_string()]);
         shell.arg(env!("CARGO_BIN_EXE_redlock"));
-        shell.args(["run", "--node", &servers[0].url(), "--key", "k"]);
+        shell.args(["run", "-n", "--node", &servers[0].url(), "--key", "k"]);
         shell.args(["--", "true"]);
         shell.stdout(Stdio::piped()).stderr(Stdio::piped());
         let ended = outcome(shell);
@@ -207,7 +209,7 @@ fn servers_that_cannot_serve_are_named_with_the_reason() {
     let bare = [crate::server::Server::start(&["no-module"])];
     let mut command = redlock(&bare);
     command.args(["run", "--key", "k", "--", "true"]);
-    one_sentence(&outcome(command), 64, "module");
+    one_sentence(&outcome(command), 69, "module");
     let servers = masters::<1>();
     let _: String = servers[0].run(&["SET", "text", "x"]);
     let mut command = redlock(&servers);
@@ -221,7 +223,7 @@ fn a_quarantine_is_named_as_what_one_waits_for() {
     let mut command = redlock(&servers);
     command.args(["run", "--key", "k", "--wait", "2s", "--", "true"]);
     let ended = outcome(command);
-    assert_eq!(ended.code, Some(75), "{ended:?}");
+    assert_eq!(ended.code, Some(69), "{ended:?}");
     let lines: Vec<&str> = ended.err.lines().collect();
     assert!(
         lines[0].contains("1 of 1 nodes are quarantined"),
@@ -250,6 +252,7 @@ fn masters_with_tls_are_reached_by_their_authority() {
         let mut command = redlock(&[]);
         command.args([
             "run",
+            "-n",
             "--key",
             "k",
             "--node",
@@ -267,7 +270,7 @@ fn masters_with_tls_are_reached_by_their_authority() {
         (Some(0), "ran\n"),
         "{reached:?}"
     );
-    one_sentence(&run(&[]), 64, "ertificate");
+    one_sentence(&run(&[]), 69, "ertificate");
     one_sentence(&run(&[&folder.path().join("none")]), 64, "cannot be read");
 }
 
@@ -275,15 +278,18 @@ fn masters_with_tls_are_reached_by_their_authority() {
 fn passwords_of_nodes_are_not_repeated() {
     let servers = masters::<1>();
     let port = free_port();
-    for url in [
-        format!("redis://user:hunter2@127.0.0.1:{port}"),
-        "redis://user:hunter2@127.0.0.1:port".to_owned(),
+    for (url, code) in [
+        (format!("redis://user:hunter2@127.0.0.1:{port}"), 69),
+        ("redis://user:hunter2@127.0.0.1:port".to_owned(), 64),
+        (format!("redis+sentinel://u:hunter2@127.0.0.1:{port}/m"), 69),
+        (format!("redis+cluster://u:hunter2@127.0.0.1:{port}"), 69),
+        ("redis+cluster://u:hunter2@127.0.0.1:port".to_owned(), 64),
     ] {
-        for verb in [&["nodes"][..], &["run", "--key", "k", "--", "true"]] {
+        for verb in [&["nodes"][..], &["run", "-n", "--key", "k", "--", "true"]] {
             let mut command = redlock(&servers);
             command.env("REDLOCK_NODES", &url).args(verb);
             let ended = outcome(command);
-            assert_eq!(ended.code, Some(64));
+            assert_eq!(ended.code, Some(code), "{ended:?}");
             assert!(!ended.err.contains("hunter2"), "{ended:?}");
         }
     }

@@ -37,7 +37,7 @@ fn when_masters_stop_answering_a_command_that_ignores_sigterm_is_killed_before_t
     servers[..3].iter().for_each(Server::resume);
     assert_eq!(ended.code, Some(70), "{ended:?}");
     assert!(ended.err.contains("was lost"), "{ended:?}");
-    assert!(ended.err.contains("too few nodes answer"), "{ended:?}");
+    assert!(ended.err.contains("too few nodes reply"), "{ended:?}");
     assert!(!is_alive(command));
     let signs = std::fs::read_to_string(folder.path().join("alive")).unwrap();
     let first = uptime(signs.lines().next().unwrap());

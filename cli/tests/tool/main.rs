@@ -1,11 +1,14 @@
 //! The real binary against real masters. Nothing here looks inside: commands are started, signals sent, terminals typed into,
 //! and what comes out is read.
 
+mod completions;
 mod contention;
 mod demo;
+mod deployments;
 mod exits;
+mod flock;
 mod input;
-mod looking;
+mod inspect;
 mod loss;
 mod pty;
 mod scripts;
@@ -15,6 +18,7 @@ mod server;
 mod signals;
 mod terminal;
 mod tool;
+mod unreachable;
 
 /// A server with settings under which it forgets nothing while a test runs.
 fn masters<const N: usize>() -> [server::Server; N] {

@@ -112,3 +112,55 @@ fn what_is_missing_is_named() {
         assert!(ended.err.contains(hint), "{words:?}: {ended:?}");
     }
 }
+
+/// Runs a script in which `redlock` is `$0`.
+fn script(nodes: &str, text: &str) -> crate::tool::Outcome {
+    let mut command = Command::new("sh");
+    command.env("REDLOCK_NODES", nodes);
+    command.args(["-c", text, env!("CARGO_BIN_EXE_redlock")]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    outcome(command)
+}
+
+#[test]
+fn a_script_ends_if_the_lock_was_not_acquired() {
+    let servers = masters::<1>();
+    let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "busy", "somebody-else", "60000"]);
+    let url = servers[0].url();
+    let nowhere = format!("redis://127.0.0.1:{}", crate::server::free_port());
+    for (nodes, options) in [
+        (&url, "--key busy -n"),
+        (&url, "--key busy -nq"),
+        (&nowhere, "--key free -n"),
+        (&url, "--kee free"),
+        (&url, "--key free --ttl soon"),
+        (&url, ""),
+    ] {
+        let line = format!("eval \"$(\"$0\" acquire {options})\"");
+        for text in [
+            format!("set -e\n{line}\necho UNLOCKED"),
+            format!("{line} || exit\necho UNLOCKED"),
+        ] {
+            let ended = script(nodes, &text);
+            assert_eq!(ended.out, "", "{text}: {ended:?}");
+            assert_ne!(ended.code, Some(0), "{text}: {ended:?}");
+        }
+        // With an assignment the exit code survives.
+        let kept = format!("held=$(\"$0\" acquire {options}) || exit; echo UNLOCKED");
+        let ended = script(nodes, &kept);
+        assert_eq!(ended.out, "");
+        assert!(matches!(ended.code, Some(64 | 69 | 75)), "{ended:?}");
+    }
+    let held = "eval \"$(\"$0\" acquire --key free -n)\" || exit; echo \"held $REDLOCK_KEY\"";
+    assert_eq!(script(&url, held).out, "held free\n");
+}
+
+#[test]
+fn programs_that_read_json_get_no_shell_command() {
+    let servers = masters::<1>();
+    let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "busy", "somebody-else", "60000"]);
+    let mut command = redlock(&servers);
+    command.args(["acquire", "--json", "--key", "busy", "-n"]);
+    let ended = outcome(command);
+    assert_eq!((ended.code, ended.out.as_str()), (Some(75), ""));
+}

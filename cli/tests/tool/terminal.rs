@@ -197,7 +197,7 @@ fn waiting_is_one_line_in_a_log() {
     assert_eq!(lines.len(), 2, "{ended:?}");
     assert!(lines[0].contains("waiting for lock job"), "{ended:?}");
     assert!(
-        lines[0].contains(" of 2.0s), held by ada for another "),
+        lines[0].contains(" of 2.0 s): held by ada for another "),
         "{ended:?}"
     );
     assert!(!ended.err.contains(['\x1b', '\r']), "{ended:?}");
@@ -207,7 +207,7 @@ fn waiting_is_one_line_in_a_log() {
 fn force_asks_on_a_terminal() {
     let servers = masters::<3>();
     let _holder = holder(&servers, "ada");
-    for (answer, code) in [("n\n", 75), ("\n", 75), ("y\n", 0)] {
+    for (answer, code) in [("n\n", 1), ("\n", 1), ("y\n", 0)] {
         let mut command = redlock(&servers);
         command.args(["force", "job"]);
         let mut pty = Pty::start(command);
@@ -221,7 +221,7 @@ fn force_asks_on_a_terminal() {
 }
 
 #[test]
-fn force_tells_before_it_asks_that_too_few_nodes_answer() {
+fn force_says_before_it_asks_that_too_few_nodes_reply() {
     let mut servers = masters::<3>();
     for server in &mut servers[1..] {
         server.kill();
@@ -229,10 +229,10 @@ fn force_tells_before_it_asks_that_too_few_nodes_answer() {
     let mut command = redlock(&servers);
     command.args(["force", "job"]);
     let mut pty = Pty::start(command);
-    pty.shows("job: too few nodes answer");
+    pty.shows("job: too few nodes reply");
     pty.shows("[y/N]");
     pty.type_in("n\n");
-    assert_eq!(pty.end(), Some(75), "{}", pty.screen());
+    assert_eq!(pty.end(), Some(1), "{}", pty.screen());
 }
 
 #[test]

@@ -1,5 +1,4 @@
-//! What the tool says, and where: results to standard output, everything else to standard error, where it never disturbs
-//! the command more than it must.
+//! Everything that is printed: results on standard output, messages on standard error.
 
 use std::cell::Cell;
 use std::io::{IsTerminal, Write};
@@ -9,49 +8,50 @@ use serde_json::Value;
 
 use crate::exit::Failure;
 
-/// Says things, as text or as JSON.
-pub struct Voice {
+/// Prints text or JSON.
+pub struct Output {
     pub json: bool,
     /// Standard error is a terminal that can rewrite a line.
     live: bool,
-    /// A line that is rewritten stands there.
-    standing: Cell<bool>,
-    pub paint: Paint,
+    /// The cursor is at the end of a line that is to be rewritten.
+    unfinished: Cell<bool>,
+    pub colors: Colors,
 }
 
-impl Voice {
+impl Output {
     pub fn new(json: bool) -> Self {
         Self {
             json,
             live: !json && std::io::stderr().is_terminal() && !is_dumb(),
-            standing: Cell::new(false),
-            paint: Paint::for_stdout(),
+            unfinished: Cell::new(false),
+            colors: Colors::for_stdout(),
         }
     }
 
-    /// Whether a line can be rewritten as things change: on a terminal, and not from the background, where somebody else
-    /// writes to it.
+    /// Whether a line can be rewritten: on a terminal, but not from the background, where another
+    /// program writes to it.
     pub fn is_live(&self) -> bool {
         self.live && tcgetpgrp(std::io::stderr()) == Ok(getpgrp())
     }
 
-    /// Whether a terminal could be drawn on.
+    /// Whether the terminal understands cursor movements.
     pub fn can_draw(&self) -> bool {
         !is_dumb()
     }
 
-    /// A message, on a line of its own.
-    pub fn say(&self, text: &str, fields: Value) {
+    /// Prints a message on its own line.
+    pub fn message(&self, text: &str, fields: Value) {
         self.clear();
-        let line = match self.json {
-            true => fields.to_string(),
-            false => format!("redlock: {text}"),
+        let line = if self.json {
+            fields.to_string()
+        } else {
+            format!("redlock: {text}")
         };
-        // Whoever has closed standard error does not want to know.
+        // If standard error is closed, nobody wants to read it.
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 
-    /// A message that replaces the one before, on a terminal.
+    /// Prints a message over the previous one, on a terminal.
     pub fn rewrite(&self, text: &str) {
         let width = terminal_size::terminal_size_of(std::io::stderr()).map_or(80, |size| size.0.0);
         let room = usize::from(width).saturating_sub(1);
@@ -59,40 +59,47 @@ impl Voice {
         let mut out = std::io::stderr().lock();
         let _ = write!(out, "\r\x1b[2K{line}");
         let _ = out.flush();
-        self.standing.set(true);
+        self.unfinished.set(true);
     }
 
-    /// Takes away the line that was rewritten.
+    /// Removes the line that was rewritten.
     pub fn clear(&self) {
-        if self.standing.replace(false) {
+        if self.unfinished.replace(false) {
             let mut out = std::io::stderr().lock();
             let _ = write!(out, "\r\x1b[2K");
             let _ = out.flush();
         }
     }
 
-    pub fn fail(&self, failure: &Failure) {
+    pub fn failure(&self, failure: &Failure) {
         let fields = serde_json::json!({ "error": failure.text, "exit_code": failure.code });
-        self.say(&failure.text, fields);
+        self.message(&failure.text, fields);
     }
 
-    /// A result: the text, or the value as JSON.
+    /// Prints a result: the text, or the value as JSON.
     pub fn result(&self, text: &str, value: &Value) -> Result<(), Failure> {
-        match self.json {
-            true => self.print(&format!("{value}\n")),
-            false => self.print(text),
+        if self.json {
+            self.print(&format!("{value}\n"))
+        } else {
+            self.print(text)
         }
     }
 
-    /// Writes to standard output. Nobody reads on: nothing is wrong with that.
+    /// Writes to standard output. A reader that has closed the pipe is not an error.
     pub fn print(&self, text: &str) -> Result<(), Failure> {
-        let mut out = std::io::stdout().lock();
-        match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        match self.print_all(text) {
             Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => {
                 Err(Failure::io("cannot write to standard output", &error))
             }
             _ => Ok(()),
         }
+    }
+
+    /// Writes to standard output; that must succeed.
+    pub fn print_all(&self, text: &str) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        out.write_all(text.as_bytes())?;
+        out.flush()
     }
 }
 
@@ -100,11 +107,11 @@ fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty())
 }
 
-/// Colours, where they are seen and wanted (<https://no-color.org>).
+/// Colors, on terminals and if they are wanted (<https://no-color.org>).
 #[derive(Clone, Copy)]
-pub struct Paint(bool);
+pub struct Colors(bool);
 
-impl Paint {
+impl Colors {
     pub fn for_stdout() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self(std::io::stdout().is_terminal() && !is_dumb() && !unwanted)
@@ -115,10 +122,10 @@ impl Paint {
     }
 
     fn with(self, code: &str, text: &str) -> String {
-        match self.0 {
-            true => format!("\x1b[{code}m{text}\x1b[0m"),
-            false => text.to_owned(),
+        if !self.0 {
+            return text.to_owned();
         }
+        format!("\x1b[{code}m{text}\x1b[0m")
     }
 
     pub fn good(self, text: &str) -> String {
@@ -129,7 +136,7 @@ impl Paint {
         self.with("31", text)
     }
 
-    pub fn doubtful(self, text: &str) -> String {
+    pub fn warning(self, text: &str) -> String {
         self.with("33", text)
     }
 

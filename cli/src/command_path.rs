@@ -1,4 +1,4 @@
-//! Finding the command as a shell would, before anything is asked for.
+//! Finds the command as a shell would, before any lock is requested.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -8,7 +8,7 @@ use nix::unistd::{AccessFlags, access};
 
 use crate::exit::{Failure, NOT_EXECUTABLE, NOT_FOUND};
 
-/// Where commands are looked for when PATH is not set.
+/// Where commands are looked up if PATH is not set.
 const USUAL_PATH: &str = "/usr/local/bin:/usr/bin:/bin";
 
 /// The file that this command names.
@@ -16,31 +16,31 @@ pub fn find(name: &OsStr) -> Result<PathBuf, Failure> {
     let shown = Path::new(name).display();
     if name.as_bytes().contains(&b'/') {
         let path = PathBuf::from(name);
-        return match (path.exists(), is_program(&path)) {
-            (_, true) => Ok(path),
-            (true, false) => Err(not_executable(&path)),
-            (false, _) => Err(Failure::new(
-                NOT_FOUND,
-                format!("there is no {shown}: check the command after --"),
-            )),
-        };
+        if is_program(&path) {
+            return Ok(path);
+        }
+        if path.exists() {
+            return Err(not_executable(&path));
+        }
+        let text = format!("{shown}: no such file: check the command after --");
+        return Err(Failure::new(NOT_FOUND, text));
     }
     let path = std::env::var_os("PATH").unwrap_or_else(|| USUAL_PATH.into());
-    let mut there = None;
+    let mut found = None;
     for folder in std::env::split_paths(&path) {
         let file = folder.join(name);
         if is_program(&file) {
             return Ok(file);
         }
         if file.is_file() {
-            there.get_or_insert(file);
+            found.get_or_insert(file);
         }
     }
-    Err(match there {
+    Err(match found {
         Some(file) => not_executable(&file),
         None => Failure::new(
             NOT_FOUND,
-            format!("there is no command {shown} in PATH: check its name after --"),
+            format!("{shown}: command not found in PATH: check its name after --"),
         ),
     })
 }
@@ -53,6 +53,6 @@ fn not_executable(path: &Path) -> Failure {
     let shown = path.display();
     Failure::new(
         NOT_EXECUTABLE,
-        format!("{shown} is not executable: try chmod +x, or name its interpreter after --"),
+        format!("{shown} is not executable: try chmod +x, or put its interpreter after --"),
     )
 }

@@ -1,4 +1,4 @@
-//! One lock as all nodes together see it.
+//! One lock, combined from what every node says about it.
 
 use std::time::Duration;
 
@@ -6,15 +6,16 @@ use redislock_client::{Answer, LockStatus};
 use serde_json::{Value, json};
 
 use crate::duration::shown;
+use crate::exit::Failure;
 
-/// What follows from the nodes' answers.
+/// What follows from the replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
     Free,
     Held,
-    /// Somebody has it on some nodes, on too few to hold it: on its way in or out, or left behind by a crash.
+    /// A minority of the nodes has a holder: it is acquiring or releasing, or it crashed.
     Partial,
-    /// Too few nodes answer to tell.
+    /// Too few nodes reply to tell.
     Unknown,
 }
 
@@ -46,8 +47,8 @@ impl Holding {
         self.leases.len()
     }
 
-    /// Whether the other one is this one on other nodes: a node that was slow to grant, or was restarted, shows a higher
-    /// fence of its own for the same hold.
+    /// Whether the other one is this hold on other nodes: a node that was slow to grant, or was
+    /// restarted, shows a higher fence for the same hold.
     fn is_elsewhere(&self, other: &Self) -> bool {
         let here = |place: usize| self.leases.iter().any(|(known, _)| *known == place);
         self.owner.is_some()
@@ -60,7 +61,7 @@ impl Holding {
         self.age = self.age.max(other.age);
     }
 
-    /// How long a majority still keeps the lease; where there is none, the longest one.
+    /// How long a majority still keeps the lease; without a majority, the longest lease.
     pub fn remaining(&self, majority: usize) -> Duration {
         let mut leases: Vec<Duration> = self.leases.iter().map(|(_, left)| *left).collect();
         leases.sort_unstable_by(|a, b| b.cmp(a));
@@ -70,30 +71,30 @@ impl Holding {
 
     pub fn name(&self) -> String {
         match &self.owner {
-            Some(owner) => visible(owner),
-            None => "somebody without a label".to_owned(),
+            Some(owner) => printable(owner),
+            None => "an unnamed client".to_owned(),
         }
     }
 }
 
-/// See the module's text.
+/// One lock, as all nodes together know it.
 #[derive(Clone, Debug)]
-pub struct Merged {
+pub struct LockSummary {
     pub state: State,
     pub nodes: usize,
     pub answered: usize,
     pub mode: String,
     pub waiters: u64,
     pub oldest_wait: Duration,
-    /// Most widely held first.
+    /// The hold on most nodes comes first.
     pub holders: Vec<Holding>,
-    /// Why nodes did not answer.
+    /// The nodes that did not reply, and why.
     pub silent: Vec<(String, String)>,
 }
 
-impl Merged {
+impl LockSummary {
     pub fn of(answers: &[Answer<Option<LockStatus>>]) -> Self {
-        let mut merged = Self {
+        let mut summary = Self {
             state: State::Unknown,
             nodes: answers.len(),
             answered: 0,
@@ -106,22 +107,22 @@ impl Merged {
         for (place, answer) in answers.iter().enumerate() {
             match &answer.result {
                 Ok(status) => {
-                    merged.answered += 1;
-                    status.iter().for_each(|status| merged.add(place, status));
+                    summary.answered += 1;
+                    status.iter().for_each(|status| summary.add(place, status));
                 }
                 Err(verdict) => {
                     let why = (answer.node.clone(), verdict.to_string());
-                    merged.silent.push(why);
+                    summary.silent.push(why);
                 }
             }
         }
-        merged.put_together();
-        merged.state = merged.judge();
-        merged
+        summary.combine();
+        summary.state = summary.judge();
+        summary
     }
 
     fn add(&mut self, place: usize, status: &LockStatus) {
-        // One who waits does so on one node at a time, or has asked several in turn: the longest queue is the queue.
+        // A waiter queues at one node at a time, so the longest queue is the queue.
         self.waiters = self.waiters.max(status.waiters);
         self.oldest_wait = self.oldest_wait.max(status.oldest_wait);
         if !status.holders.is_empty() {
@@ -142,8 +143,8 @@ impl Merged {
         }
     }
 
-    /// Most widely held first, each with what it has elsewhere.
-    fn put_together(&mut self) {
+    /// Joins the pieces of each hold; the hold on most nodes comes first.
+    fn combine(&mut self) {
         let mut pieces = std::mem::take(&mut self.holders);
         pieces.sort_by_key(|piece| std::cmp::Reverse(piece.nodes()));
         for piece in pieces {
@@ -172,18 +173,30 @@ impl Merged {
         }
     }
 
-    /// Which nodes do not answer, and why.
+    /// The nodes that do not reply, with the reasons.
     pub fn too_few(&self) -> String {
-        let why = |(node, why): &(String, String)| format!("{node}: {why}");
-        let silent: Vec<String> = self.silent.iter().map(why).collect();
-        format!("too few nodes answer ({})", silent.join("; "))
+        format!("too few nodes reply ({})", self.why_silent())
     }
 
-    /// Who holds it, for a line of text.
+    /// If no node replies, there is nothing to show.
+    pub fn check_any_reply(&self) -> Result<(), Failure> {
+        if self.answered > 0 {
+            return Ok(());
+        }
+        Err(Failure::no_node_replies(&self.why_silent()))
+    }
+
+    fn why_silent(&self) -> String {
+        let why = |(node, why): &(String, String)| format!("{node}: {why}");
+        let silent: Vec<String> = self.silent.iter().map(why).collect();
+        silent.join("; ")
+    }
+
+    /// Who holds it, as part of a sentence.
     pub fn holder_line(&self) -> String {
         match self.holders.as_slice() {
             [] if self.state == State::Unknown => self.too_few(),
-            [] => "about to be handed over".to_owned(),
+            [] => "about to be granted to a waiter".to_owned(),
             [first, rest @ ..] => {
                 let left = shown(first.remaining(self.majority()));
                 let others = match rest.len() {
@@ -225,18 +238,21 @@ pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Names come from others: what could move the cursor or change colours is shown escaped.
-pub fn visible(text: &str) -> String {
-    text.chars()
-        .flat_map(|c| match c.is_control() {
-            true => c.escape_default().collect::<Vec<_>>(),
-            false => vec![c],
-        })
-        .collect()
+/// Names come from other users: characters that could move the cursor or change colors are escaped.
+pub fn printable(text: &str) -> String {
+    let mut shown = String::new();
+    for c in text.chars() {
+        if c.is_control() {
+            shown.extend(c.escape_default());
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
 }
 
-/// A key need not be text: bytes that are none are shown by their number, so that different keys look different.
-pub fn readable(key: &[u8]) -> String {
+/// A key need not be UTF-8: other bytes are shown as `\\xff`, so that different keys look different.
+pub fn key_text(key: &[u8]) -> String {
     key.utf8_chunks()
         .flat_map(|chunk| {
             let bytes = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
@@ -264,8 +280,8 @@ mod tests {
         holding("", 1, &leases)
     }
 
-    fn merged(nodes: usize, answered: usize, holders: Vec<Holding>) -> Merged {
-        Merged {
+    fn summary(nodes: usize, answered: usize, holders: Vec<Holding>) -> LockSummary {
+        LockSummary {
             state: State::Unknown,
             nodes,
             answered,
@@ -279,7 +295,7 @@ mod tests {
 
     #[test]
     fn a_lock_is_held_where_a_majority_of_all_nodes_says_so() {
-        let judged = |nodes, answered, holders| merged(nodes, answered, holders).judge();
+        let judged = |nodes, answered, holders| summary(nodes, answered, holders).judge();
         assert_eq!(judged(5, 5, vec![on(3)]), State::Held);
         assert_eq!(judged(5, 3, vec![on(3)]), State::Held);
         assert_eq!(judged(5, 5, vec![on(2)]), State::Partial);
@@ -292,9 +308,9 @@ mod tests {
     #[test]
     fn one_hold_may_show_another_fence_on_another_node() {
         let together = |holders| {
-            let mut merged = merged(3, 3, holders);
-            merged.put_together();
-            let seen = merged.holders.iter();
+            let mut summary = summary(3, 3, holders);
+            summary.combine();
+            let seen = summary.holders.iter();
             seen.map(|holder| (holder.fence, holder.nodes()))
                 .collect::<Vec<_>>()
         };
@@ -318,12 +334,12 @@ mod tests {
 
     #[test]
     fn keys_that_are_no_text_can_be_told_apart() {
-        assert_eq!(readable("schlüssel".as_bytes()), "schlüssel");
-        assert_eq!(readable(b"a\xffb\xfe"), "a\\xffb\\xfe");
+        assert_eq!(key_text("schlüssel".as_bytes()), "schlüssel");
+        assert_eq!(key_text(b"a\xffb\xfe"), "a\\xffb\\xfe");
     }
 
     #[test]
     fn names_of_others_cannot_move_the_cursor() {
-        assert_eq!(visible("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
+        assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
     }
 }

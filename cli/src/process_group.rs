@@ -1,4 +1,4 @@
-//! A process whose life is bound to ours.
+//! The command as a process group that does not outlive the tool.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -13,7 +13,7 @@ pub struct Group {
     pub leader: Pid,
 }
 
-/// What became of the command.
+/// What happened to the command.
 #[derive(Clone, Copy, Debug)]
 pub enum Change {
     Exited(i32),
@@ -26,22 +26,22 @@ impl Group {
     /// Starts the command as the leader of a new process group.
     pub fn start(mut command: Command) -> std::io::Result<Self> {
         command.process_group(0);
-        die_with_us(&mut command);
+        die_with_tool(&mut command);
         let child = command.spawn()?;
         let leader = i32::try_from(child.id()).map(Pid::from_raw);
-        // Not waited for through `child`, which would not tell of stops.
+        // Not waited for through `child`, which would not report stops.
         leader
             .map(|leader| Self { leader })
             .map_err(std::io::Error::other)
     }
 
-    /// What has happened since the last time of asking.
-    pub fn look(&self) -> Option<Change> {
+    /// What has happened since the last call.
+    pub fn poll(&self) -> Option<Change> {
         let flags = WaitOptions::NOHANG | WaitOptions::UNTRACED;
         let leader = rustix::process::Pid::from_raw(self.leader.as_raw());
         let status = match waitpid(leader, flags) {
             Ok(changed) => changed?.1,
-            // Nobody is there to wait for: it has ended, and how is not known.
+            // There is no such child: it has ended, and nobody knows how.
             Err(rustix::io::Errno::CHILD) => return Some(Change::Exited(i32::from(u8::MAX))),
             Err(_) => return None,
         };
@@ -52,9 +52,9 @@ impl Group {
             .or_else(|| status.stopping_signal().map(stopped))
     }
 
-    /// To the whole group, as a terminal does it.
+    /// To the whole group, as a terminal does.
     pub fn signal(&self, signal: Signal) {
-        // It may have ended a moment ago.
+        // It may have just ended.
         let _ = killpg(self.leader, signal);
     }
 
@@ -63,30 +63,30 @@ impl Group {
         let _ = kill(self.leader, signal);
     }
 
-    /// Whether anybody of the group is left.
+    /// Whether any process of the group is left.
     pub fn is_alive(&self) -> bool {
         killpg(self.leader, None) != Err(Errno::ESRCH)
     }
 }
 
-/// If we are killed, nobody renews the lock any more: the command is killed, too (where the system can do that, which is on
-/// Linux). Must be called on the thread that lives as long as the process: the kernel watches that one.
+/// If the tool is killed, nothing renews the lock: the kernel then kills the command, too (on Linux).
+/// Must be called on a thread that lives as long as the process: the kernel watches that thread.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[allow(unsafe_code)]
-pub fn die_with_us(command: &mut Command) {
-    let us = nix::unistd::getpid();
+pub fn die_with_tool(command: &mut Command) {
+    let tool = nix::unistd::getpid();
     let bind = move || {
         nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // We may have died before it was set.
-        match nix::unistd::getppid() == us {
-            true => Ok(()),
-            false => Err(std::io::ErrorKind::BrokenPipe.into()),
+        // The tool may have died before it was set.
+        if nix::unistd::getppid() != tool {
+            return Err(std::io::ErrorKind::BrokenPipe.into());
         }
+        Ok(())
     };
-    // SAFETY: between fork and exec only prctl and getppid are called, both async-signal-safe; nothing is allocated or
-    // locked, and no error value made here owns memory.
+    // SAFETY: between fork and exec only prctl and getppid are called, both async-signal-safe;
+    // nothing is allocated or locked, and no error value made here owns memory.
     unsafe { command.pre_exec(bind) };
 }
 
 #[cfg(not(any(target_os = "linux", target_os = "android")))]
-pub fn die_with_us(_: &mut Command) {}
+pub fn die_with_tool(_: &mut Command) {}

@@ -1,15 +1,15 @@
-//! A frame as an SVG file, for the front page.
+//! A screen as an SVG file, for the README.
 
 use super::frame::{Frame, Style};
 
-/// Columns of the picture; what is longer is cut.
+/// Columns of the picture; longer lines are cut.
 const COLUMNS: usize = 104;
 const CHARACTER: f64 = 8.0;
 const LINE: f64 = 18.0;
 const MARGIN: f64 = 18.0;
 
-/// Draws the frame. Every piece is pinned to its column, whatever font there is.
-pub fn svg(frame: &Frame) -> String {
+/// Draws the screen. Every piece is pinned to its column, so that any font works.
+pub fn draw(frame: &Frame) -> String {
     let width = COLUMNS as f64 * CHARACTER + 2.0 * MARGIN;
     let height = frame.0.len() as f64 * LINE + 2.0 * MARGIN;
     let mut text = format!(
@@ -30,7 +30,7 @@ pub fn svg(frame: &Frame) -> String {
     text
 }
 
-/// Columns are two blanks apart: what stands between such gaps, and where it begins.
+/// Splits at gaps of two blanks, which separate columns: each text and its position.
 fn words(piece: &str) -> Vec<(usize, &str)> {
     let mut words = Vec::new();
     let mut column = 0;
@@ -60,19 +60,19 @@ fn place(text: &mut String, style: Style, row: usize, column: usize, word: &str)
     }
     text.push_str(&format!(
         "<text x=\"{x}\" y=\"{y}\" textLength=\"{length}\" lengthAdjust=\"spacingAndGlyphs\" {}>{}</text>\n",
-        colour(style),
+        color(style),
         escaped(&word)
     ));
 }
 
-fn colour(style: Style) -> &'static str {
+fn color(style: Style) -> &'static str {
     match style {
         Style::Plain => "fill=\"#d6d9df\"",
         Style::Strong => "fill=\"#ffffff\" font-weight=\"bold\"",
         Style::Faint => "fill=\"#7d8590\"",
         Style::Good => "fill=\"#57c27d\"",
         Style::Bad => "fill=\"#ff7b72\"",
-        Style::Doubtful => "fill=\"#e3b341\"",
+        Style::Warning => "fill=\"#e3b341\"",
         Style::Alarm => "fill=\"#ffffff\" font-weight=\"bold\"",
     }
 }
@@ -96,6 +96,6 @@ mod tests {
     #[test]
     fn what_is_markup_is_shown_as_text() {
         let frame = Frame(vec![vec![(Style::Alarm, "a<b>&c".to_owned())]]);
-        assert!(svg(&frame).contains(">a&lt;b&gt;&amp;c</text>"));
+        assert!(draw(&frame).contains(">a&lt;b&gt;&amp;c</text>"));
     }
 }

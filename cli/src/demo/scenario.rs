@@ -1,4 +1,4 @@
-//! What goes on: the script of faults, what the workers and the masters say, and what was counted.
+//! The scripted faults, the reports of workers and masters, and the counts.
 
 use std::time::{Duration, Instant};
 
@@ -9,54 +9,54 @@ use serde_json::{Value, json};
 use super::TTL;
 use super::frame::{Frame, Style};
 use super::master::Master;
-use super::resource::{Heard, Resource, Word};
+use super::resource::{Message, Report, Resource};
 use super::worker::Worker;
 use crate::exit::Failure;
-use crate::merged::millis;
+use crate::summary::millis;
 
-/// What is done to the masters and workers, and when. What comes of it nobody has written down.
-const SCRIPT: [(Duration, Act); 8] = [
-    (Duration::from_millis(6_500), Act::Kill(1)),
-    (Duration::from_millis(8_500), Act::Kill(3)),
-    (Duration::from_millis(12_000), Act::Restart(1)),
-    (Duration::from_millis(13_500), Act::Restart(3)),
-    (Duration::from_millis(17_000), Act::PauseHolder),
-    (Duration::from_millis(19_000), Act::Kill(0)),
-    (Duration::from_millis(27_000), Act::Restart(0)),
-    (Duration::from_millis(32_000), Act::End),
+/// What happens to the masters and workers, and when.
+const SCRIPT: [(Duration, Step); 8] = [
+    (Duration::from_millis(6_500), Step::Kill(1)),
+    (Duration::from_millis(8_500), Step::Kill(3)),
+    (Duration::from_millis(12_000), Step::Restart(1)),
+    (Duration::from_millis(13_500), Step::Restart(3)),
+    (Duration::from_millis(17_000), Step::PauseHolder),
+    (Duration::from_millis(19_000), Step::Kill(0)),
+    (Duration::from_millis(27_000), Step::Restart(0)),
+    (Duration::from_millis(32_000), Step::End),
 ];
-/// A pause ends when it has lasted for so many ttls and somebody else has written meanwhile.
+/// A pause ends after this many ttls, when another worker has written meanwhile.
 const PAUSE_IN_TTLS: u32 = 2;
-/// On a machine that is very slow the show ends here, complete or not.
-const LAST_MOMENT: Duration = Duration::from_secs(50);
-/// Workers get this long to release and leave.
-const GOODBYE: Duration = Duration::from_secs(3);
+/// On a very slow machine the demonstration ends here, complete or not.
+const TIME_LIMIT: Duration = Duration::from_secs(50);
+/// Workers get this long to release their lock and end.
+const STOP_WITHIN: Duration = Duration::from_secs(3);
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Act {
+enum Step {
     Kill(usize),
     Restart(usize),
     PauseHolder,
     End,
 }
 
-/// What the masters said when they were last asked.
+/// What the masters replied last.
 #[derive(Default)]
-pub struct Seen {
+pub struct Observed {
     pub nodes: Vec<Answer<NodeStatus>>,
     pub lock: Vec<Answer<Option<LockStatus>>>,
 }
 
-/// What a worker does, by its own words.
+/// What a worker does, by its own reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Doing {
+pub enum Activity {
     Starting,
     Waiting,
     Holding { fence: u64 },
     Resting,
 }
 
-/// A line of the record.
+/// A line of the log.
 pub struct Event {
     pub at: Duration,
     pub style: Style,
@@ -67,7 +67,7 @@ pub struct Event {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pause {
     No,
-    /// The next one who has read will be stopped.
+    /// The next worker that reads the resource will be stopped.
     Wanted,
     Lasts {
         worker: usize,
@@ -76,39 +76,39 @@ enum Pause {
     },
 }
 
-/// See the module's text.
-pub struct Stage {
+/// The demonstration while it runs.
+pub struct Scenario {
     start: Instant,
     next: usize,
     pub masters: Vec<Master>,
     /// Whether each master is meant to run.
     pub wanted: Vec<bool>,
     pub workers: Vec<Worker>,
-    pub doing: Vec<Doing>,
+    pub activity: Vec<Activity>,
     pub resource: Resource,
-    pub seen: Seen,
+    pub observed: Observed,
     pub events: Vec<Event>,
     pause: Pause,
     grants: u64,
     fences_grow: bool,
     kills: u64,
     pauses: u64,
-    /// The moment of the first refusal.
+    /// The screen at the first refusal.
     pub highlight: Option<Frame>,
     over: bool,
 }
 
-impl Stage {
+impl Scenario {
     pub fn new(masters: Vec<Master>, workers: Vec<Worker>) -> Self {
-        let mut stage = Self {
+        let mut scenario = Self {
             start: Instant::now(),
             next: 0,
             wanted: vec![true; masters.len()],
-            doing: vec![Doing::Starting; workers.len()],
+            activity: vec![Activity::Starting; workers.len()],
             masters,
             workers,
             resource: Resource::default(),
-            seen: Seen::default(),
+            observed: Observed::default(),
             events: Vec::new(),
             pause: Pause::No,
             grants: 0,
@@ -119,11 +119,11 @@ impl Stage {
             over: false,
         };
         let text = format!(
-            "{} masters are started; they have just begun, so they are quarantined and grant nothing yet",
-            stage.masters.len()
+            "{} masters were started; they are quarantined at first and grant nothing yet",
+            scenario.masters.len()
         );
-        stage.note(Style::Faint, text);
-        stage
+        scenario.note(Style::Faint, text);
+        scenario
     }
 
     pub fn now(&self) -> Duration {
@@ -145,18 +145,18 @@ impl Stage {
     }
 
     /// Does what the script says for this moment.
-    pub fn act(&mut self) -> Result<(), Failure> {
-        while let Some((when, act)) = SCRIPT.get(self.next)
+    pub fn advance(&mut self) -> Result<(), Failure> {
+        while let Some((when, step)) = SCRIPT.get(self.next)
             && *when <= self.now()
         {
-            if *act == Act::End {
+            if *step == Step::End {
                 let complete = self.resource.refused > 0 && self.pause == Pause::No;
-                self.over = complete || self.now() > LAST_MOMENT;
+                self.over = complete || self.now() > TIME_LIMIT;
                 break;
             }
             self.next += 1;
-            match *act {
-                Act::Kill(place) => {
+            match *step {
+                Step::Kill(place) => {
                     self.masters[place].kill();
                     self.wanted[place] = false;
                     self.kills += 1;
@@ -165,16 +165,16 @@ impl Stage {
                         format!("master {} is killed (SIGKILL)", place + 1),
                     );
                 }
-                Act::Restart(place) => {
+                Step::Restart(place) => {
                     self.wanted[place] = true;
                     let text = format!(
-                        "master {} is started again, empty: it is quarantined, as it may have forgotten a lease",
+                        "master {} is started again, empty: it is quarantined, because it may have lost a lease",
                         place + 1
                     );
-                    self.note(Style::Doubtful, text);
+                    self.note(Style::Warning, text);
                 }
-                Act::PauseHolder => self.pause = Pause::Wanted,
-                Act::End => {}
+                Step::PauseHolder => self.pause = Pause::Wanted,
+                Step::End => {}
             }
         }
         for place in 0..self.masters.len() {
@@ -186,7 +186,7 @@ impl Stage {
         Ok(())
     }
 
-    /// Continues the paused worker when its lease is long over and somebody else has written.
+    /// Continues the paused worker when its lease is over and another worker has written.
     fn wake_in_time(&mut self) {
         let Pause::Lasts {
             worker,
@@ -202,31 +202,31 @@ impl Stage {
             self.workers[worker].signal(Signal::SIGCONT);
             let name = self.workers[worker].name;
             self.note(
-                Style::Doubtful,
-                format!("{name} wakes up (SIGCONT) and goes on as if nothing had happened"),
+                Style::Warning,
+                format!("{name} continues (SIGCONT) as if nothing had happened"),
             );
         }
     }
 
-    /// A worker says something.
-    pub fn hear(&mut self, heard: Heard) {
-        let known = |worker: &Worker| worker.name == heard.name;
+    /// Handles a report of a worker.
+    pub fn handle(&mut self, message: Message) {
+        let known = |worker: &Worker| worker.name == message.name;
         let Some(worker) = self.workers.iter().position(known) else {
             return;
         };
         let name = self.workers[worker].name;
-        let answer = match heard.word {
-            Word::Waits => {
-                self.doing[worker] = Doing::Waiting;
+        let answer = match message.report {
+            Report::Waits => {
+                self.activity[worker] = Activity::Waiting;
                 Some(0)
             }
-            Word::Holds { fence } => {
-                self.doing[worker] = Doing::Holding { fence };
+            Report::Holds { fence } => {
+                self.activity[worker] = Activity::Holding { fence };
                 self.grants += 1;
                 self.note(Style::Good, format!("{name} holds the lock, fence {fence}"));
                 Some(0)
             }
-            Word::Reads { fence } => {
+            Report::Reads { fence } => {
                 let before = self.resource.highest;
                 let value = self.resource.read(fence);
                 match value {
@@ -234,46 +234,45 @@ impl Stage {
                     Some(_) => self.fences_grow &= fence > before,
                 }
                 if value.is_some() && self.pause == Pause::Wanted {
-                    self.put_to_sleep(worker, fence);
+                    self.pause_worker(worker, fence);
                 }
                 value
             }
-            Word::Writes { fence, value } => match self.resource.write(fence, value) {
-                true => {
+            Report::Writes { fence, value } => {
+                let written = self.resource.write(fence, value);
+                if written {
                     self.note(Style::Plain, format!("{name} has written {value}"));
-                    Some(value)
-                }
-                false => {
+                } else {
                     self.refuse(worker, &format!("writing {value}"), fence);
-                    None
                 }
-            },
-            Word::Lost { fence } => {
-                self.doing[worker] = Doing::Resting;
-                let text = format!("{name} learns that its lock, fence {fence}, was lost");
-                self.note(Style::Doubtful, text);
+                written.then_some(value)
+            }
+            Report::Lost { fence } => {
+                self.activity[worker] = Activity::Resting;
+                let text = format!("{name} is told that its lock, fence {fence}, was lost");
+                self.note(Style::Warning, text);
                 Some(0)
             }
-            Word::Released => {
-                self.doing[worker] = Doing::Resting;
+            Report::Released => {
+                self.activity[worker] = Activity::Resting;
                 Some(0)
             }
         };
         // The worker may have ended meanwhile.
-        let _ = heard.answer.send(answer);
+        let _ = message.answer.send(answer);
     }
 
     fn refuse(&mut self, worker: usize, what: &str, fence: u64) {
         let name = self.workers[worker].name;
         let highest = self.resource.highest;
-        let text = format!("REFUSED: {name} {what} with fence {fence}, as {highest} was seen");
+        let text = format!("REFUSED: {name} {what} with fence {fence}, because {highest} was seen");
         self.note(Style::Alarm, text);
         if self.highlight.is_none() {
             self.highlight = Some(Frame::of(self));
         }
     }
 
-    fn put_to_sleep(&mut self, worker: usize, fence: u64) {
+    fn pause_worker(&mut self, worker: usize, fence: u64) {
         self.workers[worker].signal(Signal::SIGSTOP);
         self.pauses += 1;
         self.pause = Pause::Lasts {
@@ -283,18 +282,18 @@ impl Stage {
         };
         let name = self.workers[worker].name;
         let text = format!(
-            "{name} is paused (SIGSTOP) after it has read, holding fence {fence}; its lease runs on"
+            "{name} is paused (SIGSTOP) after reading, with fence {fence}; its lease keeps running"
         );
         self.note(Style::Bad, text);
     }
 
-    /// The workers release and leave, then the masters are stopped.
-    pub async fn say_goodbye(&mut self) {
+    /// Stops the workers, which release their lock, then the masters.
+    pub async fn stop_all(&mut self) {
         for worker in &self.workers {
             worker.signal(Signal::SIGTERM);
         }
         let start = Instant::now();
-        while start.elapsed() < GOODBYE && !self.workers.iter_mut().all(Worker::has_ended) {
+        while start.elapsed() < STOP_WITHIN && !self.workers.iter_mut().all(Worker::has_ended) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.workers.clear();
@@ -305,8 +304,8 @@ impl Stage {
         );
     }
 
-    /// Every write counted one up, fences grew from holder to holder, and the late write was refused.
-    pub fn all_is_well(&self) -> bool {
+    /// Every write added one, fences increased from holder to holder, and the late write was refused.
+    pub fn succeeded(&self) -> bool {
         self.resource.value == self.resource.writes && self.fences_grow && self.resource.refused > 0
     }
 
@@ -326,24 +325,26 @@ impl Stage {
 
     /// The figures, for people.
     pub fn summary(&self) -> Vec<String> {
-        let grow = match self.fences_grow {
-            true => "each fence higher than the one before",
-            false => "AND A FENCE WENT BACK",
+        let grow = if self.fences_grow {
+            "each fence higher than the one before"
+        } else {
+            "AND A FENCE DECREASED"
         };
-        let kept = match self.resource.value == self.resource.writes {
-            true => "no update was lost",
-            false => "AN UPDATE WAS LOST",
+        let kept = if self.resource.value == self.resource.writes {
+            "no update was lost"
+        } else {
+            "AN UPDATE WAS LOST"
         };
         vec![
             format!(
-                "In {} seconds {} masters were killed and started again, {} holder was paused beyond its lease.",
+                "In {} seconds, {} masters were killed and started again, and {} holder was paused beyond its lease.",
                 self.now().as_secs(),
                 self.kills,
                 self.pauses
             ),
             format!("The lock was granted {} times, {grow}.", self.grants),
             format!(
-                "The resource took {} writes and refused {}; it stands at {}: {kept}.",
+                "The resource accepted {} writes and refused {}; its value is {}: {kept}.",
                 self.resource.writes, self.resource.refused, self.resource.value
             ),
         ]

@@ -41,7 +41,10 @@ fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
     assert!(seen["holders"][0]["fence"].as_u64().unwrap() > 0);
     assert!(seen["holders"][0]["ttl_ms"].as_u64().unwrap() <= 30_000);
     let text = ask(&servers, &["status", "job"]).out;
-    assert!(text.starts_with("job: held, exclusive, 1 waits"), "{text}");
+    assert!(
+        text.starts_with("job: held, exclusive, 1 waiting for"),
+        "{text}"
+    );
     assert!(text.contains("ada") && text.contains(" of 3 "), "{text}");
     assert!(!text.contains('\x1b'), "{text}");
 }
@@ -172,7 +175,7 @@ fn nodes_are_shown_with_what_matters_also_when_some_are_down_or_no_masters() {
 }
 
 #[test]
-fn when_no_node_answers_that_is_said() {
+fn if_no_node_replies_that_is_the_error() {
     let mut servers = masters::<1>();
     servers[0].kill();
     for words in [
@@ -182,9 +185,9 @@ fn when_no_node_answers_that_is_said() {
         &["force", "k", "--yes"],
     ] {
         let ended = ask(&servers, words);
-        assert_eq!(ended.code, Some(64), "{words:?}: {ended:?}");
+        assert_eq!(ended.code, Some(69), "{words:?}: {ended:?}");
         assert!(
-            ended.err.contains("no node answers"),
+            ended.err.contains("no node replies"),
             "{words:?}: {ended:?}"
         );
         assert_eq!(ended.err.lines().count(), 1);
@@ -192,7 +195,7 @@ fn when_no_node_answers_that_is_said() {
 }
 
 #[test]
-fn a_lock_is_taken_away_only_by_those_who_mean_it() {
+fn force_needs_confirmation() {
     let servers = masters::<3>();
     let free = ask(&servers, &["force", "job", "--yes"]);
     assert_eq!((free.code, free.out.as_str()), (Some(0), "job is free\n"));
@@ -205,4 +208,59 @@ fn a_lock_is_taken_away_only_by_those_who_mean_it() {
     assert!(forced["forced"].as_u64().unwrap() >= 2, "{forced}");
     assert_eq!(holding.end().code, Some(70));
     nothing_is_held(&servers);
+}
+
+#[test]
+fn nodes_succeeds_only_if_every_node_can_grant_locks() {
+    let mut servers = masters::<2>();
+    let fit = ask(&servers, &["nodes"]);
+    assert_eq!((fit.code, fit.err.as_str()), (Some(0), ""), "{fit:?}");
+    let [first, second] = [servers[0].url(), servers[1].url()];
+    let quarantined = Server::start(&["lock.quarantine 600000"]);
+    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let bare = Server::start(&["no-module"]);
+    let same = format!("redis://localhost:{}", servers[0].port);
+    for (unfit, why) in [
+        (quarantined.url(), "quarantined for"),
+        (replica.url(), "not a master"),
+        (bare.url(), "module is not loaded"),
+        (same, "the same server as"),
+    ] {
+        let ended = ask(&[], &["nodes", "--node", &first, &second, &unfit]);
+        assert_eq!(ended.code, Some(69), "{ended:?}");
+        assert!(ended.out.contains(why), "{why}: {ended:?}");
+        assert!(
+            ended.err.contains("1 of 3 nodes cannot grant locks"),
+            "{ended:?}"
+        );
+    }
+    servers[1].kill();
+    let ended = ask(&servers, &["nodes", "--json"]);
+    assert_eq!(ended.code, Some(69), "{ended:?}");
+    assert_eq!(ended.json()["nodes"][0]["problem"], serde_json::Value::Null);
+}
+
+#[test]
+fn status_check_tells_by_its_exit_code_whether_the_lock_is_free() {
+    let mut servers = masters::<3>();
+    let check = |servers: &[Server]| {
+        let quiet = ask(servers, &["status", "--check", "-q", "job"]);
+        assert_eq!(quiet.out, "", "{quiet:?}");
+        let told = ask(servers, &["status", "job", "--check"]);
+        assert_eq!(told.code, quiet.code);
+        (quiet.code, told.out)
+    };
+    assert_eq!(check(&servers), (Some(0), "job: free\n".to_owned()));
+    let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "job", "t", "60000"]);
+    assert_eq!(check(&servers).0, Some(1), "partly held");
+    let _: u64 = servers[1].run(&["LOCK.ACQUIRE", "job", "t", "60000"]);
+    assert_eq!(check(&servers).0, Some(1), "held");
+    servers[0].kill();
+    servers[1].kill();
+    let (code, out) = check(&servers);
+    assert_eq!(code, Some(69));
+    assert!(out.starts_with("job: unknown"), "{out}");
+    assert_eq!(ask(&servers, &["status", "job"]).code, Some(0));
+    servers[2].kill();
+    assert_eq!(check(&servers).0, Some(69));
 }

@@ -1,0 +1,138 @@
+//! The longer texts of `--help` and of the man pages.
+
+pub const OVERVIEW: &str = "\
+Examples:
+  export REDLOCK_NODES=redis://10.0.0.1,redis://10.0.0.2,redis://10.0.0.3
+
+  redlock run --key nightly -- ./backup.sh     # one host at a time
+  redlock run -n --key nightly -- ./backup.sh  # skip it if another host runs it
+  redlock status nightly                       # who holds it, who waits
+  redlock ls 'backup:*'                        # all locks with such names
+  redlock nodes                                # can every node grant locks?
+
+One node is enough to start with. With three or five independent masters,
+the lock survives the failure of one or two. List the same nodes in the
+same order on every host.
+
+Exit codes:
+  of run: that of the command, or 128 + n if signal n ended it
+  1    status --check: the lock is held; force: not confirmed
+  64   usage error
+  69   too few nodes can be reached or can grant locks
+  70   the lock was lost
+  74   input/output error
+  75   the lock is held by another client
+  126  the command cannot be executed
+  127  command not found";
+
+pub const NODE: &str = "\
+A master: redis://[user:password@]host[:port][/db], rediss:// for TLS, unix:///path. Repeat it, or \
+separate URLs with commas. Instead: one redis+sentinel://host[:port][,host...]/NAME[/db] or \
+redis+cluster://host[:port][,host...] (rediss+ for TLS) [default: REDLOCK_NODES, separated by \
+commas or spaces]";
+
+pub const OWNER: &str = "The name that other clients see as the holder [default: user@host:pid]";
+
+pub const RUN: &str = "\
+Examples:
+  redlock run --node redis://127.0.0.1 --key nightly -- ./backup.sh --full
+  redlock run --key report --ttl 10s --wait forever -- make report
+  redlock run --key cache --shared -- ./read-only-job
+  redlock run --key gpu --limit 4 -- ./train    # at most four at a time
+  redlock run --key db -- sh -c 'migrate --fence \"$REDLOCK_FENCE\"'
+  redlock run -nq --min-hold 50s --key hourly -- ./job
+                                # from cron on several hosts: one runs it
+
+The command gets REDLOCK_KEY and REDLOCK_FENCE. Each holder has a higher
+fence than the holders before it. A resource that stores the highest fence
+it has seen can refuse a holder that lost its lock without noticing.
+
+If the lock is lost (too few nodes reply, or an administrator released
+it), the process group of the command gets SIGTERM and then SIGKILL,
+before the lease ends and another client can acquire the lock.";
+
+pub const ACQUIRE: &str = "\
+Examples:
+  eval \"$(redlock acquire --key nightly --ttl 10m)\" || exit
+  ... the work, at most ten minutes ...
+  redlock release
+
+The first line sets REDLOCK_KEY, REDLOCK_TOKEN and REDLOCK_FENCE; `extend`
+and `release` read them. If the lock is not acquired, standard output is
+`false`, so that `|| exit` (or `set -e`) ends the script.
+
+Nothing renews this lock, and nothing stops the script when the lease
+ends: use `redlock run` wherever you can wrap a command. Do not pass the
+token on a command line: every user of the host can read those.";
+
+pub const EXTEND: &str = "\
+Examples:
+  redlock extend --ttl 10m || exit
+
+Reads the token from REDLOCK_TOKEN or from standard input. The exit code
+is 70 if the lock is no longer held.";
+
+pub const RELEASE: &str = "\
+Examples:
+  redlock release
+  jq -r .token hold.json | redlock release --key nightly
+
+Reads the token from REDLOCK_TOKEN or from standard input. The exit code
+is 70 if the lock is no longer held.";
+
+pub const STATUS: &str = "\
+Examples:
+  redlock status nightly
+  redlock status nightly --json | jq -r '.holders[].owner'
+  redlock status --check -q nightly && echo free
+
+All nodes are asked. The lock is held if a majority of all nodes says so,
+partly held if fewer do (it is being acquired or released, or a client
+crashed), free, or unknown if too few nodes reply. Without --check, the
+exit code is 0 in all these cases.";
+
+pub const LS: &str = "\
+Examples:
+  redlock ls
+  redlock ls 'backup:*'                       # quoted for the shell
+  redlock ls --json | jq -r '.locks[].key'
+
+This scans all keys of all nodes: do not run it in a loop.";
+
+pub const FORCE: &str = "\
+Examples:
+  redlock force nightly                       # asks for confirmation
+  redlock force nightly --yes                 # for scripts
+
+The holder is not stopped: it notices at its next renewal, and another
+client can acquire the lock before that. It is safer to end the holder
+itself; `redlock status` shows who it is.";
+
+pub const NODES: &str = "\
+Examples:
+  redlock nodes
+  redlock nodes --node redis://10.0.0.1 redis://10.0.0.2 --json
+
+The exit code is 69 unless every node can grant locks now.
+
+QUARANTINE: how long a restarted node still grants nothing, because it may
+have lost locks. DURABLE: yes if it loses no locks at a restart. CLOCK:
+how far its clock is ahead of the clock of this host.";
+
+pub const DEMO: &str = "\
+Examples:
+  redlock demo --module ./redislock.so        # built by `make build`
+  redlock demo > demo.log                     # plain lines, no screen
+
+It starts its own servers on free ports and stops them at the end.";
+
+pub const COMPLETIONS: &str = "\
+Examples:
+  redlock completions bash > ~/.local/share/bash-completion/completions/redlock
+  redlock completions zsh > ~/.zfunc/_redlock  # a directory of $fpath
+  redlock completions fish > ~/.config/fish/completions/redlock.fish";
+
+pub const MAN: &str = "\
+Examples:
+  redlock man | man -l -
+  redlock man run > redlock-run.1             # the page of one subcommand";

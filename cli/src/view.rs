@@ -1,0 +1,140 @@
+//! Looking at the nodes without holding anything: the same questions for independent masters, a
+//! master behind Sentinel, and a cluster.
+
+use std::time::Duration;
+
+use redis::Value;
+use redislock_client::{Answer, LockStatus, NodeStatus, Observer, Verdict};
+
+use crate::args::Where;
+use crate::exit::Failure;
+use crate::node_urls::{Login, NodeUrls};
+use crate::summary::LockSummary;
+
+/// What one node lists.
+pub type Listing = Answer<Vec<(Vec<u8>, LockStatus)>>;
+
+/// All nodes of a deployment.
+pub struct View {
+    pub observer: Observer,
+    /// The nodes are masters of one cluster: each lock is on one of them.
+    pub is_cluster: bool,
+}
+
+impl Where {
+    /// Connects to nothing yet, except to a cluster to find its masters.
+    pub async fn view(&self) -> Result<View, Failure> {
+        let builder = self.builder(Duration::MAX)?;
+        let builder = match self.urls()? {
+            NodeUrls::Masters(urls) => builder.nodes(urls),
+            NodeUrls::Sentinel { name, sentinels } => builder.sentinel(name, sentinels),
+            NodeUrls::Cluster { login, seeds } => {
+                let seeds = builder.clone().nodes(seeds).observe();
+                let masters = masters(&login, &seeds.map_err(Failure::connecting)?).await?;
+                return Ok(View {
+                    observer: builder
+                        .nodes(masters)
+                        .observe()
+                        .map_err(Failure::connecting)?,
+                    is_cluster: true,
+                });
+            }
+        };
+        Ok(View {
+            observer: builder.observe().map_err(Failure::connecting)?,
+            is_cluster: false,
+        })
+    }
+}
+
+impl View {
+    /// What the nodes together know of a lock.
+    pub async fn lock(&self, key: &str) -> LockSummary {
+        LockSummary::of(&self.concerned(self.observer.lock(key).await))
+    }
+
+    /// What each node says about itself.
+    pub async fn nodes(&self) -> Vec<Answer<NodeStatus>> {
+        self.observer.nodes().await
+    }
+
+    /// The locks of each node.
+    pub async fn locks(&self, pattern: Option<&str>) -> Vec<Listing> {
+        self.observer.locks(pattern).await
+    }
+
+    /// Ends all holds of a lock; each node replies with the number of holders.
+    pub async fn force(&self, key: &str) -> Vec<Answer<u64>> {
+        self.concerned(self.observer.force(key).await)
+    }
+
+    /// In a cluster only the master of the key's slot counts; the others reply MOVED. If that
+    /// master does not reply, those that do not reply at all remain.
+    fn concerned<T>(&self, answers: Vec<Answer<T>>) -> Vec<Answer<T>> {
+        if !self.is_cluster {
+            return answers;
+        }
+        let elsewhere = |verdict: &Verdict| matches!(verdict, Verdict::Refused(text) if text.starts_with("MOVED"));
+        let replied = answers.iter().any(|answer| answer.result.is_ok());
+        let counts = |answer: &Answer<T>| match &answer.result {
+            Ok(_) => true,
+            Err(verdict) => !replied && !elsewhere(verdict),
+        };
+        answers.into_iter().filter(counts).collect()
+    }
+}
+
+/// The URLs of the masters of a cluster, as the first of its nodes that replies knows them.
+async fn masters(login: &Login, seeds: &Observer) -> Result<Vec<String>, Failure> {
+    let mut slots = redis::cmd("CLUSTER");
+    slots.arg("SLOTS");
+    let answers = seeds.command(&slots).await;
+    let mut problems = Vec::new();
+    for answer in answers {
+        let seed_host = answer.node.rsplit_once(':').map_or("", |(host, _)| host);
+        match answer.result {
+            Ok(slots) => {
+                let mut urls: Vec<String> = addresses(&slots)
+                    .into_iter()
+                    .map(|(host, port)| {
+                        let host = if host.is_empty() { seed_host } else { &host };
+                        login.url(host, port)
+                    })
+                    .collect();
+                urls.sort_unstable();
+                urls.dedup();
+                if !urls.is_empty() {
+                    return Ok(urls);
+                }
+                problems.push(format!("{}: it knows no masters", answer.node));
+            }
+            Err(verdict) => problems.push(format!("{}: {verdict}", answer.node)),
+        }
+    }
+    Err(Failure::no_node_replies(&problems.join("; ")))
+}
+
+/// Host and port of the master of each range of CLUSTER SLOTS; a host that the node does not know
+/// is empty: it is the host that was asked.
+fn addresses(slots: &Value) -> Vec<(String, u64)> {
+    let Value::Array(ranges) = slots else {
+        return Vec::new();
+    };
+    let master = |range: &Value| {
+        let Value::Array(range) = range else {
+            return None;
+        };
+        let Some(Value::Array(master)) = range.get(2) else {
+            return None;
+        };
+        let host = match master.first()? {
+            Value::BulkString(host) => String::from_utf8_lossy(host).into_owned(),
+            _ => String::new(),
+        };
+        match master.get(1)? {
+            Value::Int(port) => Some((host, u64::try_from(*port).ok()?)),
+            _ => None,
+        }
+    };
+    ranges.iter().filter_map(master).collect()
+}

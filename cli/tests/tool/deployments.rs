@@ -1,0 +1,96 @@
+//! One master behind Sentinel, and a cluster: every verb works as with independent masters.
+
+use crate::server::{Server, free_port};
+use crate::tool::{Outcome, outcome, redlock, until};
+
+fn ask(url: &str, words: &[&str]) -> Outcome {
+    let mut command = redlock(&[]);
+    command.env("REDLOCK_NODES", url).args(words);
+    outcome(command)
+}
+
+/// Every verb, on a deployment of any kind.
+fn every_verb_works(url: &str, key: &str) {
+    let ran = ask(url, &["run", "--key", key, "--", "echo", "ran"]);
+    assert_eq!((ran.code, ran.out.as_str()), (Some(0), "ran\n"), "{ran:?}");
+    let taken = ask(url, &["acquire", "--key", key, "--owner", "ada", "--json"]).json();
+    let busy = ask(url, &["run", "--key", key, "-n", "--", "echo", "ran"]);
+    assert_eq!((busy.code, busy.out.as_str()), (Some(75), ""), "{busy:?}");
+    let waited = ask(url, &["run", "--key", key, "-w", "1", "--", "echo", "ran"]);
+    assert_eq!(waited.code, Some(75), "{waited:?}");
+    assert!(waited.err.contains("held by ada"), "{waited:?}");
+    let status = ask(url, &["status", key, "--json"]).json();
+    assert_eq!(status["state"], "held", "{status}");
+    assert_eq!(status["holders"][0]["owner"], "ada", "{status}");
+    assert_eq!(ask(url, &["status", "--check", key]).code, Some(1));
+    let listed = ask(url, &["ls", "--json"]).json();
+    assert_eq!(listed["locks"].as_array().unwrap().len(), 1, "{listed}");
+    assert_eq!(listed["locks"][0]["state"], "held", "{listed}");
+    assert_eq!(listed["silent"].as_array().unwrap().len(), 0, "{listed}");
+    let mut release = redlock(&[]);
+    release
+        .args(["release", "--key", key])
+        .env("REDLOCK_NODES", url);
+    release.env("REDLOCK_TOKEN", taken["token"].as_str().unwrap());
+    assert_eq!(outcome(release).code, Some(0));
+    assert_eq!(ask(url, &["status", "--check", key]).code, Some(0));
+    let kept = ask(
+        url,
+        &["run", "--key", key, "--min-hold", "60s", "--", "true"],
+    );
+    assert_eq!(kept.code, Some(0), "{kept:?}");
+    let forced = ask(url, &["force", key, "--yes", "--json"]).json();
+    assert_eq!(forced["forced"], 1, "{forced}");
+    let nodes = ask(url, &["nodes"]);
+    assert_eq!(nodes.code, Some(0), "{nodes:?}");
+}
+
+#[test]
+fn a_master_behind_sentinel() {
+    let master = Server::start(&[]);
+    let sentinel = Server::start_sentinel("mymaster", &master);
+    let nobody = free_port();
+    let sentinels = format!("127.0.0.1:{nobody},127.0.0.1:{}", sentinel.port);
+    every_verb_works(&format!("redis+sentinel://{sentinels}/mymaster"), "job");
+    let other = ask(
+        &format!("redis+sentinel://{sentinels}/other"),
+        &["run", "-n", "--key", "job", "--", "true"],
+    );
+    assert_eq!(other.code, Some(69), "{other:?}");
+}
+
+#[test]
+fn a_cluster() {
+    let start = |_| {
+        let bus = format!("cluster-port {}", free_port());
+        Server::start(&["cluster-enabled yes", &bus])
+    };
+    let nodes: Vec<Server> = (0..3).map(start).collect();
+    let slots = [["0", "5460"], ["5461", "10922"], ["10923", "16383"]];
+    for (node, [first, last]) in nodes.iter().zip(slots) {
+        let _: () = node.run(&["CLUSTER", "ADDSLOTSRANGE", first, last]);
+        let bus: Vec<String> = node.run(&["CONFIG", "GET", "cluster-port"]);
+        let port = node.port.to_string();
+        let _: () = nodes[0].run(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
+    }
+    until("the cluster is ready", || {
+        nodes.iter().all(|node| {
+            let info: String = node.run(&["CLUSTER", "INFO"]);
+            let known: String = node.run(&["CLUSTER", "NODES"]);
+            info.contains("cluster_state:ok")
+                && known.lines().count() == 3
+                && !known.contains("handshake")
+        })
+    });
+    let nobody = free_port();
+    let url = format!(
+        "redis+cluster://127.0.0.1:{nobody},127.0.0.1:{}",
+        nodes[0].port
+    );
+    // One key for each of two masters.
+    for key in ["job", "other"] {
+        every_verb_works(&url, key);
+    }
+    let shown = ask(&url, &["nodes", "--json"]).json();
+    assert_eq!(shown["nodes"].as_array().unwrap().len(), 3, "{shown}");
+}
