@@ -11,6 +11,7 @@ mod input;
 mod inspect;
 mod loss;
 mod pty;
+mod release;
 mod scripts;
 #[allow(dead_code)] // The guard of the client's tests; not all of it is needed here.
 #[path = "../../../client/tests/servers/server.rs"]
