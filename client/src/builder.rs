@@ -135,7 +135,8 @@ impl Builder {
         self
     }
 
-    /// The name of the connections in CLIENT LIST.
+    /// The name of the connections in CLIENT LIST. In a cluster, a connection to a master that was
+    /// restarted has none.
     pub fn client_name(mut self, name: impl AsRef<str>) -> Self {
         self.settings.client_name = Some(name.as_ref().into());
         self

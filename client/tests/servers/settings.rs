@@ -123,7 +123,7 @@ async fn waiters_need_no_sentinel() {
 }
 
 /// Lines of CLIENT LIST about connections of ours.
-fn connections(server: &Server, name: &str) -> Vec<String> {
+pub(crate) fn connections(server: &Server, name: &str) -> Vec<String> {
     let list: String = server.run(&["CLIENT", "LIST"]);
     let name = format!(" name={name} ");
     let ours = list.lines().filter(|line| line.contains(&name));
@@ -239,10 +239,20 @@ fn timers(port: u16) -> Vec<(u8, Duration)> {
     timers
 }
 
+/// How many connections to the port are probed soon. Those of the test itself are not.
+#[cfg(target_os = "linux")]
+pub(crate) fn probed(port: u16) -> usize {
+    const PROBE: u8 = 2;
+    let soon = Duration::from_secs(6);
+    let timers = timers(port).into_iter();
+    timers
+        .filter(|(kind, when)| *kind == PROBE && *when < soon)
+        .count()
+}
+
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn idle_connections_are_probed_by_the_kernel() {
-    const PROBE: u8 = 2;
     let server = Server::start(&[]);
     let sentinel = sentinel_of(&server);
     let by_name = Redlock::builder().sentinel("m", [sentinel.url()]);
@@ -254,12 +264,8 @@ async fn idle_connections_are_probed_by_the_kernel() {
             async move { lock.acquire().await.unwrap().release().await }
         });
         until("it waits", || waiters(&server, "y") == 1).await;
-        // Those of the test itself have no such timer, and are closed by now.
-        let soon = Duration::from_secs(6);
-        until("every connection has a probe ahead", || {
-            let timers = timers(server.port);
-            let probed = |(kind, when): &(u8, Duration)| *kind == PROBE && *when < soon;
-            timers.len() >= 2 && timers.iter().filter(|timer| probed(timer)).count() >= 2
+        until("both connections have a probe ahead", || {
+            probed(server.port) >= 2
         })
         .await;
         drop(guard);

@@ -2,11 +2,14 @@
 
 use std::time::Duration;
 
-use redislock_client::Released;
+use redislock_client::{Redlock, Released};
 
 use crate::cluster::{Cluster, MASTERS};
 use crate::contention::waiters;
 use crate::server::Server;
+use crate::settings;
+#[cfg(target_os = "linux")]
+use crate::settings::probed;
 use crate::until;
 
 const WAITERS: i64 = 20;
@@ -41,8 +44,36 @@ async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
         connections(&cluster) <= before + WAITERS
     })
     .await;
+    #[cfg(target_os = "linux")]
+    until("all of them have a probe ahead", || {
+        probed(cluster.nodes[0].port) > all.len()
+    })
+    .await;
     assert_eq!(guard.release().await, Released::WasHeld);
     for waiter in all {
         assert_eq!(waiter.await.unwrap(), Released::WasHeld);
     }
+}
+
+#[tokio::test]
+async fn connections_to_every_master_have_the_name_of_the_client() {
+    let cluster = Cluster::start(MASTERS, &[]).await;
+    let client = Redlock::builder()
+        .cluster(cluster.nodes.iter().map(Server::url))
+        .client_name("slots-7")
+        .connect()
+        .await
+        .unwrap();
+    for node in &cluster.nodes {
+        assert_eq!(settings::connections(node, "slots-7").len(), 1);
+    }
+    let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
+    let waiter = tokio::spawn({
+        let lock = client.lock("job").ttl(LONG);
+        async move { lock.acquire().await.unwrap().release().await }
+    });
+    until("it waits", || waiters(&cluster.nodes[0], "job") == 1).await;
+    assert_eq!(settings::connections(&cluster.nodes[0], "slots-7").len(), 2);
+    drop(guard);
+    waiter.await.unwrap();
 }
