@@ -38,8 +38,8 @@ impl Settings {
         Ok(Link::Single(Box::new(self.server(info)?)))
     }
 
-    /// The master that these Sentinels know by this name; `first` is one of theirs. User, password
-    /// and database of their URLs are the master's.
+    /// The master that these Sentinels know by this name. User, password and database of the first
+    /// one's URL are the master's.
     #[cfg(feature = "sentinel")]
     pub(crate) fn sentinel(
         &self,
@@ -47,6 +47,7 @@ impl Settings {
         first: &ConnectionInfo,
         infos: Vec<ConnectionInfo>,
     ) -> RedisResult<Link> {
+        let master = self.master_of(first, &infos);
         let sentinel = |info: ConnectionInfo| {
             let mut login = redis::RedisConnectionInfo::default();
             if let Some(own) = &self.sentinel_credentials {
@@ -62,32 +63,36 @@ impl Settings {
             Some(_) => None,
             None => Credentials::of(first),
         };
-        let master = self.server(self.master_of(first))?;
-        let sentinels = infos
-            .into_iter()
-            .map(sentinel)
-            .collect::<RedisResult<_>>()?;
-        let sentinel = Sentinel::new(name, sentinels, same_login, master);
+        let sentinels = infos.into_iter().map(sentinel);
+        let sentinels = sentinels.collect::<RedisResult<_>>()?;
+        let sentinel = Sentinel::new(name, sentinels, same_login, self.server(master)?);
         Ok(Link::Sentinel(Box::new(sentinel)))
     }
 
-    /// The settings of the master. Sentinels that are reached through TLS name a master that is,
-    /// too: never does TLS lead to a connection without.
+    /// The settings of the master. If one Sentinel is reached through TLS, so is the master: TLS
+    /// never leads to a connection without.
     #[cfg(feature = "sentinel")]
-    fn master_of(&self, sentinel: &ConnectionInfo) -> ConnectionInfo {
+    fn master_of(&self, first: &ConnectionInfo, all: &[ConnectionInfo]) -> ConnectionInfo {
+        use redis::ConnectionAddr;
+        let login = first.redis_settings().clone();
+        let is_secure =
+            |info: &&ConnectionInfo| matches!(info.addr(), ConnectionAddr::TcpTls { .. });
+        if let Some(secure) = all.iter().find(is_secure) {
+            return secure.clone().set_redis_settings(login);
+        }
         #[cfg(feature = "tls")]
         if self.sentinel_master_tls
-            && let redis::ConnectionAddr::Tcp(host, port) = sentinel.addr().clone()
+            && let ConnectionAddr::Tcp(host, port) = first.addr().clone()
         {
-            let secure = redis::ConnectionAddr::TcpTls {
+            let secure = ConnectionAddr::TcpTls {
                 host,
                 port,
                 insecure: false,
                 tls_params: None,
             };
-            return sentinel.clone().set_addr(secure);
+            return first.clone().set_addr(secure);
         }
-        sentinel.clone()
+        first.clone()
     }
 
     /// The cluster that these nodes belong to.

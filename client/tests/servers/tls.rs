@@ -80,6 +80,8 @@ async fn the_root_certificate_is_used_for_sentinels_and_for_their_master() {
     let (_sentinel, port) = certificate.sentinel(master);
     let url = format!("rediss://127.0.0.1:{port}");
     works(certificate.builder().sentinel("m", [&url])).await;
+    let plain = Server::start_sentinel_at("m", master, &[]);
+    works(certificate.builder().sentinel("m", [&plain.url(), &url])).await;
     fails(Redlock::builder().sentinel("m", [&url])).await;
 }
 
@@ -91,6 +93,9 @@ async fn sentinels_that_are_reached_through_tls_never_lead_to_a_plaintext_master
     let url = format!("rediss://127.0.0.1:{port}");
     let before = server.calls("lock.node");
     fails(certificate.builder().sentinel("m", [&url])).await;
+    // One of them is enough.
+    let plain = Server::start_sentinel_at("m", server.port, &[]);
+    fails(certificate.builder().sentinel("m", [&plain.url(), &url])).await;
     assert_eq!(server.calls("lock.node"), before);
 }
 
