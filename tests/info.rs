@@ -28,6 +28,29 @@ fn every_field_is_always_there() {
 }
 
 #[test]
+fn count_limits_the_holders_that_are_shown() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for holder in ["a", "b", "c"] {
+        c.ok(&format!("LOCK.ACQUIRE room {holder} 60000 SHARED"));
+    }
+    for (count, shown) in [("1", 1), ("3", 3), ("1000", 3)] {
+        let info = c.call(&format!("LOCK.INFO room COUNT {count}"));
+        assert_eq!(info.fields(), FIELDS);
+        assert_eq!(info.field("holders").items().len(), shown);
+        assert_eq!(info.field("mode").text(), "shared");
+    }
+    assert_eq!(c.call("LOCK.INFO nothing COUNT 1"), Value::Null);
+    for wrong in ["COUNT 0", "COUNT x", "LIMIT 1"] {
+        let reply = c.call(&format!("LOCK.INFO room {wrong}"));
+        refused(&reply, "ERR");
+    }
+    // A token that is called like the option is a token.
+    c.ok("LOCK.ACQUIRE room count 60000 SHARED");
+    assert_eq!(c.call("LOCK.INFO room count").fields(), HOLDER_FIELDS);
+}
+
+#[test]
 fn the_reply_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
     let server = Server::start();
     let mut c = server.connect();

@@ -98,7 +98,7 @@ impl<'a> Supervisor<'a> {
             let held = self.held.clone();
             tokio::select! {
                 signal = self.signals.next() => self.caught(signal),
-                () = held.lost(), if self.phase == Phase::Held => {}
+                _ = held.lost(), if self.phase == Phase::Held => {}
                 () = tokio::time::sleep(sleep) => {}
             }
         }

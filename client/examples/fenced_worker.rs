@@ -68,7 +68,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         let line = tokio::select! {
             line = lines.next_line() => line?,
             // A worker would stop here. This one goes on, to show that the resource does not rely on it.
-            () = guard.lost(), if !told => {
+            _ = guard.lost(), if !told => {
                 println!("lost");
                 told = true;
                 continue;

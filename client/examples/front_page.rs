@@ -23,7 +23,7 @@ async fn main() -> Result<(), Error> {
 
     tokio::select! {
         () = work(guard.fence()) => println!("done under fence {}", guard.fence()),
-        () = guard.lost() => println!("stopped: the lock is lost"),
+        loss = guard.lost() => println!("stopped: the lock is lost ({loss:?})"),
     }
 
     if guard.release().await != Released::WasHeld {

@@ -1,21 +1,24 @@
-//! One attempt at a lock, with a token of its own. Dropping it at any point gives back whatever it may have got.
+//! One attempt at a lock, with a token of its own. Dropping it at any point releases whatever it may
+//! have been granted.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::time::Duration;
-
-use futures_util::stream::{FuturesUnordered, Stream, StreamExt};
 
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::command;
+use crate::command::{self, Request};
 use crate::error::{Reports, Verdict};
-use crate::giveback::GiveBack;
+use crate::node::Own;
 use crate::options::Spec;
-use crate::quorum::{Ballot, Decision, NodeSet};
+use crate::queue::Blocked;
+use crate::quorum::{Ballot, Decision, NodeSet, is_shortage};
+use crate::release::Release;
 use crate::reply::Reply;
+use crate::round::{Late, Question, Round};
+use crate::status::LockStatus;
 use crate::token::Token;
-use crate::turnstile::Blocked;
+
+/// Of so many holders of a lock an error message may name one.
+const HOLDERS_SHOWN: usize = 8;
 
 /// How an attempt, or a round of it, came out.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -32,18 +35,6 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// Answers that were not waited for, as the answer was decided without them.
-pub(crate) type Late = Pin<Box<dyn Stream<Item = (Question, Reply)> + Send>>;
-
-/// A question on its way: what would be the right answer to it, and when it was sent.
-#[derive(Clone, Copy)]
-pub(crate) struct Question {
-    pub(crate) place: usize,
-    pub(crate) sent: Moment,
-    /// An extension must come back with exactly this fence: a higher one is another hold.
-    exactly: Option<u64>,
-}
-
 /// See the module's text.
 pub(crate) struct Attempt {
     pub(crate) client: Arc<Client>,
@@ -54,14 +45,17 @@ pub(crate) struct Attempt {
     pub(crate) verdicts: Vec<Verdict>,
     /// Nodes that may hold something of this token.
     pub(crate) owing: NodeSet,
-    /// Whose word a polite attempt waits for.
-    turnstile: Option<usize>,
-    /// The turnstile said no to a polite attempt.
+    /// The node whose answer an attempt that can wait does not overtake, and whether it said no.
+    queue_node: Option<usize>,
     overtaking: bool,
-    /// What was not waited for, as the answer was decided without it.
-    pub(crate) late: Option<Late>,
+    /// What was not waited for, as the outcome was decided without it.
+    pub(crate) late: Option<(Late, Vec<Question>)>,
     /// A BLOCK request under way.
     pub(crate) blocked: Option<Blocked>,
+    /// The connection that a BLOCK request was granted on: an ephemeral hold ends with it.
+    granted_on: Option<(usize, Own)>,
+    /// The shared connection of a single node when this attempt last sent something on it.
+    pub(crate) generation: u64,
 }
 
 impl Attempt {
@@ -72,28 +66,47 @@ impl Attempt {
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
-            turnstile: None,
+            queue_node: None,
             overtaking: false,
             late: None,
             blocked: None,
+            granted_on: None,
+            generation: 0,
             client,
             spec,
         }
     }
 
-    /// Asks all nodes at once without waiting in any queue. Whoever is `polite`, because it can wait, does not win against
-    /// the turnstile: somebody is ahead in its queue, and may be about to take the other nodes.
-    pub(crate) async fn dash(&mut self, polite: bool) -> Outcome {
-        self.turnstile = match polite {
-            true => self.client.fleet.turnstile(),
+    /// Asks all nodes at once without waiting in any queue. An attempt that can wait does not win
+    /// against the node where others queue: somebody is ahead there, and may be about to take the
+    /// other nodes.
+    pub(crate) async fn try_all(&mut self, can_wait: bool) -> Outcome {
+        self.queue_node = match can_wait {
+            true => self.client.fleet.queue_node(),
             false => None,
         };
         self.round(NodeSet::default()).await
     }
 
-    /// Asks all nodes at once: `held` to extend what they granted, the others to grant. Returns as soon as the answer
-    /// is decided.
+    /// Asks all nodes at once: `held` to extend what they granted, the others to grant. Returns as
+    /// soon as the outcome is decided.
     pub(crate) async fn round(&mut self, held: NodeSet) -> Outcome {
+        let mut round = self.send(held);
+        let outcome = loop {
+            if let Some(outcome) = self.decided(&mut round, held) {
+                break outcome;
+            }
+            match round.next().await {
+                Some((question, reply)) => self.count(question, reply),
+                None => break self.failure(),
+            }
+        };
+        let (late, open) = round.leave();
+        self.late = (!open.is_empty()).then_some((late, open));
+        outcome
+    }
+
+    fn send(&mut self, held: NodeSet) -> Round {
         let fleet = Arc::clone(&self.client.fleet);
         let sent = Moment::now();
         let proposal = fleet.proposal(sent);
@@ -104,113 +117,83 @@ impl Attempt {
             Arc::new(command::extend(&self.spec, self.token, ttl, proposal))
         });
         let acquire = Arc::new(command::acquire(&self.spec, self.token, proposal, None));
-        let earlier = std::mem::replace(
-            &mut self.ballot,
-            Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl),
-        );
+        let ballot = Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl);
+        let earlier = std::mem::replace(&mut self.ballot, ballot);
         self.late = None;
-        let mut asked = FuturesUnordered::new();
-        let ask = |question: Question, request| {
-            let answer = fleet.nodes[question.place].ask(request);
-            async move { (question, answer.await) }
-        };
+        self.generation = fleet.nodes[0].standing().generation;
+        let mut round = Round::new(&fleet);
         for place in 0..fleet.nodes.len() {
             if !electorate.contains(place) {
                 self.verdicts[place] = fleet.nodes[place].why_down().unwrap_or(Verdict::NotAsked);
                 continue;
             }
-            self.owing.insert(place);
             self.verdicts[place] = Verdict::NotAsked;
-            let known = earlier.grant_of(place).map(|grant| grant.0);
-            let (request, exactly) = match &extend {
-                // A node far ahead keeps its own fence; the ballot leaves it out.
-                Some(extend) if held.contains(place) => (extend, proposal.max(known)),
-                _ => (&acquire, None),
+            self.owing.insert(place);
+            let mut question = Question::new(place, sent);
+            let request = match &extend {
+                Some(extend) if held.contains(place) => {
+                    // A node far ahead keeps its own fence; the ballot leaves it out.
+                    let known = earlier.grant_of(place).map(|grant| grant.0);
+                    question.exactly = proposal.max(known);
+                    extend
+                }
+                _ => &acquire,
             };
-            asked.push(ask(
-                Question {
-                    place,
-                    sent,
-                    exactly,
-                },
-                Arc::clone(request),
-            ));
+            round.ask(question, request);
         }
-        let round = fleet.ticker.start();
-        let mut deadline = sent + fleet.node_timeout;
-        loop {
-            match self.ballot.decide(Moment::now()) {
-                _ if self.overtaking => {
-                    self.late = Some(Box::pin(asked));
-                    return Outcome::Busy;
+        round
+    }
+
+    /// The outcome, if the answers so far decide it; if they call for a write-back, it is sent.
+    fn decided(&mut self, round: &mut Round, held: NodeSet) -> Option<Outcome> {
+        let open = self.ballot.open();
+        match self.ballot.decide(Moment::now()) {
+            _ if self.overtaking => Some(Outcome::Busy),
+            Decision::Open => None,
+            Decision::Won { .. } if self.queue_node.is_some_and(|node| open.contains(node)) => None,
+            Decision::Won {
+                fence, valid_until, ..
+            } => Some(Outcome::Won { fence, valid_until }),
+            // A node that has not answered yet may be one to keep a place at.
+            Decision::Failed if !held.is_empty() && !open.is_empty() => None,
+            Decision::Failed => Some(self.failure()),
+            Decision::WriteBack { fence, to } => {
+                let ttl = self.spec.ttl;
+                let raise = Arc::new(command::extend(&self.spec, self.token, ttl, Some(fence)));
+                let sent = Moment::now();
+                for place in to.iter() {
+                    self.ballot.reopen(place);
+                    let mut question = Question::new(place, sent);
+                    question.exactly = Some(fence);
+                    round.ask(question, &raise);
                 }
-                Decision::Won { .. }
-                    if self
-                        .turnstile
-                        .is_some_and(|place| self.ballot.open().contains(place)) => {}
-                Decision::Open => {}
-                Decision::Won {
-                    fence, valid_until, ..
-                } => {
-                    if !asked.is_empty() {
-                        self.late = Some(Box::pin(asked));
-                    }
-                    return Outcome::Won { fence, valid_until };
-                }
-                // Who has a place in a queue to lose hears everybody out: a node that was not heard may be kept.
-                Decision::Failed if !held.is_empty() && !self.ballot.open().is_empty() => {}
-                Decision::Failed => {
-                    self.late = Some(Box::pin(asked));
-                    return self.failure();
-                }
-                Decision::WriteBack { fence, to } => {
-                    let raise = command::extend(&self.spec, self.token, self.spec.ttl, Some(fence));
-                    let raise = Arc::new(raise);
-                    let sent = Moment::now();
-                    let exactly = Some(fence);
-                    for place in to.iter() {
-                        self.ballot.reopen(place);
-                        asked.push(ask(
-                            Question {
-                                place,
-                                sent,
-                                exactly,
-                            },
-                            Arc::clone(&raise),
-                        ));
-                    }
-                    deadline = sent + fleet.node_timeout;
-                }
-            }
-            tokio::select! {
-                biased;
-                Some((question, reply)) = asked.next() => self.count(question, reply),
-                () = round.over(deadline) => self.time_is_up(fleet.node_timeout),
+                round.start_again();
+                None
             }
         }
     }
 
     fn count(&mut self, question: Question, reply: Reply) {
         let place = question.place;
-        let stranger = |fence: u64| question.exactly.is_some_and(|exactly| exactly != fence);
+        let another = |fence: u64| question.exactly.is_some_and(|exactly| exactly != fence);
         match reply {
-            Reply::Yes(fence) if stranger(fence) => {
-                self.ballot.deny(place);
-                self.verdicts[place] = Verdict::NotHeld;
-            }
-            Reply::Yes(fence) => {
+            Reply::Yes(fence) if !another(fence) => {
                 self.client.fleet.nodes[place].saw_fence(fence);
                 self.ballot.grant(place, fence, question.sent);
                 self.verdicts[place] = Verdict::Granted { fence };
             }
+            Reply::Yes(_) | Reply::Part => {
+                self.ballot.deny(place);
+                self.verdicts[place] = Verdict::NotHeld;
+            }
             Reply::No => {
-                // The token is held there by nobody, so there is nothing to give back.
+                // The token holds nothing there, so there is nothing to release.
                 self.owing.remove(place);
                 self.ballot.deny(place);
-                self.overtaking |= self.turnstile == Some(place);
+                self.overtaking |= self.queue_node == Some(place);
                 self.verdicts[place] = match question.exactly {
                     Some(_) => Verdict::NotHeld,
-                    None => held_by_somebody(),
+                    None => Verdict::held_by_somebody(),
                 };
             }
             Reply::Trouble(verdict) => {
@@ -220,25 +203,14 @@ impl Attempt {
         }
     }
 
-    fn time_is_up(&mut self, after: Duration) {
-        for place in self.ballot.open().iter() {
-            self.client.fleet.nodes[place].suspect(Verdict::TimedOut(after));
-            self.ballot.deny(place);
-            self.verdicts[place] = Verdict::TimedOut(after);
-        }
-    }
-
     /// Why there is no majority.
     fn failure(&self) -> Outcome {
         let nodes = self.verdicts.len();
-        let majority = self.client.fleet.majority();
         let count = |wanted: fn(&Verdict) -> bool| {
-            self.verdicts
-                .iter()
-                .filter(|verdict| wanted(verdict))
-                .count()
+            let verdicts = self.verdicts.iter();
+            verdicts.filter(|verdict| wanted(verdict)).count()
         };
-        if count(Verdict::is_final) > nodes - majority {
+        if is_shortage(nodes - count(Verdict::is_final), nodes) {
             return Outcome::Refused;
         }
         // Nodes that were not waited for would have answered, as far as anybody knows.
@@ -252,63 +224,58 @@ impl Attempt {
             )
         });
         let held = count(|verdict| matches!(verdict, Verdict::Held { .. }));
-        match held > 0 && answered >= majority {
+        match held > 0 && !is_shortage(answered, nodes) {
             true => Outcome::Busy,
             false => Outcome::NoQuorum,
         }
     }
 
-    /// The verdicts for an error message; nodes that hold a lock for somebody else are asked for whom. Of several locks
-    /// the one is named that is held for longest.
+    /// The verdicts for an error message. Nodes where somebody else holds the lock are asked for
+    /// whom; of several locks the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
         let keys = self.spec.keys.iter();
-        let requests: Vec<_> = keys.map(|key| Arc::new(command::info(key))).collect();
-        let mut asked = FuturesUnordered::new();
-        for (place, verdict) in self.verdicts.iter().enumerate() {
-            if matches!(verdict, Verdict::Held { .. }) {
-                let Ok((_, connection)) = fleet.nodes[place].line() else {
-                    continue;
-                };
-                for info in requests.iter().map(Arc::clone) {
-                    let mut connection = connection.clone();
-                    asked.push(async move { (place, connection.send(&info).await) });
-                }
+        let info: Vec<Request> = keys.map(|key| command::info(key, HOLDERS_SHOWN)).collect();
+        let info = Arc::new(info);
+        let mut round: Round<Verdict> = Round::new(&fleet);
+        for (place, node) in fleet.nodes.iter().enumerate() {
+            let held = matches!(self.verdicts[place], Verdict::Held { .. });
+            if let (true, Ok((_, mut connection))) = (held, node.shared()) {
+                let info = Arc::clone(&info);
+                round.push(Question::new(place, Moment::now()), async move {
+                    let mut longest = Verdict::held_by_somebody();
+                    for info in info.iter() {
+                        let value = connection.send(info).await;
+                        let status = value.ok().and_then(|value| LockStatus::read(value).ok());
+                        let said = status.map(|status| status.verdict());
+                        longest = std::iter::once(longest)
+                            .chain(said)
+                            .max_by_key(Verdict::remaining)
+                            .unwrap_or(Verdict::NotAsked);
+                    }
+                    longest
+                });
             }
         }
-        let collect = async {
-            while let Some((place, result)) = asked.next().await {
-                let Some(said) = result.ok().and_then(crate::reply::holder) else {
-                    continue;
-                };
-                if said.remaining() >= self.verdicts[place].remaining() {
-                    self.verdicts[place] = said;
-                }
+        while let Some((question, said)) = round.next().await {
+            // A node that does not tell in time is reported as held, without the details.
+            if matches!(said, Verdict::Held { .. }) {
+                self.verdicts[question.place] = said;
             }
-        };
-        // Who does not tell in time is reported as held, without the details.
-        let _ = tokio::time::timeout(fleet.node_timeout, collect).await;
+        }
         self.reports()
     }
 
-    /// Hears those, too, without whom the answer was decided: what is wrong with the nodes is all that the caller gets.
+    /// Waits for those, too, without whom the outcome was decided: what is wrong with the nodes is
+    /// all that the caller gets.
     pub(crate) async fn describe_all(&mut self) -> Reports {
-        if let Some(late) = self.late.take() {
-            self.hear_the_rest(late).await;
-        }
-        self.describe().await
-    }
-
-    async fn hear_the_rest(&mut self, mut late: Late) {
-        let patience = self.client.fleet.node_timeout;
-        let rest = async {
-            while let Some((question, reply)) = late.next().await {
+        if let Some((late, open)) = self.late.take() {
+            let mut round = Round::resume(&self.client.fleet, late, open);
+            while let Some((question, reply)) = round.next().await {
                 self.count(question, reply);
             }
-        };
-        if tokio::time::timeout(patience, rest).await.is_err() {
-            self.time_is_up(patience);
         }
+        self.describe().await
     }
 
     pub(crate) fn reports(&self) -> Reports {
@@ -317,45 +284,41 @@ impl Attempt {
             .reports(|place| self.verdicts[place].clone())
     }
 
-    /// The attempt has become a hold, which gives back from now on.
-    pub(crate) fn keep(&mut self) -> NodeSet {
+    /// Keeps the connection that a BLOCK request came back on until the outcome is known.
+    pub(crate) fn keep(&mut self, place: usize, own: Own) {
+        if let Some((place, own)) = self.granted_on.replace((place, own)) {
+            self.client.fleet.nodes[place].keep_idle(own.generation, own.connection);
+        }
+    }
+
+    /// The attempt has become a hold, which releases from now on.
+    pub(crate) fn hand_over(&mut self) -> NodeSet {
         std::mem::take(&mut self.owing)
     }
 
-    /// Gives back what these nodes granted, without waiting for them.
-    pub(crate) fn let_go(&mut self, places: NodeSet) {
+    /// Releases what these nodes granted, without waiting for them.
+    pub(crate) fn release(&mut self, places: NodeSet) {
         places.iter().for_each(|place| self.owing.remove(place));
-        let release = Arc::new(command::release(&self.spec, self.token));
-        let until = Moment::now() + self.spec.ttl;
-        drop(GiveBack::new(
-            Arc::clone(&self.client),
-            places,
-            release,
-            until,
-        ));
-    }
-}
-
-/// Null to a request that did not wait: details come later, if anybody wants them.
-fn held_by_somebody() -> Verdict {
-    Verdict::Held {
-        owner: None,
-        remaining: None,
-        waiters: 0,
+        let request = command::release(&self.spec, self.token);
+        drop(Release::new(&self.client, places, request, self.spec.ttl));
     }
 }
 
 impl Drop for Attempt {
     fn drop(&mut self) {
+        if let Some((place, own)) = self.granted_on.take() {
+            self.client.fleet.nodes[place].keep_idle(own.generation, own.connection);
+        }
         if let Some(blocked) = self.blocked.take() {
             self.owing.remove(blocked.place);
-            let client = Arc::clone(&self.client);
-            let release = Arc::new(command::release(&self.spec, self.token));
-            let farewell = blocked.cancel(client, release, self.spec.ttl);
-            self.client.runtime.spawn(farewell);
+            let request = command::release(&self.spec, self.token);
+            let from = std::iter::once(blocked.place).collect();
+            let release = Release::new(&self.client, from, request, self.spec.ttl);
+            let patience = self.client.fleet.node_timeout;
+            self.client.runtime.spawn(blocked.cancel(release, patience));
         }
         if !self.owing.is_empty() {
-            self.let_go(self.owing);
+            self.release(self.owing);
         }
     }
 }

@@ -64,6 +64,12 @@ impl Redlock {
         self.request(self.inner.lock_all(names))
     }
 
+    /// See [`crate::Redlock::close`].
+    pub fn close(self, patience: Duration) {
+        let Self { inner, background } = self;
+        background.run(async move { inner.close(patience).await });
+    }
+
     fn request(&self, inner: crate::Lock) -> Lock {
         let background = Arc::clone(&self.background);
         Lock { inner, background }
@@ -154,6 +160,11 @@ impl Builder {
                 asked.await.unwrap_or_else(|ended| Err(ended.into()))
             }
         }))
+    }
+
+    /// See [`crate::Builder::metrics`].
+    pub fn metrics(self, metrics: impl crate::Metrics) -> Self {
+        Self(self.0.metrics(metrics))
     }
 
     /// See [`crate::Builder::root_certificate`].
@@ -265,7 +276,7 @@ impl Lock {
         let held = guard.held();
         let done = work(held.clone());
         match guard.release() {
-            Released::WasLost => Err(held.0.lost_error()),
+            Released::WasLost => Err(held.lost_error()),
             _ => Ok(done),
         }
     }
@@ -306,10 +317,10 @@ impl Guard {
         self.held.is_valid()
     }
 
-    /// Waits until the lock is lost.
-    pub fn lost(&self) {
+    /// Waits until the hold is over, and says why.
+    pub fn lost(&self) -> crate::Loss {
         let held = self.held();
-        self.background.run(async move { held.lost().await });
+        self.background.run(async move { held.lost().await })
     }
 
     /// See [`crate::Guard::lost_token`].
@@ -322,18 +333,31 @@ impl Guard {
         self.held.clone()
     }
 
+    /// See [`crate::Guard::token`].
+    pub fn token(&self) -> Option<&[u8]> {
+        self.inner.as_ref()?.token()
+    }
+
+    /// See [`crate::Guard::command`].
+    pub fn command<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, Error> {
+        let (held, command) = (self.held(), command.clone());
+        let ran = self
+            .background
+            .run(async move { held.command(&command).await });
+        redis::from_redis_value(ran?).map_err(|error| Error::Command(error.into()))
+    }
+
     /// See [`crate::Guard::extend`].
     pub fn extend(&self) -> Result<Moment, Error> {
         let held = self.held();
-        self.background
-            .run(async move { held.0.extend_again().await })
+        self.background.run(async move { held.extend(None).await })
     }
 
     /// See [`crate::Guard::extend_to`].
     pub fn extend_to(&self, ttl: Duration) -> Result<Moment, Error> {
         let held = self.held();
         self.background
-            .run(async move { held.0.extend_checked(ttl).await })
+            .run(async move { held.extend(Some(ttl)).await })
     }
 
     /// See [`crate::Guard::release`].

@@ -10,7 +10,9 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::link::{Credentials, Link, Provider, Settings};
+use crate::metrics::Metrics;
 use crate::node::Node;
+#[cfg(feature = "observe")]
 use crate::observer::Observer;
 use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
 use crate::quorum::MAX_NODES;
@@ -23,6 +25,7 @@ pub struct Builder {
     node_timeout: Duration,
     connect_timeout: Duration,
     settings: Settings,
+    metrics: Option<Arc<dyn Metrics>>,
 }
 
 #[derive(Clone)]
@@ -45,6 +48,7 @@ impl Default for Builder {
             node_timeout: DEFAULT_NODE_TIMEOUT,
             connect_timeout: DEFAULT_CONNECT_TIMEOUT,
             settings: Settings::default(),
+            metrics: None,
         }
     }
 }
@@ -155,6 +159,12 @@ impl Builder {
         self
     }
 
+    /// Receives what happens to the locks of this client: waits, holds, losses, retries.
+    pub fn metrics(mut self, metrics: impl Metrics) -> Self {
+        self.metrics = Some(Arc::new(metrics));
+        self
+    }
+
     /// The certificate (PEM) that signed those of the servers, for `rediss://` without a public
     /// authority: nodes, Sentinels and their master, clusters.
     #[cfg(feature = "tls")]
@@ -181,7 +191,7 @@ impl Builder {
     pub async fn connect(self) -> Result<Redlock, Error> {
         let fleet = self.fleet()?;
         fleet.connect().await?;
-        let client = Client::start(fleet, Handle::current());
+        let client = Client::start(fleet, self.metrics, Handle::current());
         Ok(Redlock { client })
     }
 
@@ -194,12 +204,13 @@ impl Builder {
             let problem = "connect_lazy works in the background: call it inside a Tokio runtime";
             return Err(Error::Invalid(problem.to_owned()));
         };
-        let client = Client::start_lazily(self.fleet()?, runtime);
+        let client = Client::start_lazily(self.fleet()?, self.metrics, runtime);
         Ok(Redlock { client })
     }
 
     /// Looks at the nodes without asking them for anything: also at those that cannot serve, and
     /// without a quorum. Nothing is connected before the first question.
+    #[cfg(feature = "observe")]
     pub fn observe(self) -> Result<Observer, Error> {
         Observer::new(self.links()?, self.connect_timeout, self.node_timeout)
     }

@@ -1,10 +1,12 @@
 //! What a node says about itself, and what that means for a quorum of such nodes.
 
+use std::time::SystemTime;
+
 use redis::Value;
 
 use crate::clock::Moment;
 use crate::error::Verdict;
-use crate::reply::Fields;
+use crate::status::NodeStatus;
 
 /// The oldest module that speaks the whole contract: major, minor.
 const OLDEST_MODULE: (u64, u64) = (0, 1);
@@ -23,35 +25,24 @@ pub(crate) struct Census {
 impl Census {
     /// Reads the reply to a question asked at `asked`, and refuses a node that cannot serve.
     pub(crate) fn read(value: Value, asked: Moment) -> Result<Self, Verdict> {
-        let missing = |field: &str| Verdict::Garbage(format!("LOCK.NODE without {field}"));
-        let fields = Fields::read(value).ok_or_else(|| missing("fields"))?;
-        let version = fields.text("version").ok_or_else(|| missing("version"))?;
-        if older(&version, OLDEST_MODULE) {
+        let took = Moment::now().since(asked);
+        let status = NodeStatus::read(value, SystemTime::now(), took)?;
+        if older(&status.version, OLDEST_MODULE) {
+            let version = status.version;
             return Err(Verdict::ModuleTooOld { version });
         }
-        let role = fields.text("role").ok_or_else(|| missing("role"))?;
-        if role != "master" {
+        if status.role != "master" {
             return Err(Verdict::Replica);
         }
-        let micros = fields.number("time").ok_or_else(|| missing("time"))?;
         Ok(Self {
-            incarnation: fields
-                .text("incarnation")
-                .ok_or_else(|| missing("incarnation"))?,
-            durable: fields.number("durable").ok_or_else(|| missing("durable"))? == 1,
-            quarantined: fields
-                .number("quarantine")
-                .ok_or_else(|| missing("quarantine"))?
-                > 0,
-            fence: fields.number("fence").ok_or_else(|| missing("fence"))?,
-            clock_lead: lead(micros, halfway(asked)),
+            incarnation: status.incarnation,
+            durable: status.durable,
+            quarantined: !status.quarantine.is_zero(),
+            fence: status.fence,
+            // The reading was taken at some time between question and answer.
+            clock_lead: lead(status.time, asked + took / 2),
         })
     }
-}
-
-/// The reading was taken at some time between question and answer.
-fn halfway(asked: Moment) -> Moment {
-    asked + Moment::now().since(asked) / 2
 }
 
 pub(crate) fn micros_since_boot(moment: Moment) -> i64 {
@@ -86,6 +77,9 @@ mod tests {
             (text("durable"), Value::Int(1)),
             (text("quarantine"), Value::Int(0)),
             (text("fence"), Value::Int(5)),
+            (text("locks"), Value::Int(0)),
+            (text("waiters"), Value::Int(0)),
+            (text("max-ttl"), Value::Int(1_000)),
             (text("time"), Value::Int(1_700_000_000_000_000)),
         ])
     }

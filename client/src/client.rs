@@ -11,6 +11,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 use crate::clock::Moment;
 use crate::fleet::Fleet;
 use crate::keeper::Keeper;
+use crate::metrics::{Event, Metrics};
 use crate::options::Spec;
 
 /// A lock that was busy so recently is queued for at once, instead of first asking all nodes in vain.
@@ -22,6 +23,7 @@ pub(crate) struct Client {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) runtime: Handle,
+    metrics: Option<Arc<dyn Metrics>>,
     /// When a lock of each hash was last found busy, in ms since boot.
     busy: [AtomicU64; BUSY_SLOTS],
     hashing: RandomState,
@@ -30,8 +32,12 @@ pub(crate) struct Client {
 
 impl Client {
     /// Connects and tends the nodes in the background of this runtime.
-    pub(crate) fn start_lazily(fleet: Fleet, runtime: Handle) -> Arc<Self> {
-        let client = Self::start(fleet, runtime);
+    pub(crate) fn start_lazily(
+        fleet: Fleet,
+        metrics: Option<Arc<dyn Metrics>>,
+        runtime: Handle,
+    ) -> Arc<Self> {
+        let client = Self::start(fleet, metrics, runtime);
         let fleet = Arc::clone(&client.fleet);
         client.runtime.spawn(async move {
             if let Err(error) = fleet.connect().await {
@@ -42,7 +48,11 @@ impl Client {
     }
 
     /// Tends the nodes in the background of this runtime.
-    pub(crate) fn start(fleet: Fleet, runtime: Handle) -> Arc<Self> {
+    pub(crate) fn start(
+        fleet: Fleet,
+        metrics: Option<Arc<dyn Metrics>>,
+        runtime: Handle,
+    ) -> Arc<Self> {
         let fleet = Arc::new(fleet);
         let keeper = Arc::new(Keeper::default());
         let stop = CancellationToken::new();
@@ -50,15 +60,22 @@ impl Client {
             runtime.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
         }
         runtime.spawn(Arc::clone(&keeper).run(stop.clone()));
-        runtime.spawn(Arc::clone(&fleet.ticker).run(stop.clone()));
         Arc::new(Self {
             fleet,
             keeper,
             runtime,
+            metrics,
             busy: std::array::from_fn(|_| AtomicU64::new(0)),
             hashing: RandomState::new(),
             _stop: stop.drop_guard(),
         })
+    }
+
+    /// Tells those who measure.
+    pub(crate) fn record(&self, spec: &Spec, event: Event<'_>) {
+        if let Some(metrics) = &self.metrics {
+            metrics.record(&spec.keys, event);
+        }
     }
 
     fn busy_slot(&self, spec: &Spec) -> &AtomicU64 {

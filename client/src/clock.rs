@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Add;
 use std::time::Duration;
 
+use backon::{BackoffBuilder, ExponentialBuilder};
 use rustix::time::{ClockId, clock_gettime};
 
 /// `Instant` stops while a Linux host sleeps, and a lease does not: hence CLOCK_BOOTTIME.
@@ -66,4 +67,14 @@ impl fmt::Debug for Moment {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(out, "boot+{:?}", self.0)
     }
+}
+
+/// Pauses between retries: from `first` on, doubled each time up to `longest`, and up to twice as
+/// long by chance, so that those who failed together do not come back together.
+pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
+    let endless = ExponentialBuilder::new().without_max_times().with_jitter();
+    endless
+        .with_min_delay(first)
+        .with_max_delay(longest)
+        .build()
 }

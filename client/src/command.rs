@@ -101,10 +101,39 @@ pub(crate) fn release(spec: &Spec, token: Token) -> Request {
     request(spec, cmd)
 }
 
-/// `LOCK.INFO key`.
-pub(crate) fn info(key: &Vec<u8>) -> Request {
+/// `LOCK.RELEASE key token ALL`, for a token that came from outside.
+#[cfg(feature = "observe")]
+pub(crate) fn release_ticket(key: &[u8], token: &[u8]) -> Request {
+    let mut cmd = redis::cmd("LOCK.RELEASE");
+    cmd.arg(key).arg(token).arg("ALL");
+    Request::new(cmd, Some(&key.to_vec()))
+}
+
+/// `LOCK.EXTEND key token ttl`, for a token that came from outside.
+#[cfg(feature = "observe")]
+pub(crate) fn extend_ticket(key: &[u8], token: &[u8], ttl: Duration) -> Request {
+    let mut cmd = redis::cmd("LOCK.EXTEND");
+    cmd.arg(key).arg(token).arg(millis(ttl));
+    Request::new(cmd, Some(&key.to_vec()))
+}
+
+/// `LOCK.INFO key COUNT holders`.
+pub(crate) fn info(key: &Vec<u8>, holders: usize) -> Request {
     let mut cmd = redis::cmd("LOCK.INFO");
-    cmd.arg(key);
+    cmd.arg(key).arg("COUNT").arg(holders);
+    Request::new(cmd, Some(key))
+}
+
+/// `LOCK.GUARD key token command …`.
+pub(crate) fn guard(key: &Vec<u8>, token: Token, command: &Cmd) -> Request {
+    let mut cmd = redis::cmd("LOCK.GUARD");
+    cmd.arg(key).arg(token);
+    for arg in command.args_iter() {
+        match arg {
+            redis::Arg::Simple(bytes) => cmd.arg(bytes),
+            _ => cmd.arg(0),
+        };
+    }
     Request::new(cmd, Some(key))
 }
 

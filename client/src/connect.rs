@@ -154,7 +154,7 @@ fn misconfigured(verdict: &Verdict) -> Option<&'static str> {
 /// LOCK.NODE tells a quarantine only while it lasts; the setting itself is read where that is
 /// allowed.
 async fn quarantine_is_set(node: &Node) -> bool {
-    let Ok((_, mut connection)) = node.line() else {
+    let Ok((_, mut connection)) = node.shared() else {
         return false;
     };
     let mut cmd = redis::cmd("CONFIG");
@@ -164,8 +164,8 @@ async fn quarantine_is_set(node: &Node) -> bool {
     else {
         return false;
     };
-    let fields = crate::reply::Fields::read(value);
+    let fields = crate::reply::Fields::read(value, "CONFIG GET");
     fields
         .and_then(|fields| fields.number("lock.quarantine"))
-        .is_some_and(|ms| ms > 0)
+        .is_ok_and(|ms| ms > 0)
 }

@@ -4,19 +4,22 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::join_all;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::clock::Moment;
 use crate::command;
 use crate::error::{Error, Verdict};
 use crate::guard::{Guard, Held};
-use crate::hold::Released;
+use crate::hold::Loss;
 use crate::lock::Lock;
 use crate::options::DEFAULT_TTL;
 use crate::owner::Owner;
 use crate::quorum::majority;
 use crate::redlock::Redlock;
+use crate::release::Released;
+use crate::reply::trouble;
+use crate::round::{Question, Round};
 use crate::status::LockStatus;
 
 /// An office for which candidates campaign; made by [`Redlock::election`].
@@ -97,31 +100,31 @@ impl Election {
     async fn look(&self) -> (Vec<Said>, Option<Option<Leader>>) {
         let fleet = &self.client.client.fleet;
         fleet.first_answers(None).await;
-        let request = Arc::new(command::info(&self.name));
-        let asked = fleet.nodes.iter().map(|node| {
-            let request = Arc::clone(&request);
-            async move {
-                let (_, mut connection) = node.line()?;
-                let answer = connection.send(&request);
-                match tokio::time::timeout(fleet.node_timeout, answer).await {
-                    Ok(Ok(redis::Value::Nil)) => Ok(None),
-                    Ok(Ok(redis::Value::ServerError(error))) => {
-                        Err(crate::reply::trouble(&error.into()))
-                    }
-                    Ok(Ok(value)) => LockStatus::read(value).map(Some),
-                    Ok(Err(error)) => Err(crate::reply::trouble(&error)),
-                    Err(_) => Err(Verdict::TimedOut(fleet.node_timeout)),
+        let request = Arc::new(command::info(&self.name, 1));
+        let mut round: Round<Said> = Round::new(fleet);
+        for (place, node) in fleet.nodes.iter().enumerate() {
+            let (request, shared) = (Arc::clone(&request), node.shared());
+            round.push(Question::new(place, Moment::now()), async move {
+                let (_, mut connection) = shared?;
+                match connection.send(&request).await {
+                    Ok(redis::Value::Nil) => Ok(None),
+                    Ok(redis::Value::ServerError(error)) => Err(trouble(&error.into())),
+                    Ok(value) => LockStatus::read(value).map(Some),
+                    Err(error) => Err(trouble(&error)),
                 }
-            }
-        });
-        let said = join_all(asked).await;
+            });
+        }
+        let mut said: Vec<Said> = vec![Err(Verdict::NotAsked); fleet.nodes.len()];
+        while let Some((question, answer)) = round.next().await {
+            said[question.place] = answer;
+        }
         let leader = leader_of(&said);
         (said, leader)
     }
 
     fn no_quorum(&self, said: Vec<Said>) -> Error {
         let verdict = |place: usize| match &said[place] {
-            Ok(Some(status)) => held(status),
+            Ok(Some(status)) => status.verdict(),
             Ok(None) => Verdict::NotHeld,
             Err(verdict) => verdict.clone(),
         };
@@ -151,12 +154,9 @@ impl Leadership {
         self.guard.is_valid()
     }
 
-    /// Completes when the office is lost, before another candidate can be elected.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        let held = self.guard.held();
-        async move {
-            held.lost().await;
-        }
+    /// Completes when the office is lost, before another candidate can be elected, and says why.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        self.guard.lost()
     }
 
     /// The same as a token, to be handed to whatever has to stop.
@@ -211,17 +211,14 @@ impl Observation {
     }
 }
 
-fn held(status: &LockStatus) -> Verdict {
-    let holder = status.holders.first();
-    Verdict::Held {
-        owner: holder.and_then(|holder| holder.owner.clone()),
-        remaining: holder.map(|holder| holder.ttl),
-        waiters: status.waiters,
-    }
-}
-
 /// What one node knows of the office.
 type Said = Result<Option<LockStatus>, Verdict>;
+
+impl From<Verdict> for Said {
+    fn from(verdict: Verdict) -> Self {
+        Err(verdict)
+    }
+}
 
 /// The leader that a majority of all nodes confirms, or that there is none; nothing if those that
 /// did not answer could change that.

@@ -62,6 +62,15 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// Null to a request that did not wait: details come later, if anybody wants them.
+    pub(crate) fn held_by_somebody() -> Self {
+        Self::Held {
+            owner: None,
+            remaining: None,
+            waiters: 0,
+        }
+    }
+
     /// How long somebody else's lease still runs, as far as the node told.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         match self {
@@ -188,7 +197,7 @@ impl fmt::Display for Reports {
 }
 
 /// Why a lock was not acquired, extended or kept.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and did so until the wait was over.
@@ -242,6 +251,9 @@ pub enum Error {
     /// The request or the settings make no sense; nothing was sent.
     #[error("invalid: {0}")]
     Invalid(String),
+    /// The command that was to run under the lock failed, though the lock was held.
+    #[error("the command under the lock failed: {0}")]
+    Command(#[source] redis::RedisError),
 }
 
 impl Error {
@@ -254,7 +266,7 @@ impl Error {
             | Self::Refused { nodes, .. }
             | Self::NotReplicated { nodes, .. }
             | Self::Misconfigured { nodes, .. } => &nodes.0,
-            Self::Invalid(_) => &[],
+            Self::Invalid(_) | Self::Command(_) => &[],
         }
     }
 }

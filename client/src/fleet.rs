@@ -7,12 +7,11 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::census::Census;
-use crate::clock::Moment;
+use crate::clock::{Moment, pauses};
 use crate::error::{NodeReport, Reports, Verdict};
 use crate::keeper::Keeper;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority};
-use crate::ticker::Ticker;
 
 /// A node in use is asked this often whether it is still there and still who it was.
 const PULSE: Duration = Duration::from_millis(500);
@@ -26,11 +25,11 @@ const FENCE_LEAD: u64 = 10_000;
 /// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
 /// refuse what is 10 s ahead of their clocks.
 const FENCE_OUTLIER: u64 = 5_000_000;
+
 /// The nodes, in the fixed order of the configuration.
 pub(crate) struct Fleet {
     pub(crate) nodes: Vec<Arc<Node>>,
     pub(crate) node_timeout: Duration,
-    pub(crate) ticker: Arc<Ticker>,
     changed: Notify,
     /// Whether every node was asked once, or had the time to answer.
     asked_all: watch::Sender<bool>,
@@ -41,7 +40,6 @@ impl Fleet {
         Self {
             nodes,
             node_timeout,
-            ticker: Arc::new(Ticker::new(node_timeout)),
             changed: Notify::new(),
             asked_all: watch::Sender::new(false),
         }
@@ -53,22 +51,21 @@ impl Fleet {
 
     /// Whom to ask: those believed up; all of them when that is no majority.
     pub(crate) fn electorate(&self) -> NodeSet {
-        let mut up = NodeSet::default();
-        let mut all = NodeSet::default();
-        for (place, node) in self.nodes.iter().enumerate() {
-            all.insert(place);
-            if node.is_up() {
-                up.insert(place);
-            }
-        }
+        let nodes = self.nodes.iter().enumerate();
+        let up = nodes.filter(|(_, node)| node.is_up());
+        let up: NodeSet = up.map(|(place, _)| place).collect();
         match up.len() < self.majority() {
-            true => all,
+            true => self.everybody(),
             false => up,
         }
     }
 
+    pub(crate) fn everybody(&self) -> NodeSet {
+        (0..self.nodes.len()).collect()
+    }
+
     /// Where waiters queue: the first node that can be reached.
-    pub(crate) fn turnstile(&self) -> Option<usize> {
+    pub(crate) fn queue_node(&self) -> Option<usize> {
         self.nodes.iter().position(|node| node.is_up())
     }
 
@@ -98,7 +95,7 @@ impl Fleet {
         Reports(self.nodes.iter().enumerate().map(report).collect())
     }
 
-    /// Returns when some node comes or goes, and after `patience` anyway.
+    /// Returns when some node comes back, and after `patience` anyway.
     pub(crate) async fn change(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
@@ -132,7 +129,8 @@ impl Fleet {
         None
     }
 
-    /// Looks after one node until `stop`: asks now and then whether it lives, reaches it again when it does not.
+    /// Looks after one node until `stop`: asks now and then whether it lives, and reaches it again
+    /// when it does not.
     pub(crate) async fn tend(
         self: Arc<Self>,
         place: usize,
@@ -147,7 +145,7 @@ impl Fleet {
                     tokio::select! {
                         () = node.complaint() => {}
                         () = tokio::time::sleep(PULSE) => if !node.in_use() {
-                            node.rest();
+                            node.close_idle();
                             continue;
                         },
                     }
@@ -164,53 +162,62 @@ impl Fleet {
     /// Returns when the node is known to be up.
     async fn reach(&self, place: usize, keeper: &Keeper) {
         let node = &self.nodes[place];
-        let mut pause = FIRST_PAUSE;
+        let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
+            let before = node.standing();
+            if before.closed == before.generation {
+                keeper.connection_ended(before.closed);
+            }
             match self.pulse(place).await {
                 Ok(known) => {
                     if known == Known::Restarted {
                         tracing::info!(node = %node.name, "node was restarted");
-                        keeper.renew_all();
+                        keeper.renew_all(|_| true);
+                    } else if node.standing().generation != before.generation {
+                        keeper.renew_all(|hold| hold.spec.ephemeral);
                     }
-                    for (release, until) in node.settle() {
-                        let asked =
-                            tokio::time::timeout(self.node_timeout, node.ask(Arc::clone(&release)))
-                                .await;
-                        if asked.is_err() {
-                            node.owe(release, until);
-                        }
+                    if !before.up {
+                        self.changed.notify_waiters();
                     }
-                    self.changed.notify_waiters();
                     return;
                 }
                 Err(verdict) => {
                     tracing::debug!(node = %node.name, %verdict, "node does not serve");
                     node.bar(verdict);
-                    self.changed.notify_waiters();
                 }
             }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
+            tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
         }
     }
 
-    /// Asks on the connection there is; if that does not answer, on a new one.
+    /// Asks on the connection there is; if that does not answer in time, on a new one too. The old
+    /// one stays if it answers first: holds and places in queues may depend on it.
     async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
         let node = &self.nodes[place];
-        if let Ok((generation, mut connection)) = node.line() {
-            match tokio::time::timeout(self.node_timeout, connection.census(self.node_timeout))
-                .await
-            {
-                Ok(Ok(census)) => return self.accept(place, &census, None),
-                Ok(Err(Verdict::Unreachable(why))) => {
-                    node.broken(generation, Verdict::Unreachable(why))
-                }
-                Ok(Err(verdict)) => node.bar(verdict),
-                Err(_) => node.suspect(Verdict::TimedOut(self.node_timeout)),
+        let Ok((generation, mut connection)) = node.shared() else {
+            let (connection, census) = node.dial().await?;
+            return self.accept(place, &census, Some(connection));
+        };
+        let asked = connection.census(self.node_timeout);
+        tokio::pin!(asked);
+        let answered = tokio::time::timeout(self.node_timeout, &mut asked).await;
+        let pending = answered.is_err();
+        match answered {
+            Ok(Ok(census)) => return self.accept(place, &census, None),
+            Ok(Err(Verdict::Unreachable(why))) => {
+                node.ended(generation, Verdict::Unreachable(why));
+            }
+            Ok(Err(verdict)) => node.bar(verdict),
+            Err(_) => node.suspect(Verdict::TimedOut(self.node_timeout)),
+        }
+        tokio::select! {
+            biased;
+            Ok(census) = &mut asked, if pending => self.accept(place, &census, None),
+            dialled = node.dial() => {
+                let (connection, census) = dialled?;
+                self.accept(place, &census, Some(connection))
             }
         }
-        let (connection, census) = node.dial().await?;
-        self.accept(place, &census, Some(connection))
     }
 
     fn accept(

@@ -4,49 +4,115 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future::select_all;
+use redis::{Cmd, FromRedisValue, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
 use crate::error::Error;
-use crate::hold::{Hold, Released};
-use crate::token::Token;
+use crate::hold::{Ending, Hold, Loss};
+use crate::release::Released;
 
 /// A view of a hold: for those who work under the lock, without the power to release it.
 #[derive(Clone)]
-pub struct Held(pub(crate) Arc<Hold>);
+pub struct Held {
+    /// One hold; several where an owner has entered what it acquired piece by piece.
+    holds: Vec<Arc<Hold>>,
+}
 
 impl Held {
     /// The number that a resource compares: of two holders the later one has the higher fence.
     pub fn fence(&self) -> u64 {
-        self.0.fence
+        self.holds.iter().map(|hold| hold.fence).max().unwrap_or(0)
     }
 
-    /// Until when the lock is surely held, unless it is renewed. Ask anew each time: renewal moves it.
+    /// Until when the lock is surely held, unless it is renewed. Ask again each time: renewal moves
+    /// it.
     pub fn valid_until(&self) -> Moment {
-        self.0.valid_until()
+        let ends = self.holds.iter().map(|hold| hold.valid_until());
+        ends.min().unwrap_or_else(Moment::now)
     }
 
-    /// Whether the lock is surely held at this moment. A pause right after the answer may make it wrong: what must not
-    /// be done twice needs the fence.
+    /// Whether the lock is surely held at this moment; false once it is released or lost. A pause
+    /// right after the answer may make it wrong: what must not be done twice needs the fence.
     pub fn is_valid(&self) -> bool {
-        !self.0.lost.is_cancelled() && self.valid_until() > Moment::now()
+        !self.holds.is_empty() && self.holds.iter().all(|hold| hold.is_valid())
     }
 
-    /// Completes when the lock is lost: before its validity ends, or at once when the nodes say that it is gone.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
-        self.0.lost.clone().cancelled_owned()
+    /// Completes when the hold is over, and says why: before its validity ends if it cannot be
+    /// renewed, at once when the nodes say that it is gone, and when it is released.
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
+        let endings: Vec<Arc<Ending>> = self.endings().cloned().collect();
+        async move {
+            match endings.as_slice() {
+                [ending] => ending.wait().await,
+                several => {
+                    let waits = several.iter().map(|ending| Box::pin(ending.wait()));
+                    select_all(waits).await.0
+                }
+            }
+        }
+    }
+
+    fn endings(&self) -> impl Iterator<Item = &Arc<Ending>> {
+        self.holds.iter().map(|hold| &hold.ending)
     }
 
     /// The same as a token, to be handed to whatever has to stop.
     pub fn lost_token(&self) -> CancellationToken {
-        self.0.lost.child_token()
+        match self.holds.as_slice() {
+            [hold] => hold.ending.token.child_token(),
+            several => {
+                let token = CancellationToken::new();
+                for hold in several {
+                    let (ending, token) = (hold.ending.token.clone(), token.clone());
+                    hold.client.runtime.spawn(async move {
+                        ending.cancelled().await;
+                        token.cancel();
+                    });
+                }
+                token
+            }
+        }
+    }
+
+    /// An error that says that the lock is lost.
+    pub(crate) fn lost_error(&self) -> Error {
+        let over = self.holds.iter().find(|hold| hold.ending.is_set());
+        match over.or(self.holds.first()) {
+            Some(hold) => hold.lost_error(),
+            None => Error::Invalid("no lock is held".to_owned()),
+        }
+    }
+
+    /// Runs a command under `LOCK.GUARD`.
+    pub(crate) async fn command(&self, command: &Cmd) -> Result<Value, Error> {
+        match self.holds.as_slice() {
+            [hold] => hold.command(command).await,
+            _ => {
+                let problem = "LOCK.GUARD needs a guard of one hold";
+                Err(Error::Invalid(problem.to_owned()))
+            }
+        }
+    }
+
+    /// Extends every hold, by its own ttl or to another one.
+    pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<Moment, Error> {
+        for hold in &self.holds {
+            match ttl {
+                Some(ttl) => hold.extend_checked(ttl).await?,
+                None => hold.extend_again().await?,
+            };
+        }
+        Ok(self.valid_until())
     }
 }
 
 impl fmt::Debug for Held {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<String> = self.holds.iter().map(|hold| hold.spec.name()).collect();
         out.debug_struct("Held")
-            .field("lock", &self.0.spec.name())
+            .field("lock", &names.join(", "))
             .field("fence", &self.fence())
             .field("valid_until", &self.valid_until())
             .finish_non_exhaustive()
@@ -57,17 +123,37 @@ impl fmt::Debug for Held {
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     held: Held,
-    /// The last way out has been taken.
-    left: bool,
 }
 
 impl Guard {
     /// Stands for one entry that the hold has already counted.
     pub(crate) fn of(hold: Arc<Hold>) -> Self {
+        let mut guard = Self::empty();
+        guard.add(hold);
+        guard
+    }
+
+    /// Stands for nothing yet.
+    pub(crate) fn empty() -> Self {
+        let holds = Vec::with_capacity(1);
         Self {
-            held: Held(hold),
-            left: false,
+            held: Held { holds },
         }
+    }
+
+    pub(crate) fn add(&mut self, hold: Arc<Hold>) {
+        self.held.holds.push(hold);
+    }
+
+    /// Stands for what the other one stood for, too.
+    pub(crate) fn join(&mut self, mut other: Self) {
+        self.held.holds.append(&mut other.held.holds);
+    }
+
+    /// Whether one of its holds is of this lock.
+    pub(crate) fn has(&self, key: &[u8]) -> bool {
+        let mut keys = self.held.holds.iter().flat_map(|hold| &hold.spec.keys);
+        keys.any(|known| known == key)
     }
 
     /// The number that a resource compares: of two holders the later one has the higher fence.
@@ -85,8 +171,8 @@ impl Guard {
         self.held.is_valid()
     }
 
-    /// Completes when the lock is lost: before its validity ends, or at once when the nodes say that it is gone.
-    pub fn lost(&self) -> impl Future<Output = ()> + Send + use<> {
+    /// Completes when the hold is over, and says why; see [`Held::lost`].
+    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         self.held.lost()
     }
 
@@ -100,43 +186,69 @@ impl Guard {
         self.held.clone()
     }
 
+    /// The owner's secret, for `LOCK.GUARD` in a pipeline or script of your own. Whoever shows it
+    /// owns the lock: keep it out of logs. `None` if this guard stands for several holds, each of
+    /// which has its own.
+    pub fn token(&self) -> Option<&[u8]> {
+        match self.held.holds.as_slice() {
+            [hold] => Some(hold.token.as_bytes()),
+            _ => None,
+        }
+    }
+
+    /// Runs a command if and only if the lock is held at that moment, in one atomic step on its
+    /// single node (`LOCK.GUARD`). The error is [`Error::Lost`], and the command has no effect, if
+    /// the lock is not held any more; [`Error::Command`] is the command's own.
+    pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
+        let value = self.held.command(command).await?;
+        redis::from_redis_value(value).map_err(|error| Error::Command(error.into()))
+    }
+
     /// Asks the nodes to extend the lease by its ttl from now, and returns the new end of validity.
     pub async fn extend(&self) -> Result<Moment, Error> {
-        self.held.0.extend_again().await
+        self.held.extend(None).await
     }
 
     /// Asks the nodes to extend the lease to another ttl, which renewal then keeps up.
     pub async fn extend_to(&self, ttl: Duration) -> Result<Moment, Error> {
-        self.held.0.extend_checked(ttl).await
+        self.held.extend(Some(ttl)).await
     }
 
     /// The last guard leaves without releasing, and takes the token along.
-    pub(crate) fn leave_held(mut self) -> Result<Token, Self> {
-        match self.held.0.give_up_token() {
-            Some(token) => {
-                self.left = true;
-                Ok(token)
-            }
-            None => Err(self),
-        }
+    #[cfg(feature = "observe")]
+    pub(crate) fn leave_held(mut self) -> Result<crate::token::Token, Self> {
+        let token = match self.held.holds.as_slice() {
+            [hold] => hold.give_up_token(),
+            _ => None,
+        };
+        let Some(token) = token else {
+            return Err(self);
+        };
+        self.held.holds.clear();
+        Ok(token)
     }
 
-    /// Releases the lock on every node, and says whether it was held until now. Where the same owner has another
-    /// guard of this hold, that one keeps it.
+    /// Releases the lock on every node, and says whether it was held until now. Where the same owner
+    /// has another guard of this hold, that one keeps it.
     pub async fn release(mut self) -> Released {
-        self.left = true;
-        match self.held.0.leave() {
-            true => self.held.0.release().await,
-            false if self.is_valid() => Released::StillHeld,
-            false => Released::WasLost,
+        let mut released = Released::StillHeld;
+        while let Some(hold) = self.held.holds.pop() {
+            released = released.and(match hold.leave() {
+                true => hold.release().await,
+                false if hold.is_valid() => Released::StillHeld,
+                false => Released::WasLost,
+            });
         }
+        released
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        if !self.left && self.held.0.leave() {
-            self.held.0.release_in_background();
+        for hold in self.held.holds.drain(..) {
+            if hold.leave() {
+                hold.release_in_background();
+            }
         }
     }
 }

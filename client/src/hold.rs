@@ -1,130 +1,195 @@
-//! A lock that is held: by which nodes, until when, by how many guards of its owner.
-
-mod renewal;
+//! A lock that is held: by which nodes, until when, by how many guards of its owner, and its end.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
+use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::attempt::{Attempt, Late};
+use crate::attempt::Attempt;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::command;
-use crate::error::{Error, Verdict};
-use crate::giveback::GiveBack;
+use crate::error::{Error, Reports, Verdict};
 use crate::keeper::Slot;
+use crate::link::Connection;
+use crate::metrics::Event;
+use crate::node::Dependent;
 use crate::options::Spec;
-use crate::quorum::NodeSet;
-use crate::reply::Reply;
+use crate::quorum::{Leases, NodeSet};
+use crate::release::{Release, Released};
+use crate::round::Late;
 use crate::token::Token;
 
 /// Renewal starts when this part of the ttl has passed.
-const RENEW_AFTER: u32 = 3;
+pub(crate) const RENEW_AFTER: u32 = 3;
 /// The holder is told of the loss this part of the ttl before validity ends, …
 const WARN_BEFORE: u32 = 10;
 /// … but no earlier than this.
 const LONGEST_WARNING: Duration = Duration::from_secs(1);
 
-/// What became of a hold that was released.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// Why a hold is over.
+#[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Released {
-    /// It was held until now, by a majority of the nodes.
-    WasHeld,
-    /// It had been lost before: what was done under it may have met another holder.
-    WasLost,
-    /// Another guard of the same owner keeps it.
-    StillHeld,
-    /// Too few nodes answered to tell. They are told in the background; at the latest the lease ends it.
-    Unknown,
+pub enum Loss {
+    /// The last guard has released it, or was dropped.
+    Released,
+    /// The last guard has left it to whoever has its ticket.
+    Detached,
+    /// It could not be renewed in time, or was not to be: its validity is over or about to end.
+    Expired {
+        /// What each node said last.
+        nodes: Reports,
+    },
+    /// Too many nodes do not know it any more: it was forced, or they have forgotten it.
+    Gone {
+        /// What each node said last.
+        nodes: Reports,
+    },
+    /// It was ephemeral, and its connection has ended.
+    Disconnected,
+}
+
+/// The end of a hold, for those who wait for it.
+#[derive(Default)]
+pub(crate) struct Ending {
+    loss: OnceLock<Loss>,
+    pub(crate) token: CancellationToken,
+}
+
+impl Ending {
+    /// Only the first reason counts.
+    fn set(&self, loss: Loss) -> bool {
+        let first = self.loss.set(loss).is_ok();
+        self.token.cancel();
+        first
+    }
+
+    pub(crate) fn is_set(&self) -> bool {
+        self.loss.get().is_some()
+    }
+
+    pub(crate) async fn wait(&self) -> Loss {
+        self.token.cancelled().await;
+        self.loss.get().cloned().unwrap_or(Loss::Released)
+    }
 }
 
 /// See the module's text.
 pub(crate) struct Hold {
-    client: Arc<Client>,
+    pub(crate) client: Arc<Client>,
     pub(crate) spec: Arc<Spec>,
-    token: Token,
+    pub(crate) token: Token,
     pub(crate) fence: u64,
     /// Before this moment nothing was granted, so MAXHOLD counts from it.
-    since: Moment,
-    pub(crate) lost: CancellationToken,
+    pub(crate) since: Moment,
+    pub(crate) ending: Arc<Ending>,
     guards: AtomicUsize,
     state: Mutex<State>,
     /// Answers to the acquisition that nobody has read yet.
-    late: Mutex<Option<Late>>,
+    pub(crate) late: Mutex<Option<Late>>,
     /// Ends a renewal under way.
-    ending: Notify,
+    pub(crate) leaving: Notify,
     /// One renewal at a time: answers of two would mix.
-    turn: tokio::sync::Mutex<()>,
+    pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
-struct State {
-    seats: Vec<Seat>,
-    ttl: Duration,
-    valid_until: Moment,
-    renew_at: Moment,
+pub(crate) struct State {
+    pub(crate) leases: Leases,
+    /// Nodes that may hold something of this token.
+    pub(crate) asked: NodeSet,
+    pub(crate) ttl: Duration,
+    /// What the leases allowed to claim when they last changed.
+    pub(crate) valid_until: Moment,
+    /// `None`: not to be renewed.
+    pub(crate) renew_at: Option<Moment>,
+    /// What the nodes said to the last renewal, if that failed.
+    pub(crate) reports: Option<Reports>,
+    pub(crate) bound: Option<Bound>,
     slot: Option<Slot>,
-    ended: bool,
+    /// Released or detached.
+    pub(crate) over: bool,
 }
 
-/// What one node has granted.
-#[derive(Clone, Copy, Default)]
-struct Seat {
-    /// It may hold something of this token.
-    asked: bool,
-    /// The fence of its grant; `None`: none that we know of.
-    fence: Option<u64>,
-    /// Until when its lease surely lasts.
-    end: Option<Moment>,
+/// The connection that an ephemeral hold ends with: it stays open as long as the hold.
+pub(crate) struct Bound {
+    pub(crate) generation: u64,
+    pub(crate) _connection: Connection,
+    pub(crate) _dependent: Dependent,
 }
 
 impl Hold {
     /// Takes over what the attempt has won.
-    pub(crate) fn begin(
-        attempt: &mut Attempt,
-        started: Moment,
-        fence: u64,
-        valid_until: Moment,
-    ) -> Arc<Self> {
-        let asked = attempt.keep();
-        let seat = |place| {
-            let grant = attempt.ballot.grant_of(place);
-            Seat {
-                asked: asked.contains(place),
-                fence: grant.map(|grant| grant.0),
-                end: grant.map(|grant| grant.1),
+    pub(crate) fn begin(attempt: &mut Attempt, started: Moment, fence: u64) -> Arc<Self> {
+        let asked = attempt.hand_over();
+        let nodes = attempt.verdicts.len();
+        let mut leases = Leases::new(nodes, fence);
+        for place in 0..nodes {
+            if let Some((fence, end)) = attempt.ballot.grant_of(place) {
+                leases.grant(place, fence, end);
             }
-        };
-        let ttl = attempt.spec.ttl;
+        }
+        let now = Moment::now();
+        let spec = Arc::clone(&attempt.spec);
         let state = State {
-            seats: (0..attempt.verdicts.len()).map(seat).collect(),
-            ttl,
-            valid_until,
-            renew_at: Moment::now() + ttl / RENEW_AFTER,
+            valid_until: leases.claim(now).unwrap_or(now),
+            leases,
+            asked,
+            ttl: spec.ttl,
+            renew_at: spec.renew.then(|| now + spec.ttl / RENEW_AFTER),
+            reports: None,
+            bound: None,
             slot: None,
-            ended: false,
+            over: false,
         };
         let hold = Arc::new(Self {
             client: Arc::clone(&attempt.client),
-            spec: Arc::clone(&attempt.spec),
             token: attempt.token,
             fence,
             since: started,
-            lost: CancellationToken::new(),
+            ending: Arc::default(),
             guards: AtomicUsize::new(1),
             state: Mutex::new(state),
-            late: Mutex::new(attempt.late.take()),
-            ending: Notify::new(),
+            late: Mutex::new(attempt.late.take().map(|(late, _)| late)),
+            leaving: Notify::new(),
             turn: tokio::sync::Mutex::default(),
+            spec,
         });
+        hold.bind(attempt.generation);
         hold.schedule();
         hold
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    /// Ties an ephemeral hold to the shared connection, which had this generation before the hold
+    /// was granted or extended on it.
+    pub(crate) fn bind(&self, generation: u64) {
+        if !self.spec.ephemeral {
+            return;
+        }
+        let node = &self.client.fleet.nodes[0];
+        let mut state = self.lock();
+        state.bound = node.shared().ok().map(|(_, connection)| Bound {
+            generation,
+            _connection: connection,
+            _dependent: node.depend(),
+        });
+        if node.standing().generation != generation {
+            // Nobody knows on which connection the request went out: ask again, on the new one.
+            state.renew_at = Some(Moment::now());
+        }
+    }
+
+    /// The shared connection of this generation, and all before it, have ended.
+    pub(crate) fn connection_ended(&self, generation: u64) {
+        let bound = self.lock().bound.as_ref().map(|bound| bound.generation);
+        if bound.is_some_and(|bound| bound <= generation) {
+            self.lose(Loss::Disconnected);
+        }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -132,10 +197,40 @@ impl Hold {
         self.lock().valid_until
     }
 
+    pub(crate) fn is_valid(&self) -> bool {
+        let state = self.lock();
+        !state.over && !self.ending.is_set() && state.valid_until > Moment::now()
+    }
+
+    /// The hold is over though nobody has released it. A release that came first decides itself.
+    pub(crate) fn lose(&self, loss: Loss) {
+        let mut state = self.lock();
+        if state.over {
+            return;
+        }
+        // A hold that expires stays valid for a moment, for its holder to come to an end.
+        if !matches!(loss, Loss::Expired { .. }) {
+            state.valid_until = state.valid_until.min(Moment::now());
+        }
+        drop(state);
+        self.end_with(loss);
+    }
+
+    fn end_with(&self, loss: Loss) {
+        if self.ending.set(loss.clone()) {
+            let held = Moment::now().since(self.since);
+            let event = match &loss {
+                Loss::Released | Loss::Detached => Event::Released { held },
+                loss => Event::Lost { held, loss },
+            };
+            self.client.record(&self.spec, event);
+        }
+    }
+
     /// One more guard, unless the hold is lost or the last guard is already on its way out.
     pub(crate) fn enter(&self) -> bool {
         let one_more = |guards: usize| (guards > 0).then_some(guards + 1);
-        !self.lost.is_cancelled()
+        !self.ending.is_set()
             && self
                 .guards
                 .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
@@ -155,16 +250,13 @@ impl Hold {
     }
 
     /// Puts the hold on the keeper's agenda again.
-    fn schedule(self: &Arc<Self>) {
+    pub(crate) fn schedule(self: &Arc<Self>) {
         let mut state = self.lock();
-        if state.ended || self.lost.is_cancelled() {
+        if state.over || self.ending.is_set() {
             return;
         }
         let warn_at = Self::warn_at(&state);
-        let at = match self.spec.renew {
-            true => state.renew_at.min(warn_at),
-            false => warn_at,
-        };
+        let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
         if let Some(slot) = state.slot.take() {
             self.client.keeper.forget(slot);
         }
@@ -177,154 +269,162 @@ impl Hold {
             let state = self.lock();
             (Self::warn_at(&state), state.renew_at)
         };
-        if self.spec.renew && renew_at <= Moment::now() {
-            let ttl = self.lock().ttl;
+        if renew_at.is_some_and(|at| at <= Moment::now()) {
             // The warning must not wait for a renewal that hangs.
-            let _ = tokio::time::timeout(warn_at.remaining(), self.renew(ttl)).await;
+            let _ = tokio::time::timeout(warn_at.remaining(), self.renew_now()).await;
         }
-        if Self::warn_at(&self.lock()) <= Moment::now() {
-            self.lost.cancel();
+        let late = {
+            let mut state = self.lock();
+            let late = Self::warn_at(&state) <= Moment::now();
+            late.then(|| state.reports.take())
+        };
+        if let Some(reports) = late {
+            let nodes = reports.unwrap_or_else(|| self.reports(Verdict::NotAsked));
+            self.lose(Loss::Expired { nodes });
         }
         self.schedule();
     }
 
-    /// Renews out of turn, because a node was restarted.
-    pub(crate) async fn renew_now(&self) {
-        let (ttl, ended) = {
-            let state = self.lock();
-            (state.ttl, state.ended)
-        };
-        if !ended && self.spec.renew {
-            let _ = self.renew(ttl).await;
-        }
-    }
-
-    /// Enters once more: the lease gets what is asked for now, and never less than before.
-    pub(crate) async fn enter_for(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
-        let ttl = ttl.max(self.lock().ttl);
-        self.extend(ttl).await
-    }
-
-    /// Extends on behalf of a guard, and lets the keeper know.
-    pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
-        let extended = self.renew(ttl).await;
-        self.schedule();
-        extended
-    }
-
-    /// Extends by the ttl in force.
-    pub(crate) async fn extend_again(self: &Arc<Self>) -> Result<Moment, Error> {
-        let ttl = self.lock().ttl;
-        self.extend(ttl).await
-    }
-
-    /// Extends to another ttl, if that is long enough for the nodes' timeouts.
-    pub(crate) async fn extend_checked(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
-        let wanted = Spec {
-            ttl,
-            max_hold: None,
-            ..Spec::clone(&self.spec)
-        };
-        wanted.check(
-            self.client.fleet.nodes.len(),
-            self.client.fleet.node_timeout,
-        )?;
-        self.extend(ttl).await
-    }
-
-    /// Ends the hold, once: nothing is renewed from here on.
-    fn end(&self) -> bool {
+    /// Ends the hold, once: nothing is renewed from here on. Says whether it was valid until now.
+    fn end(&self) -> Option<bool> {
+        let valid = self.is_valid();
         let mut state = self.lock();
-        let first = !std::mem::replace(&mut state.ended, true);
+        if std::mem::replace(&mut state.over, true) {
+            return None;
+        }
+        state.valid_until = state.valid_until.min(Moment::now());
         if let Some(slot) = state.slot.take() {
             self.client.keeper.forget(slot);
         }
         drop(state);
-        self.ending.notify_one();
-        first
+        self.leaving.notify_one();
+        Some(valid)
     }
 
     /// Ends the hold here and leaves it to whoever gets the token; only the last guard can.
+    #[cfg(feature = "observe")]
     pub(crate) fn give_up_token(&self) -> Option<Token> {
         self.guards
             .compare_exchange(1, 0, Ordering::AcqRel, Ordering::Acquire)
             .ok()?;
         self.end();
+        self.end_with(Loss::Detached);
         Some(self.token)
     }
 
     /// Waits for a renewal under way, so that nothing it asks for comes after the release.
-    async fn last_words(&self) -> GiveBack {
+    async fn final_release(&self) -> Release {
         let _turn = self.turn.lock().await;
         let state = self.lock();
-        let mut from = NodeSet::default();
-        for (place, seat) in state.seats.iter().enumerate() {
-            if seat.asked {
-                from.insert(place);
-            }
-        }
-        let until = Moment::now() + state.ttl;
-        let release = Arc::new(command::release(&self.spec, self.token));
-        GiveBack::new(Arc::clone(&self.client), from, release, until)
+        let request = command::release(&self.spec, self.token);
+        Release::new(&self.client, state.asked, request, state.ttl)
     }
 
-    /// Releases on all nodes that may hold something, and says what they thought of it.
+    /// Releases on all nodes that may hold something, and says what they said.
     pub(crate) async fn release(self: &Arc<Self>) -> Released {
-        if !self.end() {
+        let Some(valid) = self.end() else {
             return Released::Unknown;
+        };
+        let mut leaving = Leaving {
+            hold: Arc::clone(self),
+            sent: false,
+        };
+        // A renewal whose task is not driven must not hold this up; then the background releases.
+        let patience = self.client.fleet.node_timeout;
+        let released = match tokio::time::timeout(patience, self.final_release()).await {
+            Ok(release) => {
+                leaving.sent = true;
+                release.run().await
+            }
+            Err(_) => Released::Unknown,
+        };
+        // Whoever was told of a loss is not told now that there was none.
+        match (valid, released) {
+            (true, released) if released != Released::WasLost => released,
+            (valid, _) => {
+                let nodes = self.reports(Verdict::NotHeld);
+                self.end_with(match valid {
+                    true => Loss::Gone { nodes },
+                    false => Loss::Expired { nodes },
+                });
+                Released::WasLost
+            }
         }
-        // Taken before anybody is asked: whoever is told that it was held can rely on it until here.
-        let valid = self.valid_until() > Moment::now();
-        let leaving = Leaving(Some(Arc::clone(self)));
-        let give_back = self.last_words().await;
-        leaving.done();
-        let replies = give_back.run().await;
-        let majority = self.client.fleet.majority();
-        let count =
-            |wanted: fn(&Reply) -> bool| replies.iter().filter(|(_, reply)| wanted(reply)).count();
-        let held = count(|reply| matches!(reply, Reply::Yes(_)));
-        let gone = count(|reply| matches!(reply, Reply::No));
-        let nodes = self.client.fleet.nodes.len();
-        match (valid, held >= majority, gone > nodes - majority) {
-            (true, true, _) => Released::WasHeld,
-            (false, _, _) | (_, _, true) => Released::WasLost,
-            _ => Released::Unknown,
+    }
+
+    /// Runs a command under `LOCK.GUARD`, for as long as the hold is valid.
+    pub(crate) async fn command(&self, cmd: &redis::Cmd) -> Result<Value, Error> {
+        let fleet = &self.client.fleet;
+        let ([node], [key]) = (fleet.nodes.as_slice(), self.spec.keys.as_slice()) else {
+            let problem = "LOCK.GUARD needs one lock on a single node";
+            return Err(Error::Invalid(problem.to_owned()));
+        };
+        if !self.is_valid() {
+            return Err(self.lost_error());
         }
+        let no_answer = |verdict: Verdict| Error::NoQuorum {
+            lock: self.spec.name(),
+            nodes: fleet.reports(|_| verdict.clone()),
+        };
+        let (generation, mut connection) = node.shared().map_err(no_answer)?;
+        let request = command::guard(key, self.token, cmd);
+        let patience = self.valid_until().remaining().max(fleet.node_timeout);
+        let Ok(result) = tokio::time::timeout(patience, connection.send(&request)).await else {
+            return Err(no_answer(Verdict::TimedOut(patience)));
+        };
+        node.heard(generation, &result);
+        let error = match result {
+            Ok(Value::ServerError(error)) => error.into(),
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        if error.code() == Some("NOTHELD") {
+            let nodes = fleet.reports(|_| Verdict::NotHeld);
+            self.lose(Loss::Gone { nodes });
+            return Err(self.lost_error());
+        }
+        Err(Error::Command(error))
     }
 
     /// Releases in the background: for guards that are dropped.
     pub(crate) fn release_in_background(self: &Arc<Self>) {
-        if self.end() {
-            drop(Leaving(Some(Arc::clone(self))));
+        if self.end().is_some() {
+            drop(Leaving {
+                hold: Arc::clone(self),
+                sent: false,
+            });
         }
     }
 
-    /// An error that says that the hold is gone.
+    fn reports(&self, verdict: Verdict) -> Reports {
+        let fleet = &self.client.fleet;
+        fleet.reports(|place| fleet.nodes[place].why_down().unwrap_or(verdict.clone()))
+    }
+
+    /// An error that says that the hold is over.
     pub(crate) fn lost_error(&self) -> Error {
-        Error::Lost {
-            lock: self.spec.name(),
-            nodes: self.client.fleet.reports(|place| {
-                let node = &self.client.fleet.nodes[place];
-                node.why_down().unwrap_or(Verdict::NotHeld)
-            }),
-        }
+        let nodes = match self.ending.loss.get() {
+            Some(Loss::Expired { nodes } | Loss::Gone { nodes }) => nodes.clone(),
+            _ => self.reports(Verdict::NotHeld),
+        };
+        let lock = self.spec.name();
+        Error::Lost { lock, nodes }
     }
 }
 
-/// A hold that is over but not yet released. Dropping it releases in the background.
-struct Leaving(Option<Arc<Hold>>);
-
-impl Leaving {
-    fn done(mut self) {
-        self.0 = None;
-    }
+/// A hold that is on its way out: however that goes on, its release is sent and its end is told.
+struct Leaving {
+    hold: Arc<Hold>,
+    sent: bool,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        if let Some(hold) = self.0.take() {
+        self.hold.end_with(Loss::Released);
+        if !self.sent {
+            let hold = Arc::clone(&self.hold);
             let runtime = hold.client.runtime.clone();
-            runtime.spawn(async move { hold.last_words().await.run().await });
+            runtime.spawn(async move { hold.final_release().await.run().await });
         }
     }
 }

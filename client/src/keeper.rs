@@ -1,4 +1,6 @@
-//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task of its own.
+//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task of
+//! its own. A delay queue of the runtime would stop while the host is suspended, and leases do not;
+//! so the agenda is kept by CLOCK_BOOTTIME, in a map.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,12 +53,21 @@ impl Keeper {
         self.lock().due.remove(&slot);
     }
 
-    /// A node came back as another process: every hold asks anew who still grants it.
-    pub(crate) fn renew_all(&self) {
-        let holds: Vec<Arc<Hold>> = self.lock().due.values().filter_map(Weak::upgrade).collect();
-        for hold in holds {
+    /// Something has changed about the nodes: these holds ask again who still grants them.
+    pub(crate) fn renew_all(&self, which: impl Fn(&Hold) -> bool) {
+        for hold in self.holds().into_iter().filter(|hold| which(hold)) {
             tokio::spawn(async move { hold.renew_now().await });
         }
+    }
+
+    /// The shared connection of this generation has ended, and ephemeral holds with it.
+    pub(crate) fn connection_ended(&self, generation: u64) {
+        let holds = self.holds().into_iter();
+        holds.for_each(|hold| hold.connection_ended(generation));
+    }
+
+    fn holds(&self) -> Vec<Arc<Hold>> {
+        self.lock().due.values().filter_map(Weak::upgrade).collect()
     }
 
     /// Looks after the holds until `stop`.

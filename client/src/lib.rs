@@ -2,6 +2,7 @@
 #![deny(missing_docs)]
 #![forbid(unsafe_code)]
 
+mod acquire;
 mod attempt;
 #[cfg(feature = "blocking")]
 pub mod blocking;
@@ -14,38 +15,51 @@ mod connect;
 mod election;
 mod error;
 mod fleet;
-mod giveback;
 mod guard;
 mod hold;
 mod keeper;
 mod link;
 mod lock;
+mod metrics;
 mod node;
+#[cfg(feature = "observe")]
 mod observer;
 mod options;
 mod owner;
+mod queue;
 mod quorum;
 mod redlock;
+mod release;
+mod renewal;
 mod reply;
+mod round;
+// An answer that lacks a field is refused, also where nobody shows that field.
+#[cfg_attr(not(feature = "observe"), expect(dead_code))]
 mod status;
-mod ticker;
+#[cfg(feature = "observe")]
 mod ticket;
 mod token;
-mod turnstile;
 
 pub use crate::builder::Builder;
 pub use crate::clock::Moment;
 pub use crate::election::{Election, Leader, Leadership, Observation};
 pub use crate::error::{Error, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
-pub use crate::hold::Released;
+pub use crate::hold::Loss;
 pub use crate::link::Credentials;
 pub use crate::lock::Lock;
+pub use crate::metrics::{Event, Metrics};
+#[cfg(feature = "observe")]
 pub use crate::observer::{Answer, Observer};
 pub use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 pub use crate::owner::Owner;
 pub use crate::redlock::Redlock;
+pub use crate::release::Released;
+#[cfg(feature = "observe")]
 pub use crate::status::{Holder, LockStatus, NodeStatus};
+#[cfg(feature = "observe")]
 pub use crate::ticket::Ticket;
+/// The commands of [`Guard::command`], and the connection settings, are those of this crate.
+pub use redis;
 /// What [`Guard::lost_token`] returns.
 pub use tokio_util::sync::CancellationToken;

@@ -1,26 +1,20 @@
-//! A request for a lock, and how it is carried out.
+//! A request for a lock, and what its owner holds already.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::Value;
+use tracing::Instrument;
 
-use crate::attempt::{Attempt, Outcome};
+use crate::acquire::acquire;
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::command::{self, millis};
-use crate::error::{Error, Reports, Verdict};
+use crate::error::{Error, Verdict};
 use crate::guard::{Guard, Held};
-use crate::hold::{Hold, Released};
+use crate::hold::Hold;
+use crate::metrics::Event;
 use crate::options::Spec;
 use crate::owner::Owner;
-use crate::reply::Reply;
-
-/// Who lost against others that started at the same moment waits up to this long, so that they do not meet again.
-const LONGEST_PAUSE: Duration = Duration::from_millis(20);
-/// Replicas are waited for during this part of the ttl, at most.
-const REPLICAS_WITHIN: u32 = 4;
+use crate::release::Released;
 
 /// A request for a lock: options, then [`acquire`](Lock::acquire), [`try_acquire`](Lock::try_acquire) or
 /// [`run`](Lock::run). It can be cloned and used again.
@@ -121,11 +115,11 @@ impl Lock {
         let held = guard.held();
         let done = tokio::select! {
             biased;
-            () = guard.lost() => return Err(held.0.lost_error()),
+            _ = guard.lost() => return Err(held.lost_error()),
             done = work(guard.held()) => done,
         };
         match guard.release().await {
-            Released::WasLost => Err(held.0.lost_error()),
+            Released::WasLost => Err(held.lost_error()),
             _ => Ok(done),
         }
     }
@@ -133,164 +127,81 @@ impl Lock {
     async fn enter(&self, may_wait: bool, deadline: Option<Moment>) -> Result<Guard, Error> {
         let fleet = &self.client.fleet;
         self.spec.check(fleet.nodes.len(), fleet.node_timeout)?;
-        let spec = Arc::new(self.spec.clone());
-        let Some(owner) = &self.owner else {
-            return self.take(spec, may_wait, deadline).await.map(Guard::of);
-        };
-        let seat = owner.seat(Arc::as_ptr(&self.client) as usize, &spec.keys);
-        let turn = async {
-            match may_wait {
-                true => Some(seat.lock().await),
-                false => seat.try_lock().ok(),
+        let started = Moment::now();
+        let entering = async {
+            match &self.owner {
+                Some(owner) => self.enter_as(owner, may_wait, deadline).await,
+                None => {
+                    let spec = Arc::new(self.spec.clone());
+                    let hold = acquire(&self.client, spec, may_wait, deadline).await?;
+                    Ok(Guard::of(hold))
+                }
             }
         };
-        let turn = match deadline {
-            Some(deadline) => tokio::time::timeout(deadline.remaining(), turn)
-                .await
-                .unwrap_or(None),
-            None => turn.await,
+        let span = tracing::debug_span!("acquire", lock = %self.spec.name(), wait = may_wait);
+        let entered = entering.instrument(span).await;
+        let waited = Moment::now().since(started);
+        let event = match &entered {
+            Ok(_) => Event::Acquired { waited },
+            Err(error) => Event::Failed { waited, error },
         };
-        let Some(mut seated) = turn else {
-            let nodes = fleet.reports(|_| Verdict::NotAsked);
-            return Err(Error::Busy {
-                lock: spec.name(),
-                nodes,
-            });
-        };
-        if let Some(hold) = seated.upgrade()
-            && hold.enter()
-        {
-            let guard = Guard::of(hold);
-            if guard.held().0.spec.shared && !spec.shared {
-                return Err(Error::Invalid(format!(
-                    "{} is held shared by this owner: release that before asking for it alone",
-                    spec.name()
-                )));
-            }
-            match guard.held().0.enter_for(spec.ttl).await {
-                Ok(_) => return Ok(guard),
-                Err(Error::Lost { .. }) => {}
-                Err(other) => return Err(other),
-            }
-        }
-        let hold = self.take(spec, may_wait, deadline).await?;
-        *seated = Arc::downgrade(&hold);
-        Ok(Guard::of(hold))
+        self.client.record(&self.spec, event);
+        entered
     }
 
-    /// Attempt after attempt, each with a token of its own.
-    async fn take(
+    /// Enters what the owner holds already, lock by lock, and acquires the rest.
+    async fn enter_as(
         &self,
-        spec: Arc<Spec>,
+        owner: &Owner,
         may_wait: bool,
         deadline: Option<Moment>,
-    ) -> Result<Arc<Hold>, Error> {
-        self.client.fleet.first_answers(deadline).await;
-        loop {
-            let started = Moment::now();
-            let mut attempt = Attempt::new(Arc::clone(&self.client), Arc::clone(&spec));
-            // Who has no time to stand in a queue asks once.
-            let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
-            let outcome = match can_queue && self.client.seems_busy(&spec) {
-                true => attempt.queue(deadline).await,
-                false => attempt.dash(may_wait).await,
-            };
-            if !matches!(outcome, Outcome::Won { .. }) {
-                tracing::debug!(lock = %spec.name(), ?outcome, nodes = %attempt.reports(), "attempt failed");
-            }
-            let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
-            match outcome {
-                Outcome::Won { fence, valid_until } => {
-                    if let Some(replicas) = spec.replicas {
-                        self.replicated(&mut attempt, replicas, valid_until).await?;
-                    }
-                    return Ok(Hold::begin(&mut attempt, started, fence, valid_until));
-                }
-                Outcome::Refused => {
-                    let (lock, nodes) = (spec.name(), attempt.describe_all().await);
-                    return Err(Error::Refused { lock, nodes });
-                }
-                Outcome::Busy => {
-                    self.client.was_busy(&spec);
-                    if over {
-                        let (lock, nodes) = (spec.name(), attempt.describe().await);
-                        return Err(Error::Busy { lock, nodes });
-                    }
-                }
-                Outcome::NoQuorum => {
-                    if over {
-                        let (lock, nodes) = (spec.name(), attempt.describe_all().await);
-                        return Err(Error::NoQuorum { lock, nodes });
-                    }
-                    drop(attempt);
-                    let pause = LONGEST_PAUSE.mul_f64(rand::random_range(0.1..1.0));
-                    let left = deadline.map_or(pause, |deadline| deadline.remaining());
-                    self.client.fleet.change(pause.min(left)).await;
-                }
+    ) -> Result<Guard, Error> {
+        let client = Arc::as_ptr(&self.client) as usize;
+        let Some(mut turns) = owner
+            .turns(client, &self.spec.keys, may_wait, deadline)
+            .await
+        else {
+            // Another task of this owner is about to acquire it.
+            let nodes = self.client.fleet.reports(|_| Verdict::NotAsked);
+            let lock = self.spec.name();
+            return Err(Error::Busy { lock, nodes });
+        };
+        let mut guard = Guard::empty();
+        for turn in &turns {
+            if let Some(hold) = turn.hold().filter(|_| !guard.has(&turn.key)) {
+                self.re_enter(&mut guard, hold).await?;
             }
         }
+        let mut missing = self.spec.clone();
+        missing.keys.retain(|key| !guard.has(key));
+        if !missing.keys.is_empty() {
+            let hold = acquire(&self.client, Arc::new(missing), may_wait, deadline).await?;
+            let new = turns.iter_mut();
+            new.filter(|turn| hold.spec.keys.contains(&turn.key))
+                .for_each(|turn| turn.set(&hold));
+            guard.add(hold);
+        }
+        Ok(guard)
     }
 
-    /// Waits until the replicas of a majority have the grant. The attempt still gives back if that fails.
-    async fn replicated(
-        &self,
-        attempt: &mut Attempt,
-        replicas: u32,
-        valid_until: Moment,
-    ) -> Result<(), Error> {
-        let fleet = &self.client.fleet;
-        let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
-        let deadline = Moment::now() + patience;
-        let granted = attempt.ballot.granted();
-        let mut asked = FuturesUnordered::new();
-        for place in granted.iter() {
-            let node = Arc::clone(&fleet.nodes[place]);
-            let extend = command::extend(&attempt.spec, attempt.token, attempt.spec.ttl, None);
-            let spec = Arc::clone(&attempt.spec);
-            attempt.verdicts[place] = Verdict::TimedOut(patience);
-            let confirm = async move {
-                let (generation, mut connection) = node.own_line().await?;
-                // WAIT speaks of what this connection has done, so it does something: an extension comes after the grant.
-                match Reply::read(connection.send(&extend).await) {
-                    Reply::Yes(_) => {}
-                    other => return Err(other.verdict(Verdict::NotHeld)),
-                }
-                let wait = command::wait(&spec, replicas, deadline.remaining());
-                match connection.send(&wait).await {
-                    Ok(Value::Int(count)) => {
-                        node.park(generation, connection);
-                        Ok(u64::try_from(count).unwrap_or(0))
-                    }
-                    Ok(_) => Err(Verdict::Garbage("WAIT without a number".to_owned())),
-                    Err(error) => Err(crate::reply::trouble(&error)),
-                }
-            };
-            asked.push(async move { (place, confirm.await) });
-        }
-        let mut confirmed = 0;
-        let collect = async {
-            while let Some((place, answer)) = asked.next().await {
-                if answer
-                    .as_ref()
-                    .is_ok_and(|count| *count >= u64::from(replicas))
-                {
-                    confirmed += 1;
-                }
-                attempt.verdicts[place] = match answer {
-                    Ok(replicas) => Verdict::NotReplicated { replicas },
-                    Err(verdict) => verdict,
-                };
-                if confirmed >= fleet.majority() {
-                    break;
-                }
-            }
-        };
-        let _ = tokio::time::timeout(patience + fleet.node_timeout, collect).await;
-        if confirmed >= fleet.majority() && valid_until > Moment::now() {
+    /// One more guard of a hold, unless that is lost.
+    async fn re_enter(&self, guard: &mut Guard, hold: Arc<Hold>) -> Result<(), Error> {
+        if !hold.enter() {
             return Ok(());
         }
-        let (lock, nodes): (String, Reports) = (attempt.spec.name(), attempt.reports());
-        Err(Error::NotReplicated { lock, nodes })
+        let entered = Guard::of(Arc::clone(&hold));
+        if hold.spec.shared && !self.spec.shared {
+            return Err(Error::Invalid(format!(
+                "{} is held shared by this owner: release that before asking for it alone",
+                hold.spec.name()
+            )));
+        }
+        match hold.enter_for(self.spec.ttl).await {
+            Ok(_) => guard.join(entered),
+            Err(Error::Lost { .. }) => {}
+            Err(other) => return Err(other),
+        }
+        Ok(())
     }
 }
 

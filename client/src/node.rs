@@ -1,7 +1,7 @@
-//! One node: its connections, whether it is believed up, and what it is still owed.
+//! One node: its connections, whether it is believed up, and what is known of its clock and counter.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use redis::RedisResult;
@@ -16,8 +16,6 @@ use crate::reply::Reply;
 
 /// Idle connections for BLOCK and WAIT that are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
-/// Releases that a node which cannot be reached is owed, at most: beyond it their leases run out.
-const OWED_RELEASES: usize = 10_000;
 
 /// One master, or the one Sentinel-named master or cluster of a client with N = 1.
 pub(crate) struct Node {
@@ -25,23 +23,32 @@ pub(crate) struct Node {
     link: Link,
     pub(crate) connect_timeout: Duration,
     state: RwLock<State>,
-    up: watch::Sender<bool>,
+    standing: watch::Sender<Standing>,
     trouble: Notify,
     asked: AtomicBool,
-    waiters: AtomicUsize,
+    dependents: AtomicUsize,
     idle: Mutex<Vec<(u64, Connection)>>,
-    owed: Mutex<Vec<(Arc<Request>, Moment)>>,
     clock_lead: AtomicI64,
     fence: AtomicU64,
 }
 
 struct State {
     connection: Option<Connection>,
-    /// Counts connections, so that a late complaint about an old one does not harm the new one.
-    generation: u64,
     /// Why the node is believed down; `None`: it is up.
     down: Option<Verdict>,
     incarnations: Vec<String>,
+}
+
+/// What others have to know about a node as soon as it changes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Standing {
+    pub(crate) up: bool,
+    /// Counts connections, so that a late complaint about an old one does not harm the new one.
+    pub(crate) generation: u64,
+    /// The last connection that is known to have ended.
+    pub(crate) closed: u64,
+    /// Counts the processes that have answered as this node.
+    pub(crate) process: u64,
 }
 
 /// What a node that answered LOCK.NODE turned out to be.
@@ -49,15 +56,20 @@ struct State {
 pub(crate) enum Known {
     /// The same process as before, or seen for the first time.
     Same,
-    /// It was started anew: what it had granted does not count until it confirms it.
+    /// It was started again: what it had granted does not count until it confirms it.
     Restarted,
+}
+
+/// A connection for commands that make it wait, used by one caller at a time.
+pub(crate) struct Own {
+    pub(crate) generation: u64,
+    pub(crate) connection: Connection,
 }
 
 impl Node {
     pub(crate) fn new(name: String, link: Link, connect_timeout: Duration) -> Self {
         let state = State {
             connection: None,
-            generation: 0,
             down: Some(Verdict::Unreachable("not connected yet".to_owned())),
             incarnations: Vec::new(),
         };
@@ -66,34 +78,55 @@ impl Node {
             link,
             connect_timeout,
             state: RwLock::new(state),
-            up: watch::Sender::new(false),
+            standing: watch::Sender::default(),
             trouble: Notify::new(),
             asked: AtomicBool::new(false),
-            waiters: AtomicUsize::new(0),
+            dependents: AtomicUsize::new(0),
             idle: Mutex::default(),
-            owed: Mutex::default(),
             clock_lead: AtomicI64::new(0),
             fence: AtomicU64::new(0),
         }
     }
 
-    /// Sends on the shared connection. The future owns all it needs: it may be kept, dropped or moved elsewhere.
+    fn state(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
+        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn standing(&self) -> Standing {
+        *self.standing.borrow()
+    }
+
+    /// Tells those who watch, if it makes a difference.
+    fn change(&self, change: impl FnOnce(&mut Standing)) {
+        self.standing.send_if_modified(|standing| {
+            let before = *standing;
+            change(standing);
+            *standing != before
+        });
+    }
+
+    /// Sends on the shared connection. The future owns all that it needs: it may be kept, dropped
+    /// or moved elsewhere.
     pub(crate) fn ask(
         self: &Arc<Self>,
         request: Arc<Request>,
     ) -> impl Future<Output = Reply> + Send + use<> {
         let node = Arc::clone(self);
-        let line = node.line();
+        let shared = node.shared();
         async move {
-            let (generation, mut connection) = match line {
-                Ok(line) => line,
+            let (generation, mut connection) = match shared {
+                Ok(shared) => shared,
                 Err(verdict) => return Reply::Trouble(verdict),
             };
             node.asked.store(true, Ordering::Relaxed);
             let result = connection.send(&request).await;
             node.heard(generation, &result);
             match Reply::read(result) {
-                // A cluster settles down; a node of it that was taken for the only one stays the wrong one.
+                // A cluster settles down; one node of it that was taken for all stays the wrong one.
                 Reply::Trouble(Verdict::Refused(text))
                     if node.link.heals() && is_elsewhere(&text) =>
                 {
@@ -105,85 +138,101 @@ impl Node {
     }
 
     /// The shared connection with its generation, or why there is none.
-    pub(crate) fn line(&self) -> Result<(u64, Connection), Verdict> {
-        let state = self.state.read().unwrap_or_else(PoisonError::into_inner);
+    pub(crate) fn shared(&self) -> Result<(u64, Connection), Verdict> {
+        let state = self.state();
         match (&state.connection, &state.down) {
-            (Some(connection), _) => Ok((state.generation, connection.clone())),
+            (Some(connection), _) => Ok((self.standing().generation, connection.clone())),
             (None, Some(verdict)) => Err(verdict.clone()),
             (None, None) => Err(Verdict::Unreachable("not connected".to_owned())),
         }
     }
 
-    /// Looks at a result for signs that the connection is broken or the node no longer a master.
+    /// Looks at a result for signs that the connection ended or the node is no longer a master.
     pub(crate) fn heard(&self, generation: u64, result: &RedisResult<redis::Value>) {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
         match result {
             Err(error) if error.code().is_none() && self.link.heals() => self.complain(),
             Err(error) if error.code().is_none() => {
-                let verdict = Verdict::Unreachable(error.to_string());
-                self.broken(generation, verdict);
+                self.ended(generation, Verdict::Unreachable(error.to_string()));
             }
-            Err(error) if demoted(error.code()) => self.trouble.notify_one(),
-            Ok(redis::Value::ServerError(error)) if demoted(Some(error.code())) => {
-                self.trouble.notify_one()
-            }
+            Err(error) if demoted(error.code()) => self.complain(),
+            Ok(redis::Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
             _ => {}
         }
     }
 
-    /// The connection is gone: nothing more is sent on it.
-    pub(crate) fn broken(&self, generation: u64, why: Verdict) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
-        if state.generation == generation {
-            state.connection = None;
-            state.down = Some(why);
-            drop(state);
-            self.up.send_replace(false);
-            self.trouble.notify_one();
+    /// The shared connection has ended: nothing more is sent on it.
+    pub(crate) fn ended(&self, generation: u64, why: Verdict) {
+        let mut state = self.state_mut();
+        if self.standing().generation != generation {
+            return;
         }
+        state.connection = None;
+        state.down = Some(why);
+        drop(state);
+        self.change(|standing| (standing.up, standing.closed) = (false, generation));
+        self.complain();
     }
 
-    /// It did not answer in time. What was sent may still arrive, so the connection stays until a better one opens.
+    /// It did not answer in time. What was sent may still arrive, so the connection stays.
     pub(crate) fn suspect(&self, why: Verdict) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state_mut();
         if state.down.is_none() {
             tracing::debug!(node = %self.name, verdict = %why, "node believed down");
             state.down = Some(why);
             drop(state);
-            self.up.send_replace(false);
-            self.trouble.notify_one();
+            self.change(|standing| standing.up = false);
+            self.complain();
         }
     }
 
     pub(crate) fn is_up(&self) -> bool {
-        *self.up.borrow()
+        self.standing().up
     }
 
     /// Why it is believed down.
     pub(crate) fn why_down(&self) -> Option<Verdict> {
-        self.state
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .down
-            .clone()
+        self.state().down.clone()
     }
 
-    /// Returns when the node is believed down.
-    pub(crate) async fn went_down(&self) {
-        let mut up = self.up.subscribe();
+    /// Returns when the node is up.
+    pub(crate) async fn came_up(&self) {
         // The sender lives as long as this node, so waiting cannot fail.
-        let _ = up.wait_for(|up| !up).await;
+        let _ = self.standing.subscribe().wait_for(|now| now.up).await;
     }
 
-    /// Something on a connection of one's own went wrong; the tender looks whether it is the node.
+    /// Returns when the shared connection is another one than `generation`.
+    pub(crate) async fn reconnected(&self, generation: u64) {
+        let other = |now: &Standing| now.up && now.generation != generation;
+        let _ = self.standing.subscribe().wait_for(other).await;
+    }
+
+    /// Returns when nothing can come of waiting in the queue of process number `process`: another
+    /// process has taken over, or, if a `stall` is given, the node has been down for so long.
+    pub(crate) async fn gave_up_on(&self, process: u64, stall: Option<Duration>) {
+        let mut watch = self.standing.subscribe();
+        loop {
+            let standing = *watch.borrow_and_update();
+            if standing.process != process {
+                return;
+            }
+            match stall {
+                Some(stall) if !standing.up => {
+                    if tokio::time::timeout(stall, watch.changed()).await.is_err() {
+                        return;
+                    }
+                }
+                _ => {
+                    let _ = watch.changed().await;
+                }
+            }
+        }
+    }
+
+    /// Something went wrong; the background task looks whether it is the node.
     pub(crate) fn complain(&self) {
         self.trouble.notify_one();
-    }
-
-    /// Nobody has used the node for a while: connections that were kept for waiters are closed.
-    pub(crate) fn rest(&self) {
-        self.lock_idle().clear();
     }
 
     /// Returns when somebody complained about the node.
@@ -191,9 +240,10 @@ impl Node {
         self.trouble.notified().await;
     }
 
-    /// Whether anybody depends on the node's answering: since the last time of asking, or by waiting right now.
+    /// Whether anybody depends on the node's answering: since the last time of asking, or by
+    /// waiting right now.
     pub(crate) fn in_use(&self) -> bool {
-        self.asked.swap(false, Ordering::Relaxed) || self.waiters.load(Ordering::Relaxed) > 0
+        self.asked.swap(false, Ordering::Relaxed) || self.dependents.load(Ordering::Relaxed) > 0
     }
 
     /// Opens a connection and asks who is there.
@@ -213,11 +263,11 @@ impl Node {
     /// Takes a freshly dialled connection into use.
     pub(crate) fn install(&self, connection: Connection, census: &[Census]) -> Known {
         {
-            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.state_mut();
             state.connection = Some(connection);
-            state.generation += 1;
+            self.change(|standing| standing.generation += 1);
         }
-        self.lock_idle().clear();
+        self.close_idle();
         self.confirm(census)
     }
 
@@ -225,9 +275,9 @@ impl Node {
     pub(crate) fn confirm(&self, census: &[Census]) -> Known {
         for one in census {
             self.clock_lead.store(one.clock_lead, Ordering::Relaxed);
-            self.fence.fetch_max(one.fence, Ordering::Relaxed);
+            self.saw_fence(one.fence);
         }
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state_mut();
         let seen = census.iter().map(|one| &one.incarnation);
         let new: Vec<String> = seen
             .filter(|one| !state.incarnations.contains(one))
@@ -237,22 +287,28 @@ impl Node {
             true => Known::Same,
             false => Known::Restarted,
         };
+        let cluster = self.link.heals();
         if !new.is_empty() {
             // One server has one incarnation; of a cluster not everybody may have answered.
-            if !self.link.heals() {
+            if !cluster {
                 state.incarnations.clear();
             }
             state.incarnations.extend(new);
         }
         state.down = None;
         drop(state);
-        self.up.send_replace(true);
+        self.change(|standing| {
+            standing.up = true;
+            // A waiter of a cluster is at one master of many: its own connection tells.
+            standing.process += u64::from(known == Known::Restarted && !cluster);
+        });
         known
     }
 
-    /// It cannot serve, or not be reached, for this reason. A connection that may still deliver is kept.
+    /// It cannot serve, or not be reached, for this reason. A connection that may still deliver is
+    /// kept.
     pub(crate) fn bar(&self, why: Verdict) {
-        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state_mut();
         if matches!(
             why,
             Verdict::Replica | Verdict::SameAs { .. } | Verdict::ModuleMissing
@@ -261,16 +317,12 @@ impl Node {
         }
         state.down = Some(why);
         drop(state);
-        self.up.send_replace(false);
+        self.change(|standing| standing.up = false);
     }
 
     /// Which processes answered as this node.
     pub(crate) fn incarnations(&self) -> Vec<String> {
-        self.state
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .incarnations
-            .clone()
+        self.state().incarnations.clone()
     }
 
     /// Its wall clock at `now`, in µs, as far as we know.
@@ -290,55 +342,51 @@ impl Node {
         self.fence.fetch_max(fence, Ordering::Relaxed);
     }
 
-    /// A connection of one's own, for commands that make a connection wait.
-    pub(crate) async fn own_line(&self) -> Result<(u64, Connection), Verdict> {
-        let (generation, _) = self.line()?;
-        while let Some((born, connection)) = self.lock_idle().pop() {
+    /// A connection for commands that make it wait. That it cannot be opened says nothing about the
+    /// node: it may only be full.
+    pub(crate) async fn own_connection(&self) -> Result<Own, Verdict> {
+        let (generation, _) = self.shared()?;
+        while let Some((born, connection)) = self.idle().pop() {
             if born == generation {
-                return Ok((generation, connection));
+                return Ok(Own {
+                    generation,
+                    connection,
+                });
             }
         }
         let opening = self.link.open_another(self.connect_timeout);
         match tokio::time::timeout(self.connect_timeout, opening).await {
-            Ok(Ok(connection)) => Ok((generation, connection)),
+            Ok(Ok(connection)) => Ok(Own {
+                generation,
+                connection,
+            }),
             Ok(Err(error)) => Err(crate::reply::trouble(&error)),
             Err(_) => Err(Verdict::TimedOut(self.connect_timeout)),
         }
     }
 
-    /// Gives back a connection on which nothing is under way.
-    pub(crate) fn park(&self, generation: u64, connection: Connection) {
-        let mut idle = self.lock_idle();
-        if idle.len() < IDLE_CONNECTIONS {
+    /// Takes back a connection on which nothing is under way.
+    pub(crate) fn keep_idle(&self, generation: u64, connection: Connection) {
+        let mut idle = self.idle();
+        if idle.len() < IDLE_CONNECTIONS && generation == self.standing().generation {
             idle.push((generation, connection));
         }
     }
 
-    fn lock_idle(&self) -> MutexGuard<'_, Vec<(u64, Connection)>> {
+    /// Closes the connections that are kept for waiters.
+    pub(crate) fn close_idle(&self) {
+        self.idle().clear();
+    }
+
+    fn idle(&self) -> MutexGuard<'_, Vec<(u64, Connection)>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Remembers a release that could not be delivered, until the lease that it would end is over by itself.
-    pub(crate) fn owe(&self, release: Arc<Request>, until: Moment) {
-        let mut owed = self.owed.lock().unwrap_or_else(PoisonError::into_inner);
-        if owed.len() < OWED_RELEASES {
-            owed.push((release, until));
-        }
-    }
-
-    /// Takes what is owed and not yet over.
-    pub(crate) fn settle(&self) -> Vec<(Arc<Request>, Moment)> {
-        let mut owed =
-            std::mem::take(&mut *self.owed.lock().unwrap_or_else(PoisonError::into_inner));
-        let now = Moment::now();
-        owed.retain(|(_, until)| *until > now);
-        owed
-    }
-
-    /// Counts somebody who waits on this node, so that it is asked now and then whether it lives.
-    pub(crate) fn count_waiter(self: &Arc<Self>) -> Waiting {
-        self.waiters.fetch_add(1, Ordering::Relaxed);
-        Waiting(Arc::clone(self))
+    /// Counts somebody who depends on this node without sending anything: it is then asked now and
+    /// then whether it lives.
+    pub(crate) fn depend(self: &Arc<Self>) -> Dependent {
+        self.dependents.fetch_add(1, Ordering::Relaxed);
+        Dependent(Arc::clone(self))
     }
 }
 
@@ -347,11 +395,11 @@ fn is_elsewhere(text: &str) -> bool {
     text.starts_with("MOVED ") || text.starts_with("ASK ")
 }
 
-/// Somebody waits on the node while this exists.
-pub(crate) struct Waiting(Arc<Node>);
+/// Somebody depends on the node while this exists.
+pub(crate) struct Dependent(Arc<Node>);
 
-impl Drop for Waiting {
+impl Drop for Dependent {
     fn drop(&mut self) {
-        self.0.waiters.fetch_sub(1, Ordering::Relaxed);
+        self.0.dependents.fetch_sub(1, Ordering::Relaxed);
     }
 }

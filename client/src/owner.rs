@@ -2,21 +2,42 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use tokio::sync::OwnedMutexGuard;
+
+use crate::clock::Moment;
 use crate::hold::Hold;
 
-/// Which client, which locks.
-type Matter = (usize, Vec<Vec<u8>>);
-/// The hold there is, behind a turn: of two tasks with one owner, the second re-enters what the first gets.
-pub(crate) type Seat = Arc<tokio::sync::Mutex<Weak<Hold>>>;
+/// The hold there is of one lock, behind a turn: of two tasks with one owner, the second re-enters
+/// what the first gets.
+type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
+/// By client and lock.
+type Entries = HashMap<(usize, Vec<u8>), Entry>;
 
-/// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again: each entry has a guard
-/// of its own, and the last one out releases.
+/// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:
+/// each entry has a guard of its own, and the last one out releases. Every lock counts by itself, so
+/// an owner of `x` and `y` may ask for `y` alone, or for both in another order.
 #[derive(Clone, Default)]
 pub struct Owner {
     label: Option<String>,
-    seats: Arc<Mutex<HashMap<Matter, Seat>>>,
+    entries: Arc<Mutex<Entries>>,
+}
+
+/// The right to acquire one lock for the owner.
+pub(crate) struct Turn {
+    pub(crate) key: Vec<u8>,
+    hold: OwnedMutexGuard<Weak<Hold>>,
+}
+
+impl Turn {
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.hold.upgrade()
+    }
+
+    pub(crate) fn set(&mut self, hold: &Arc<Hold>) {
+        *self.hold = Arc::downgrade(hold);
+    }
 }
 
 impl Owner {
@@ -38,18 +59,45 @@ impl Owner {
         self.label.as_deref()
     }
 
-    /// The seat of this owner at these locks.
-    pub(crate) fn seat(&self, client: usize, keys: &[Vec<u8>]) -> Seat {
-        let mut seats = self.lock();
-        // Seats that nobody sits or waits on are cleared away by whoever comes next.
-        seats.retain(|_, seat| {
-            Arc::strong_count(seat) > 1 || seat.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
-        });
-        Arc::clone(seats.entry((client, keys.to_vec())).or_default())
+    /// The turns of this owner at these locks, in the order of their names, so that no two tasks
+    /// wait for each other. `None`: it took too long.
+    pub(crate) async fn turns(
+        &self,
+        client: usize,
+        keys: &[Vec<u8>],
+        may_wait: bool,
+        deadline: Option<Moment>,
+    ) -> Option<Vec<Turn>> {
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        let waiting = async {
+            let mut turns = Vec::with_capacity(keys.len());
+            for key in keys {
+                let entry = self.entry(client, &key);
+                let hold = match may_wait {
+                    true => entry.lock_owned().await,
+                    false => entry.try_lock_owned().ok()?,
+                };
+                turns.push(Turn { key, hold });
+            }
+            Some(turns)
+        };
+        match deadline {
+            Some(deadline) => tokio::time::timeout(deadline.remaining(), waiting)
+                .await
+                .unwrap_or(None),
+            None => waiting.await,
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, HashMap<Matter, Seat>> {
-        self.seats.lock().unwrap_or_else(PoisonError::into_inner)
+    fn entry(&self, client: usize, key: &[u8]) -> Entry {
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        // Entries that nobody holds or waits for are cleared away by whoever comes next.
+        entries.retain(|_, entry| {
+            Arc::strong_count(entry) > 1
+                || entry.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
+        });
+        Arc::clone(entries.entry((client, key.to_vec())).or_default())
     }
 }
 

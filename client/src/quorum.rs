@@ -4,10 +4,10 @@
 //! the token still held. Two such majorities share a node, which had one holder at a time, so the later of the two
 //! was granted there above the earlier one's T. No clock takes part in that.
 //!
-//! How long a hold is valid needs less: at any moment before [`held_until`] a majority of nodes keeps a lease for the
-//! token. A node that grants again later (after a restart, say) keeps such a lease as well as any, with a fence of
-//! its own; so renewal counts leases, and only acquisition counts fences. The hold ends for good as soon as those that have
-//! kept it are no majority: then somebody else may have been in between ([`is_kept`]).
+//! How long a hold is valid needs less: at any moment before its [`Leases::claim`] a majority of
+//! nodes keeps a lease for the token. A node that grants again later (after a restart, say) keeps
+//! such a lease as well as any, with a fence of its own. So renewal counts leases, and only
+//! acquisition counts fences.
 //!
 //! quorum_model.rs checks both over every order of events of a small deployment.
 
@@ -54,16 +54,35 @@ impl NodeSet {
     }
 }
 
+impl FromIterator<usize> for NodeSet {
+    fn from_iter<I: IntoIterator<Item = usize>>(nodes: I) -> Self {
+        let mut set = Self::default();
+        nodes.into_iter().for_each(|node| set.insert(node));
+        set
+    }
+}
+
 /// More than half of `nodes`.
 pub(crate) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Until when a lease surely lasts that was asked for at `sent`: clock rates may differ by 1 %, and 2 ms are for
-/// clocks that tick in milliseconds. The only place where validity is computed.
+/// Whether so many of `nodes` cannot make a majority.
+pub(crate) fn is_shortage(count: usize, nodes: usize) -> bool {
+    count < majority(nodes)
+}
+
+const TICK: Duration = Duration::from_millis(2);
+
+/// Until when a lease surely lasts that was asked for at `sent`: clock rates may differ by 1 %, and
+/// [`TICK`] is for clocks that tick in milliseconds. The only place where validity is computed.
 pub(crate) fn lease_end(sent: Moment, ttl: Duration) -> Moment {
-    let drift = ttl / 100 + Duration::from_millis(2);
-    sent + ttl.saturating_sub(drift)
+    sent + ttl.saturating_sub(ttl / 100 + TICK)
+}
+
+/// The lease to ask for that is surely valid for `span`: what [`lease_end`] takes off is added.
+pub(crate) fn lease_for(span: Duration) -> Duration {
+    (span + TICK) * 100 / 99
 }
 
 /// Until when a majority surely keeps its lease: the majority-th latest of the nodes' ends.
@@ -76,17 +95,83 @@ pub(crate) fn held_until(ends: impl Iterator<Item = Moment>, majority: usize) ->
     ends.get(majority - 1).copied()
 }
 
-/// Whether a hold goes on: a majority of the nodes has kept it all the time, and still does. `anew` are those that granted
-/// it in the round of renewal under way: they count from the next one on, as somebody else may have held the lock
-/// before they did.
-pub(crate) fn is_kept(
-    leases: impl Iterator<Item = (usize, Moment)>,
-    anew: NodeSet,
-    now: Moment,
-    majority: usize,
-) -> bool {
-    let kept = leases.filter(|(node, end)| *end > now && !anew.contains(*node));
-    kept.count() >= majority
+/// What one node has granted to a hold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Lease {
+    pub(crate) fence: u64,
+    /// Until when it surely lasts.
+    pub(crate) end: Moment,
+    /// No other owner can have won with the help of this node since the hold began.
+    kept: bool,
+}
+
+/// What the nodes have granted to one hold, and what the hold may claim because of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Leases {
+    /// The fence that a majority accepted when the hold began.
+    fence: u64,
+    nodes: Vec<Option<Lease>>,
+}
+
+impl Leases {
+    pub(crate) fn new(nodes: usize, fence: u64) -> Self {
+        let nodes = vec![None; nodes];
+        Self { fence, nodes }
+    }
+
+    /// The node granted or extended with this fence, for a lease that lasts until `end`.
+    ///
+    /// A grant with the fence of the hold is as good as the first ones, however late it comes: a
+    /// node that took part in a later hold would have answered with a higher fence. Any other
+    /// grant may have come after somebody else's hold, and counts after the next [`confirm`].
+    ///
+    /// [`confirm`]: Leases::confirm
+    pub(crate) fn grant(&mut self, node: usize, fence: u64, end: Moment) {
+        let Some(lease) = self.nodes.get_mut(node) else {
+            return;
+        };
+        *lease = Some(match *lease {
+            Some(known) if known.fence == fence => Lease {
+                end: known.end.max(end),
+                ..known
+            },
+            _ => Lease {
+                fence,
+                end,
+                kept: fence == self.fence,
+            },
+        });
+    }
+
+    /// The node does not know the hold any more.
+    pub(crate) fn forget(&mut self, node: usize) {
+        if let Some(lease) = self.nodes.get_mut(node) {
+            *lease = None;
+        }
+    }
+
+    pub(crate) fn of(&self, node: usize) -> Option<Lease> {
+        self.nodes.get(node).copied().flatten()
+    }
+
+    /// Until when the hold is valid, or `None`: it is lost for good. This is the one place that
+    /// decides it. A majority must have kept its leases all the time, and must still keep them;
+    /// otherwise another owner may have won in between.
+    pub(crate) fn claim(&self, now: Moment) -> Option<Moment> {
+        let kept = self.nodes.iter().flatten().filter(|lease| lease.kept);
+        let until = held_until(kept.map(|lease| lease.end), majority(self.nodes.len()));
+        until.filter(|until| *until > now)
+    }
+
+    /// A round is over. If the claim stands, nobody else has won until now, so every lease there
+    /// is counts from here on.
+    pub(crate) fn confirm(&mut self, now: Moment) -> Option<Moment> {
+        self.claim(now)?;
+        for lease in self.nodes.iter_mut().flatten() {
+            lease.kept = true;
+        }
+        self.claim(now)
+    }
 }
 
 /// What one node has said so far.
@@ -177,13 +262,11 @@ impl Ballot {
     }
 
     fn select(&self, wanted: impl Fn(&Vote) -> bool) -> NodeSet {
-        let mut set = NodeSet::default();
-        for (node, vote) in self.votes.iter().enumerate() {
-            if wanted(vote) {
-                set.insert(node);
-            }
-        }
-        set
+        let votes = self.votes.iter().enumerate();
+        votes
+            .filter(|(_, vote)| wanted(vote))
+            .map(|(node, _)| node)
+            .collect()
     }
 
     fn accepted(&self, wanted: u64) -> NodeSet {

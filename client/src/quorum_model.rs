@@ -1,9 +1,9 @@
 //! Every order of events of a small deployment, walked through: three nodes, two owners, requests that take any time or
 //! get lost, answers that get lost, leases that end, nodes that restart and forget.
 //!
-//! What decides is the code that the client runs: [`Ballot`], [`is_kept`], [`held_until`], [`lease_end`]. Around it are
-//! the nodes' rules in a few lines, and a clock that ticks once a second. Each [`Flaw`] is a way to get the protocol
-//! wrong; the walk has to find what comes of it.
+//! What decides is the code that the client runs: [`Ballot`], [`Leases`], [`held_until`],
+//! [`lease_end`]. Around it are the nodes' rules in a few lines, and a clock that ticks once a
+//! second. Each [`Flaw`] is a way to get the protocol wrong; the walk has to find what comes of it.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -30,6 +30,8 @@ enum Flaw {
     AnewCounts,
     /// Whether it was kept is asked only when a node has forgotten it, and not of nodes that say nothing.
     SilenceCounts,
+    /// An answer to the acquisition that comes late counts as kept, whatever its fence.
+    LateCounts,
 }
 
 /// How far the walk goes.
@@ -76,14 +78,14 @@ enum Said {
 struct View {
     wire: Option<Wire>,
     said: Said,
-    /// Granted in the round of renewal under way.
-    anew: bool,
+    /// What it granted counts as kept: see [`Leases::grant`].
+    kept: bool,
 }
 
 const UNASKED: View = View {
     wire: None,
     said: Said::Nothing,
-    anew: false,
+    kept: false,
 };
 
 /// A node, and what the owners know of it. Nodes are alike, so their order does not matter.
@@ -113,6 +115,8 @@ struct Owner {
     renewals: u8,
     /// Another one has won since this one did.
     overtaken: bool,
+    /// That was so when the round of renewal under way began.
+    stale: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -143,6 +147,7 @@ impl World {
             renewing: false,
             renewals: 0,
             overtaken: false,
+            stale: false,
         };
         Self {
             now: 0,
@@ -214,21 +219,19 @@ impl World {
         answer: Option<u8>,
         flaw: Flaw,
     ) -> Result<(), String> {
-        let view = &mut self.columns[node].views[owner];
         match (wire.ask, answer) {
             (Ask::Raise(wanted) | Ask::Extend(wanted), Some(fence)) if fence == wanted => {
-                view.said = Said::Granted(fence, wire.sent);
+                self.granted(owner, node, fence, wire, flaw);
             }
             (Ask::Acquire | Ask::Again(_), Some(fence)) => {
-                view.said = Said::Granted(fence, wire.sent);
-                view.anew = wire.ask != Ask::Acquire;
+                self.granted(owner, node, fence, wire, flaw);
             }
             (Ask::Extend(_), _) => {
-                view.said = Said::Nothing;
+                self.columns[node].views[owner].said = Said::Nothing;
                 self.forgot(owner, node, flaw);
             }
             (Ask::Again(_), None) => {}
-            _ => view.said = Said::Denied,
+            _ => self.columns[node].views[owner].said = Said::Denied,
         }
         match self.owners[owner].phase {
             Phase::Asking => self.decide(owner, flaw),
@@ -236,12 +239,22 @@ impl World {
         }
     }
 
+    fn granted(&mut self, owner: usize, node: usize, fence: u8, wire: Wire, flaw: Flaw) {
+        let mut leases = self.leases(owner);
+        leases.grant(node, u64::from(fence), lease_end(at(wire.sent), TTL));
+        let late = wire.ask == Ask::Acquire && flaw == Flaw::LateCounts;
+        let view = &mut self.columns[node].views[owner];
+        view.said = Said::Granted(fence, wire.sent);
+        view.kept = leases.of(node).is_some_and(|lease| lease.kept) || late;
+    }
+
     /// A node does not know the hold that was to be renewed.
     fn forgot(&mut self, owner: usize, node: usize, flaw: Flaw) {
         let Phase::Holding { fence, .. } = self.owners[owner].phase else {
             return;
         };
-        match self.is_kept(owner) || flaw == Flaw::AnewCounts {
+        let kept = self.leases(owner).claim(at(self.now)).is_some();
+        match kept || flaw == Flaw::AnewCounts {
             true => self.send(owner, node, Ask::Again(fence)),
             false => self.over(owner),
         }
@@ -299,8 +312,10 @@ impl World {
         self.owners[owner].phase = Phase::Holding { fence, valid_until };
         for column in &mut self.columns {
             let view = &mut column.views[owner];
-            if view.said == Said::Denied {
-                view.said = Said::Nothing;
+            match view.said {
+                Said::Denied => view.said = Said::Nothing,
+                Said::Granted(known, _) => view.kept = known == fence,
+                Said::Nothing => {}
             }
             // A grant that comes now is as good as the others; a raise is not waited for.
             view.wire = view.wire.filter(|wire| wire.ask == Ask::Acquire);
@@ -308,29 +323,29 @@ impl World {
         Ok(())
     }
 
-    fn leases(&self, owner: usize) -> impl Iterator<Item = (usize, Moment)> {
-        let said = self
-            .columns
-            .iter()
-            .map(move |column| column.views[owner].said);
-        said.enumerate().filter_map(|(node, said)| match said {
-            Said::Granted(_, sent) => Some((node, lease_end(at(sent), TTL))),
-            _ => None,
-        })
-    }
-
-    fn is_kept(&self, owner: usize) -> bool {
-        let mut anew = NodeSet::default();
+    /// What the owner has been granted, as the client itself keeps it.
+    fn leases(&self, owner: usize) -> Leases {
+        let fence = match self.owners[owner].phase {
+            Phase::Holding { fence, .. } => u64::from(fence),
+            _ => 0,
+        };
+        let mut leases = Leases::new(NODES, fence);
         for (node, column) in self.columns.iter().enumerate() {
-            if column.views[owner].anew {
-                anew.insert(node);
+            let view = column.views[owner];
+            if let Said::Granted(fence, sent) = view.said {
+                leases.nodes[node] = Some(Lease {
+                    fence: u64::from(fence),
+                    end: lease_end(at(sent), TTL),
+                    kept: view.kept,
+                });
             }
         }
-        is_kept(self.leases(owner), anew, at(self.now), majority(NODES))
+        leases
     }
 
     fn renew(&mut self, owner: usize, fence: u8) {
         self.owners[owner].renewing = true;
+        self.owners[owner].stale = self.owners[owner].overtaken;
         self.owners[owner].renewals += 1;
         for node in 0..NODES {
             let view = self.columns[node].views[owner];
@@ -345,21 +360,39 @@ impl World {
     }
 
     /// The round of renewal is over: everybody has answered, or the time is up.
-    fn conclude(&mut self, owner: usize, fence: u8, flaw: Flaw) -> Result<(), String> {
-        let kept = self.is_kept(owner) || matches!(flaw, Flaw::AnewCounts | Flaw::SilenceCounts);
-        let until = held_until(self.leases(owner).map(|lease| lease.1), majority(NODES));
-        let Some(valid_until) = until.filter(|until| kept && *until > at(self.now)) else {
+    fn conclude(
+        &mut self,
+        owner: usize,
+        fence: u8,
+        bounds: Bounds,
+        flaw: Flaw,
+    ) -> Result<(), String> {
+        let mut leases = self.leases(owner);
+        let until = match flaw {
+            Flaw::AnewCounts | Flaw::SilenceCounts => {
+                let ends = leases.nodes.iter().flatten().map(|lease| lease.end);
+                held_until(ends, majority(NODES)).filter(|until| *until > at(self.now))
+            }
+            _ => leases.confirm(at(self.now)),
+        };
+        let Some(valid_until) = until else {
             self.over(owner);
             return Ok(());
         };
-        if self.owners[owner].overtaken {
+        let heard = |column: &Column| column.views[owner].wire.is_none();
+        if bounds.ticks > 0 && self.owners[owner].overtaken {
             return Err(format!("{fence} was renewed after another one had won"));
+        }
+        if self.owners[owner].stale && self.columns.iter().all(heard) {
+            return Err(format!(
+                "{fence} asked all nodes and was not told of its loss"
+            ));
         }
         self.owners[owner].phase = Phase::Holding { fence, valid_until };
         self.owners[owner].renewing = false;
         for column in &mut self.columns {
             let view = &mut column.views[owner];
-            view.anew = false;
+            view.kept = true;
             view.wire = view.wire.filter(|wire| wire.ask == Ask::Acquire);
         }
         Ok(())
@@ -457,7 +490,9 @@ impl World {
                 }
                 return Ok(());
             }
-            Phase::Holding { fence, .. } if one.renewing => next.conclude(owner, fence, flaw)?,
+            Phase::Holding { fence, .. } if one.renewing => {
+                next.conclude(owner, fence, bounds, flaw)?
+            }
             Phase::Holding { fence, .. } if one.renewals < bounds.renewals => {
                 next.renew(owner, fence)
             }
@@ -494,7 +529,7 @@ impl World {
                     Said::Denied => (2, 0, 0),
                 };
                 bytes.extend([ask, about, sent, said, fence, asked]);
-                bytes.push(u8::from(view.anew));
+                bytes.push(u8::from(view.kept));
             }
         }
         for owner in &self.owners {
@@ -507,7 +542,8 @@ impl World {
                 Phase::Over => (3, 0, 0),
             };
             bytes.extend([phase, fence, owner.above, owner.renewals]);
-            bytes.extend([u8::from(owner.renewing), u8::from(owner.overtaken)]);
+            let flags = [owner.renewing, owner.overtaken, owner.stale];
+            bytes.extend(flags.map(u8::from));
             bytes.extend(until.to_ne_bytes());
         }
         hashing.hash_one(&bytes[..])
@@ -547,6 +583,7 @@ fn once_held() -> Vec<World> {
             column.counter = 1;
             column.hold = Some((0, 1, LEASE));
             column.views[0].said = Said::Granted(1, 0);
+            column.views[0].kept = true;
         }
         world.highest_won = 1;
         let valid_until = lease_end(at(0), TTL);
@@ -559,6 +596,13 @@ fn once_held() -> Vec<World> {
     vec![held(2), held(3)]
 }
 
+/// The same, by two nodes, and its request to the third is still on the way.
+fn once_held_with_a_late_request() -> Vec<World> {
+    let mut world = once_held()[0];
+    world.send(0, NODES - 1, Ask::Acquire);
+    vec![world]
+}
+
 /// No clock: any lease may end at any moment.
 const FENCES: Bounds = Bounds {
     ticks: 0,
@@ -568,6 +612,12 @@ const FENCES: Bounds = Bounds {
 };
 const FENCES_AND_A_RESTART: Bounds = Bounds {
     restarts: 1,
+    losses: 0,
+    ..FENCES
+};
+/// No clock, and a holder that asks again: a lease may also be ended by force.
+const FORCED: Bounds = Bounds {
+    renewals: 1,
     losses: 0,
     ..FENCES
 };
@@ -602,6 +652,19 @@ fn holds_that_are_renewed_though_answers_get_lost_never_overlap() {
 }
 
 #[test]
+fn holds_that_are_renewed_with_a_late_grant_never_overlap() {
+    let worlds = walk(&once_held_with_a_late_request(), Flaw::None, RENEWALS).unwrap();
+    assert!(worlds > 10_000, "only {worlds} worlds");
+}
+
+#[test]
+fn a_holder_that_hears_from_all_nodes_is_told_that_another_one_has_won() {
+    let starts = [once_held(), once_held_with_a_late_request()].concat();
+    let worlds = walk(&starts, Flaw::None, FORCED).unwrap();
+    assert!(worlds > 1_000, "only {worlds} worlds");
+}
+
+#[test]
 fn the_walk_finds_what_comes_of_every_flaw() {
     for (flaw, starts, bounds, broken) in [
         (Flaw::NoWriteBack, at_first(), FENCES, "fence"),
@@ -619,6 +682,12 @@ fn the_walk_finds_what_comes_of_every_flaw() {
             once_held(),
             RENEWALS,
             "was renewed after",
+        ),
+        (
+            Flaw::LateCounts,
+            once_held_with_a_late_request(),
+            FORCED,
+            "was not told",
         ),
     ] {
         let found = walk(&starts, flaw, bounds);

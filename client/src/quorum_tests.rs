@@ -96,6 +96,9 @@ fn validity_counts_from_the_sending_less_the_drift() {
     // 1 % of 10 s and 2 ms.
     assert_eq!(lease_end(at(1_000), TTL), at(1_000 + 10_000 - 100 - 2));
     assert_eq!(lease_end(at(5), Duration::from_millis(1)), at(5));
+    // And the other way round.
+    let span = Duration::from_millis(10_000 - 100 - 2);
+    assert_eq!(lease_for(span), TTL);
 }
 
 #[test]
@@ -148,6 +151,40 @@ fn the_hold_lasts_until_the_majority_th_lease_ends() {
     assert_eq!(held_until(ends(&[10, 30, 20, 40, 50]), 3), Some(at(30)));
     assert_eq!(held_until(ends(&[10]), 2), None);
     assert_eq!(held_until(ends(&[]), 1), None);
+}
+
+#[test]
+fn a_claim_needs_a_majority_that_kept_its_leases_all_the_time() {
+    let leases = |grants: &[(usize, u64, u64)]| {
+        let mut leases = Leases::new(3, 7);
+        for (node, fence, end) in grants {
+            leases.grant(*node, *fence, at(*end));
+        }
+        leases
+    };
+    let mut two = leases(&[(0, 7, 10), (1, 7, 20)]);
+    assert_eq!(two.claim(at(9)), Some(at(10)));
+    assert_eq!(two.claim(at(10)), None);
+    // A late grant with the fence of the hold counts at once …
+    two.grant(2, 7, at(30));
+    assert_eq!(two.claim(at(9)), Some(at(20)));
+    // … one with another fence does not: somebody else may have been there before.
+    let mut two = leases(&[(0, 7, 10), (1, 7, 20), (2, 9, 30)]);
+    assert_eq!(two.claim(at(9)), Some(at(10)));
+    let mut forgotten = two.clone();
+    forgotten.forget(0);
+    assert_eq!(forgotten.claim(at(9)), None);
+    assert_eq!(forgotten.confirm(at(9)), None);
+    assert_eq!(forgotten.claim(at(9)), None);
+    // After a round in which the others kept theirs, it counts.
+    assert_eq!(two.confirm(at(9)), Some(at(20)));
+    two.forget(0);
+    assert_eq!(two.claim(at(9)), Some(at(20)));
+    // An extension never shortens a lease, and leaves it as kept as it was.
+    two.grant(1, 7, at(15));
+    assert_eq!(two.claim(at(9)), Some(at(20)));
+    two.grant(1, 8, at(40));
+    assert_eq!(two.claim(at(9)), None);
 }
 
 #[derive(Clone, Debug)]

@@ -1,11 +1,15 @@
 //! The client itself: how to ask it for locks.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::builder::Builder;
 use crate::client::Client;
 use crate::error::Error;
 use crate::lock::Lock;
+
+/// How often [`Redlock::close`] looks whether all is delivered.
+const CLOSING_LOOK: Duration = Duration::from_millis(1);
 
 /// A client of one or several masters. Clones share its connections; background work ends with the last clone, guard
 /// and request.
@@ -37,6 +41,21 @@ impl Redlock {
             .map(|name| name.as_ref().to_vec())
             .collect();
         Lock::new(Arc::clone(&self.client), keys)
+    }
+
+    /// Waits until what is released in the background is delivered, but no longer than this. For
+    /// programs that end right after a request failed, was cancelled, or a guard was dropped: then
+    /// nothing stays held. Guards that still exist keep the client open, so drop them before.
+    pub async fn close(self, patience: Duration) {
+        // Whoever still releases something holds on to the client.
+        let client = Arc::downgrade(&self.client);
+        drop(self);
+        let closed = async {
+            while client.strong_count() > 0 {
+                tokio::time::sleep(CLOSING_LOOK).await;
+            }
+        };
+        let _ = tokio::time::timeout(patience, closed).await;
     }
 }
 

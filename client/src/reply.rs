@@ -6,16 +6,25 @@ use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
 use crate::error::Verdict;
 
-/// The one rule for replies: a positive number is yes, null is "you do not hold it", the rest is trouble.
+/// The one rule for replies: a positive number is yes, null is "you do not hold it", the rest is
+/// trouble.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     Yes(u64),
     No,
+    /// Of several keys some are held and some are not.
+    Part,
     Trouble(Verdict),
 }
 
+impl From<Verdict> for Reply {
+    fn from(verdict: Verdict) -> Self {
+        Self::Trouble(verdict)
+    }
+}
+
 impl Reply {
-    /// Reads the reply of a LOCK command for `keys` keys: a number, or an array of as many.
+    /// Reads the reply of a LOCK command: a number, or an array with one for each key.
     pub(crate) fn read(result: RedisResult<Value>) -> Self {
         match result {
             Err(error) => Self::Trouble(trouble(&error)),
@@ -29,16 +38,19 @@ impl Reply {
 
     /// Several keys are held only if each of them is; their common number is the highest.
     fn all(items: Vec<Value>) -> Self {
-        let mut highest = None;
+        let (mut highest, mut missing) = (None, false);
         for item in items {
             match Self::read(Ok(item)) {
                 Self::Yes(number) => highest = highest.max(Some(number)),
+                Self::No => missing = true,
                 other => return other,
             }
         }
-        match highest {
-            Some(number) => Self::Yes(number),
-            None => Self::Trouble(Verdict::Garbage("an empty array".to_owned())),
+        match (highest, missing) {
+            (Some(number), false) => Self::Yes(number),
+            (Some(_), true) => Self::Part,
+            (None, true) => Self::No,
+            (None, false) => Self::Trouble(Verdict::Garbage("an empty array".to_owned())),
         }
     }
 
@@ -46,7 +58,7 @@ impl Reply {
     pub(crate) fn verdict(self, no: Verdict) -> Verdict {
         match self {
             Self::Yes(fence) => Verdict::Granted { fence },
-            Self::No => no,
+            Self::No | Self::Part => no,
             Self::Trouble(verdict) => verdict,
         }
     }
@@ -89,81 +101,69 @@ fn milliseconds_in(text: &str) -> Option<Duration> {
 }
 
 /// The fields of a map, as RESP2 (a flat array) and RESP3 (a map) write it.
-pub(crate) struct Fields(Vec<(Value, Value)>);
+pub(crate) struct Fields {
+    command: &'static str,
+    pairs: Vec<(Value, Value)>,
+}
 
 impl Fields {
-    pub(crate) fn read(value: Value) -> Option<Self> {
-        match value {
-            Value::Map(pairs) => Some(Self(pairs)),
+    /// Reads what `command` answered.
+    pub(crate) fn read(value: Value, command: &'static str) -> Result<Self, Verdict> {
+        let pairs = match value {
+            Value::Map(pairs) => pairs,
             Value::Array(items) if items.len() % 2 == 0 => {
                 let mut pairs = Vec::with_capacity(items.len() / 2);
                 let mut items = items.into_iter();
                 while let (Some(name), Some(value)) = (items.next(), items.next()) {
                     pairs.push((name, value));
                 }
-                Some(Self(pairs))
+                pairs
             }
-            _ => None,
-        }
+            _ => return Err(Verdict::Garbage(format!("{command} without fields"))),
+        };
+        Ok(Self { command, pairs })
     }
 
-    pub(crate) fn value(&self, wanted: &str) -> Option<&Value> {
+    pub(crate) fn value(&self, wanted: &str) -> Result<&Value, Verdict> {
         let named = |name: &Value| match name {
             Value::BulkString(bytes) => bytes == wanted.as_bytes(),
             Value::SimpleString(text) => text == wanted,
             _ => false,
         };
-        self.0
-            .iter()
-            .find(|(name, _)| named(name))
+        let found = self.pairs.iter().find(|(name, _)| named(name));
+        found
             .map(|(_, value)| value)
+            .ok_or_else(|| self.without(wanted))
     }
 
-    pub(crate) fn number(&self, wanted: &str) -> Option<u64> {
-        match self.value(wanted)? {
+    fn without(&self, field: &str) -> Verdict {
+        Verdict::Garbage(format!("{} without {field}", self.command))
+    }
+
+    pub(crate) fn number(&self, wanted: &str) -> Result<u64, Verdict> {
+        let number = match self.value(wanted)? {
             Value::Int(number) => u64::try_from(*number).ok(),
             Value::Boolean(yes) => Some(u64::from(*yes)),
-            Value::BulkString(bytes) => std::str::from_utf8(bytes).ok()?.parse().ok(),
+            Value::BulkString(bytes) => std::str::from_utf8(bytes)
+                .ok()
+                .and_then(|text| text.parse().ok()),
             _ => None,
-        }
+        };
+        number.ok_or_else(|| self.without(wanted))
     }
 
-    pub(crate) fn text(&self, wanted: &str) -> Option<String> {
+    pub(crate) fn millis(&self, wanted: &str) -> Result<Duration, Verdict> {
+        self.number(wanted).map(Duration::from_millis)
+    }
+
+    pub(crate) fn text(&self, wanted: &str) -> Result<String, Verdict> {
         match self.value(wanted)? {
-            Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
-            Value::SimpleString(text) => Some(text.clone()),
-            Value::Int(number) => Some(number.to_string()),
-            _ => None,
+            Value::BulkString(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
+            Value::SimpleString(text) => Ok(text.clone()),
+            Value::Int(number) => Ok(number.to_string()),
+            _ => Err(self.without(wanted)),
         }
     }
-}
-
-/// Who holds the lock, from LOCK.INFO: the holder whose lease ends last.
-pub(crate) fn holder(value: Value) -> Option<Verdict> {
-    let info = Fields::read(value)?;
-    let waiters = info.number("waiters").unwrap_or(0);
-    let mut longest: Option<(u64, Option<String>)> = None;
-    if let Some(Value::Array(holders)) = info.value("holders") {
-        for holder in holders {
-            let Some(fields) = Fields::read(holder.clone()) else {
-                continue;
-            };
-            let ttl = fields.number("ttl").unwrap_or(0);
-            if longest.as_ref().is_none_or(|(known, _)| ttl > *known) {
-                let owner = fields.text("owner").filter(|owner| !owner.is_empty());
-                longest = Some((ttl, owner));
-            }
-        }
-    }
-    let (remaining, owner) = match longest {
-        Some((ttl, owner)) => (Some(Duration::from_millis(ttl)), owner),
-        None => (None, None),
-    };
-    Some(Verdict::Held {
-        owner,
-        remaining,
-        waiters,
-    })
 }
 
 #[cfg(test)]
@@ -176,7 +176,8 @@ mod tests {
         assert_eq!(Reply::read(Ok(Value::Int(7))), Reply::Yes(7));
         assert_eq!(Reply::read(Ok(Value::Nil)), Reply::No);
         assert_eq!(array(vec![Value::Int(7), Value::Int(7)]), Reply::Yes(7));
-        assert_eq!(array(vec![Value::Int(7), Value::Nil]), Reply::No);
+        assert_eq!(array(vec![Value::Nil, Value::Nil]), Reply::No);
+        assert_eq!(array(vec![Value::Int(7), Value::Nil]), Reply::Part);
     }
 
     #[test]
@@ -210,29 +211,5 @@ mod tests {
                 retry_in: Some(left)
             }
         );
-    }
-
-    #[test]
-    fn the_holder_is_read_from_both_forms_of_a_map() {
-        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
-        let holder_fields = vec![text("owner"), text("job-7"), text("ttl"), Value::Int(250)];
-        let fields = vec![
-            (text("waiters"), Value::Int(2)),
-            (
-                text("holders"),
-                Value::Array(vec![Value::Array(holder_fields)]),
-            ),
-        ];
-        let flat = fields
-            .iter()
-            .flat_map(|(name, value)| [name.clone(), value.clone()])
-            .collect();
-        let expected = Verdict::Held {
-            owner: Some("job-7".to_owned()),
-            remaining: Some(Duration::from_millis(250)),
-            waiters: 2,
-        };
-        assert_eq!(holder(Value::Map(fields)), Some(expected.clone()));
-        assert_eq!(holder(Value::Array(flat)), Some(expected));
     }
 }

@@ -33,6 +33,8 @@ pub struct NodeStatus {
     pub clock_lead: i64,
     /// How long the answer took.
     pub round_trip: Duration,
+    /// Its wall clock, in µs.
+    pub(crate) time: u64,
 }
 
 /// What a node knows of a lock.
@@ -76,10 +78,11 @@ impl NodeStatus {
         wall: SystemTime,
         round_trip: Duration,
     ) -> Result<Self, Verdict> {
-        let answer = Told::read(value, "LOCK.NODE")?;
+        let answer = Fields::read(value, "LOCK.NODE")?;
         let ours = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
         let micros = |micros: u128| i64::try_from(micros).unwrap_or(i64::MAX);
-        let theirs = micros(u128::from(answer.number("time")?));
+        let time = answer.number("time")?;
+        let theirs = micros(u128::from(time));
         Ok(Self {
             version: answer.text("version")?,
             role: answer.text("role")?,
@@ -92,20 +95,17 @@ impl NodeStatus {
             max_ttl: answer.millis("max-ttl")?,
             clock_lead: theirs.saturating_sub(micros(ours.as_micros())),
             round_trip,
+            time,
         })
     }
 }
 
 impl LockStatus {
     pub(crate) fn read(value: Value) -> Result<Self, Verdict> {
-        let answer = Told::read(value, "LOCK.INFO")?;
-        let holders = match answer.fields.value("holders") {
-            Some(Value::Array(holders)) => holders
-                .iter()
-                .cloned()
-                .map(Holder::read)
-                .collect::<Result<_, _>>(),
-            _ => Err(answer.missing("holders")),
+        let answer = Fields::read(value, "LOCK.INFO")?;
+        let holders = match answer.value("holders")? {
+            Value::Array(holders) => holders.iter().cloned().map(Holder::read).collect(),
+            _ => Err(Verdict::Garbage("LOCK.INFO without holders".to_owned())),
         }?;
         Ok(Self {
             mode: answer.text("mode")?,
@@ -115,11 +115,22 @@ impl LockStatus {
             holders,
         })
     }
+
+    /// What an error message says of a lock that is held: of its holders, the one whose lease ends
+    /// last.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let last = self.holders.iter().max_by_key(|holder| holder.ttl);
+        Verdict::Held {
+            owner: last.and_then(|holder| holder.owner.clone()),
+            remaining: last.map(|holder| holder.ttl),
+            waiters: self.waiters,
+        }
+    }
 }
 
 impl Holder {
     fn read(value: Value) -> Result<Self, Verdict> {
-        let answer = Told::read(value, "LOCK.INFO")?;
+        let answer = Fields::read(value, "LOCK.INFO")?;
         Ok(Self {
             owner: Some(answer.text("owner")?).filter(|owner| !owner.is_empty()),
             fingerprint: answer.text("fingerprint")?,
@@ -128,36 +139,6 @@ impl Holder {
             ttl: answer.millis("ttl")?,
             age: answer.millis("age")?,
         })
-    }
-}
-
-/// A map whose every field must be there.
-struct Told {
-    command: &'static str,
-    fields: Fields,
-}
-
-impl Told {
-    fn read(value: Value, command: &'static str) -> Result<Self, Verdict> {
-        let no_map = || Verdict::Garbage(format!("{command} without fields"));
-        let fields = Fields::read(value).ok_or_else(no_map)?;
-        Ok(Self { command, fields })
-    }
-
-    fn missing(&self, field: &str) -> Verdict {
-        Verdict::Garbage(format!("{} without {field}", self.command))
-    }
-
-    fn number(&self, field: &str) -> Result<u64, Verdict> {
-        self.fields.number(field).ok_or_else(|| self.missing(field))
-    }
-
-    fn text(&self, field: &str) -> Result<String, Verdict> {
-        self.fields.text(field).ok_or_else(|| self.missing(field))
-    }
-
-    fn millis(&self, field: &str) -> Result<Duration, Verdict> {
-        self.number(field).map(Duration::from_millis)
     }
 }
 
@@ -204,6 +185,41 @@ mod tests {
             NodeStatus::read(map(&fields), wall, Duration::ZERO),
             Err(Verdict::Garbage(text)) if text == "LOCK.NODE without time"
         ));
+    }
+
+    #[test]
+    fn the_holder_is_read_from_both_forms_of_a_map() {
+        let text = |text: &str| Value::BulkString(text.as_bytes().to_vec());
+        let flat = |fields: &[(&str, Value)]| {
+            let pairs = fields.iter();
+            Value::Array(
+                pairs
+                    .flat_map(|(name, value)| [text(name), value.clone()])
+                    .collect(),
+            )
+        };
+        let holder = [
+            ("owner", text("job-7")),
+            ("fingerprint", text("0a")),
+            ("holds", Value::Int(1)),
+            ("fence", Value::Int(9)),
+            ("ttl", Value::Int(250)),
+            ("age", Value::Int(1)),
+        ];
+        let lock = [
+            ("mode", text("exclusive")),
+            ("limit", Value::Int(0)),
+            ("waiters", Value::Int(2)),
+            ("oldest-wait", Value::Int(5)),
+            ("holders", Value::Array(vec![flat(&holder)])),
+        ];
+        let expected = Verdict::Held {
+            owner: Some("job-7".to_owned()),
+            remaining: Some(Duration::from_millis(250)),
+            waiters: 2,
+        };
+        assert_eq!(LockStatus::read(map(&lock)).unwrap().verdict(), expected);
+        assert_eq!(LockStatus::read(flat(&lock)).unwrap().verdict(), expected);
     }
 
     #[test]

@@ -1,26 +1,21 @@
 //! A hold that outlives the process that acquired it: its token leaves the client, and is shown again later.
 
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
-use redis::ToRedisArgs;
-
 use crate::clock::Moment;
-use crate::command::{Request, millis};
+use crate::command;
 use crate::error::{Error, Verdict};
-use crate::giveback::GiveBack;
 use crate::guard::Guard;
-use crate::hold::Released;
-use crate::quorum::{NodeSet, lease_end};
+use crate::quorum::{is_shortage, lease_end};
 use crate::redlock::Redlock;
+use crate::release::{Release, Released};
 use crate::reply::Reply;
+use crate::round::{Question, Round};
 
 /// How long the release of a ticket is owed to a node that cannot be reached.
 const OWED_FOR: Duration = Duration::from_secs(60);
-/// How often [`Redlock::close`] looks whether all is delivered.
-const CLOSING_LOOK: Duration = Duration::from_millis(1);
 
 /// What proves the ownership of a hold that nobody renews: whoever has it can extend and release.
 #[derive(Clone)]
@@ -63,7 +58,7 @@ impl Guard {
         let valid_until = self.valid_until();
         let fence = self.fence();
         self.leave_held().map(|token| Ticket {
-            token: token.to_redis_args().concat(),
+            token: token.as_bytes().to_vec(),
             fence,
             valid_until,
         })
@@ -77,25 +72,11 @@ impl Redlock {
         name: impl AsRef<[u8]>,
         token: impl AsRef<[u8]>,
     ) -> Released {
-        let fleet = &self.client.fleet;
-        let mut cmd = redis::cmd("LOCK.RELEASE");
-        cmd.arg(name.as_ref()).arg(token.as_ref()).arg("ALL");
-        let release = Arc::new(Request::new(cmd, Some(&name.as_ref().to_vec())));
-        let mut everywhere = NodeSet::default();
-        (0..fleet.nodes.len()).for_each(|place| everywhere.insert(place));
-        let until = Moment::now() + OWED_FOR;
-        let give_back = GiveBack::new(Arc::clone(&self.client), everywhere, release, until);
-        let replies = give_back.run().await;
-        let count =
-            |wanted: fn(&Reply) -> bool| replies.iter().filter(|(_, reply)| wanted(reply)).count();
-        let majority = fleet.majority();
-        if count(|reply| matches!(reply, Reply::Yes(_))) >= majority {
-            return Released::WasHeld;
-        }
-        match count(|reply| matches!(reply, Reply::No)) > fleet.nodes.len() - majority {
-            true => Released::WasLost,
-            false => Released::Unknown,
-        }
+        let request = command::release_ticket(name.as_ref(), token.as_ref());
+        let everywhere = self.client.fleet.everybody();
+        Release::new(&self.client, everywhere, request, OWED_FOR)
+            .run()
+            .await
     }
 
     /// Extends what this token holds with this fence, and returns the new end of validity. Nodes that show another fence do
@@ -108,63 +89,39 @@ impl Redlock {
         ttl: Duration,
     ) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
-        let name = name.as_ref().to_vec();
-        let mut cmd = redis::cmd("LOCK.EXTEND");
-        cmd.arg(&name).arg(token.as_ref()).arg(millis(ttl));
-        let extend = Arc::new(Request::new(cmd, Some(&name)));
+        let extend = Arc::new(command::extend_ticket(name.as_ref(), token.as_ref(), ttl));
         let sent = Moment::now();
-        let mut verdicts = vec![Verdict::TimedOut(fleet.node_timeout); fleet.nodes.len()];
-        let mut asked: FuturesUnordered<_> = fleet
-            .nodes
-            .iter()
-            .enumerate()
-            .map(|(place, node)| {
-                let answer = node.ask(Arc::clone(&extend));
-                async move { (place, answer.await) }
-            })
-            .collect();
-        let collect = async {
-            while let Some((place, reply)) = asked.next().await {
-                verdicts[place] = match reply {
-                    Reply::Yes(other) if other != fence => Verdict::NotHeld,
-                    reply => reply.verdict(Verdict::NotHeld),
-                };
-            }
-        };
-        let _ = tokio::time::timeout(fleet.node_timeout, collect).await;
+        let mut verdicts = vec![Verdict::NotAsked; fleet.nodes.len()];
+        let mut round = Round::new(fleet);
+        for place in 0..fleet.nodes.len() {
+            round.ask(Question::new(place, sent), &extend);
+        }
+        while let Some((question, reply)) = round.next().await {
+            verdicts[question.place] = match reply {
+                Reply::Yes(other) if other != fence => Verdict::NotHeld,
+                reply => reply.verdict(Verdict::NotHeld),
+            };
+        }
         let count = |wanted: fn(&Verdict) -> bool| {
             verdicts.iter().filter(|verdict| wanted(verdict)).count()
         };
+        let all = fleet.nodes.len();
         let extended = count(|verdict| matches!(verdict, Verdict::Granted { .. }));
         let gone = count(|verdict| matches!(verdict, Verdict::NotHeld));
         let refused = count(Verdict::is_final);
         let end = lease_end(sent, ttl);
-        let majority = fleet.majority();
-        if extended >= majority && end > Moment::now() {
+        if !is_shortage(extended, all) && end > Moment::now() {
             return Ok(end);
         }
-        let lock = format!("lock {}", name.escape_ascii());
+        let lock = format!("lock {}", name.as_ref().escape_ascii());
         let nodes = fleet.reports(|place| verdicts[place].clone());
-        let minority = fleet.nodes.len() - majority;
-        match (gone > minority, refused > minority) {
+        match (
+            is_shortage(all - gone, all),
+            is_shortage(all - refused, all),
+        ) {
             (true, _) => Err(Error::Lost { lock, nodes }),
             (_, true) => Err(Error::Refused { lock, nodes }),
             _ => Err(Error::NoQuorum { lock, nodes }),
         }
-    }
-
-    /// Waits until what is given back in the background is delivered, but no longer than this. For programs that end right
-    /// after a request failed, was cancelled, or a guard was dropped: a node that was asked in vain is left with nothing.
-    /// Guards that still exist keep the client open, so drop them before.
-    pub async fn close(self, patience: Duration) {
-        // Whoever still gives something back holds on to the client.
-        let client = Arc::downgrade(&self.client);
-        drop(self);
-        let closed = async {
-            while Weak::strong_count(&client) > 0 {
-                tokio::time::sleep(CLOSING_LOOK).await;
-            }
-        };
-        let _ = tokio::time::timeout(patience, closed).await;
     }
 }

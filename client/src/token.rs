@@ -16,6 +16,10 @@ impl Token {
         Uuid::new_v4().simple().encode_lower(&mut text);
         Self(text)
     }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.0
+    }
 }
 
 impl ToRedisArgs for Token {

@@ -1,8 +1,10 @@
-//! `LOCK.INFO key [token]`: a map about the lock, or about one holder of it; null if there is nothing to say. Never a token.
+//! `LOCK.INFO key [token | COUNT n]`: a map about the lock, or about one holder of it; null if there
+//! is nothing to say. Never a token.
 
 use redislock_core::lock::{Hold, Mode};
 use redislock_core::time::{Instant, to_millis};
 use redislock_core::token::Key;
+use redislock_core::wire::MAX_HOLDERS;
 
 use super::options;
 use super::reply::Failure;
@@ -14,10 +16,17 @@ use crate::node;
 const DIGITS: usize = 8;
 
 pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    let Some(key) = args.get(1).filter(|_| args.len() <= 3) else {
+    let Some(key) = args.get(1).filter(|_| args.len() <= 4) else {
         return Err(Failure::Arity);
     };
-    let token = args.get(2).map(options::token).transpose()?;
+    let (token, count) = match (args.get(2), args.get(3)) {
+        (Some(name), Some(count)) if name.bytes().eq_ignore_ascii_case(b"COUNT") => {
+            let count = options::number(count, "COUNT", 1, MAX_HOLDERS.into())?;
+            (None, count as usize)
+        }
+        (_, Some(_)) => return Err(Failure::Arity),
+        (token, None) => (token.map(options::token).transpose()?, usize::MAX),
+    };
     let lock = match ctx.open(key, For::Reading).standing() {
         Standing::Nothing => None,
         Standing::Lock(id) => Some(id),
@@ -42,7 +51,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
             }
             return;
         }
-        let holders: Vec<_> = holds().collect();
+        let mut holders: Vec<_> = holds().collect();
         let waiting = node.table.waiting_for(&Key::new(ctx.db(), key.bytes()));
         if holders.is_empty() && waiting.is_none() {
             return ctx.reply_null();
@@ -58,6 +67,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         number(ctx, "limit", limit.into());
         number(ctx, "waiters", waiters as u64);
         number(ctx, "oldest-wait", mono.since(since) / 1000);
+        holders.truncate(count);
         ctx.reply_bytes(b"holders");
         ctx.reply_array(holders.len());
         holders

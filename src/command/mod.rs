@@ -189,7 +189,7 @@ pub static COMMANDS: &[Command] = &[
         categories: c"read slow",
         arity: -2,
         keys: Keys::First(READ),
-        grammar: "key [token]",
+        grammar: "key [token] [COUNT holders]",
         summary: c"Tells who holds a lock and how many wait, or about one holder; never a token",
         complexity: c"O(N log(N)) with N holders",
     },

@@ -41,7 +41,7 @@ async fn contend(
         };
         tokio::select! {
             () = tokio::time::sleep(hold) => {}
-            () = guard.lost() => {}
+            _ = guard.lost() => {}
         }
         let until = guard.valid_until().min(Moment::now());
         history.lock().unwrap().push(Window {

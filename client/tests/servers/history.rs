@@ -96,7 +96,7 @@ async fn contend(lock: Lock, stop: Arc<AtomicBool>, windows: Arc<Mutex<Vec<Windo
         let from = Moment::now();
         tokio::select! {
             () = tokio::time::sleep(Duration::from_millis(rand::random_range(0..30))) => {}
-            () = guard.lost() => {}
+            _ = guard.lost() => {}
         }
         let until = guard.valid_until().min(Moment::now());
         windows.lock().unwrap().push(Window {

@@ -10,6 +10,7 @@ mod connect;
 mod contention;
 mod docs;
 mod election;
+mod ends;
 mod examples;
 mod faults;
 mod guard;
@@ -26,6 +27,7 @@ mod server;
 mod settings;
 mod slots;
 mod start;
+mod storms;
 mod tls;
 
 use std::time::Duration;

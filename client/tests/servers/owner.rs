@@ -131,3 +131,45 @@ async fn a_shared_hold_is_not_silently_taken_for_an_exclusive_one() {
     let error = client.lock("x").owner(&owner).acquire().await.unwrap_err();
     assert!(matches!(error, Error::Invalid(_)), "{error}");
 }
+
+#[tokio::test]
+async fn every_lock_is_entered_by_itself_in_any_order_and_company() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let both = client.lock_all(["x", "y"]).owner(&owner);
+    let both = both.try_acquire().await.unwrap();
+    let turned = client.lock_all(["y", "x"]).owner(&owner);
+    let turned = turned.try_acquire().await.unwrap();
+    let one = client.lock("x").owner(&owner).try_acquire().await.unwrap();
+    assert_eq!(both.fence(), turned.fence());
+    assert_eq!(both.fence(), one.fence());
+    // What it does not hold yet is acquired.
+    let more = client.lock_all(["z", "y"]).owner(&owner);
+    let more = more.try_acquire().await.unwrap();
+    assert!(more.fence() > both.fence() && more.is_valid());
+    assert!(is_busy(client.lock("z").try_acquire().await));
+    assert_eq!(both.release().await, Released::StillHeld);
+    assert_eq!(turned.release().await, Released::StillHeld);
+    assert_eq!(one.release().await, Released::StillHeld);
+    assert!(is_busy(client.lock("x").try_acquire().await));
+    let (held, token) = (more.held(), more.lost_token());
+    assert_eq!(more.release().await, Released::WasHeld);
+    assert!(["x", "y", "z"].iter().all(|key| servers[0].is_free(key)));
+    assert!(!held.is_valid());
+    token.cancelled().await;
+}
+
+#[tokio::test]
+async fn two_owners_that_wait_for_each_other_wait_no_longer_than_they_may() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let (one, two) = (Owner::new(), Owner::new());
+    let _x = client.lock("x").owner(&one).acquire().await.unwrap();
+    let _y = client.lock("y").owner(&two).acquire().await.unwrap();
+    let wait = Duration::from_millis(500);
+    let y = client.lock("y").owner(&one).wait(wait);
+    let x = client.lock("x").owner(&two).wait(wait);
+    let crossed = tokio::join!(y.acquire(), x.acquire());
+    assert!(is_busy(crossed.0) && is_busy(crossed.1));
+}

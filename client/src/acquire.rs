@@ -1,0 +1,174 @@
+//! Attempt after attempt, each with a token of its own, until one succeeds or the time is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::Value;
+
+use crate::attempt::{Attempt, Outcome};
+use crate::client::Client;
+use crate::clock::{Moment, pauses};
+use crate::command::{self, millis};
+use crate::error::{Error, Verdict};
+use crate::hold::Hold;
+use crate::metrics::Event;
+use crate::node::Node;
+use crate::options::Spec;
+use crate::quorum::is_shortage;
+use crate::reply::{Reply, trouble};
+use crate::round::{Question, Round};
+
+/// The pause after the first attempt that failed because of the nodes …
+const FIRST_PAUSE: Duration = Duration::from_millis(10);
+/// … and the longest one: at most two requests a second reach a node that cannot serve.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A node that says when to ask again is believed up to this long.
+const LONGEST_HINT: Duration = Duration::from_secs(5);
+/// Replicas are waited for during this part of the ttl, at most.
+const REPLICAS_WITHIN: u32 = 4;
+
+/// Acquires, waiting until `deadline` if that is allowed.
+pub(crate) async fn acquire(
+    client: &Arc<Client>,
+    spec: Arc<Spec>,
+    may_wait: bool,
+    deadline: Option<Moment>,
+) -> Result<Arc<Hold>, Error> {
+    let connected = Moment::now() + client.fleet.nodes[0].connect_timeout.saturating_mul(2);
+    let connected = deadline.map_or(connected, |deadline| deadline.min(connected));
+    client.fleet.first_answers(Some(connected)).await;
+    let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
+    loop {
+        let started = Moment::now();
+        let mut attempt = Attempt::new(Arc::clone(client), Arc::clone(&spec));
+        // With no time left to wait, it tries once.
+        let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
+        let outcome = match can_queue && client.seems_busy(&spec) {
+            true => attempt.queue(deadline).await,
+            false => attempt.try_all(may_wait).await,
+        };
+        if !matches!(outcome, Outcome::Won { .. }) {
+            tracing::debug!(lock = %spec.name(), ?outcome, nodes = %attempt.reports(), "attempt failed");
+        }
+        let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
+        let lock = || spec.name();
+        match outcome {
+            Outcome::Won { fence, valid_until } => {
+                if let Some(replicas) = spec.replicas {
+                    replicate(&mut attempt, replicas, valid_until).await?;
+                }
+                return Ok(Hold::begin(&mut attempt, started, fence));
+            }
+            Outcome::Refused => {
+                let nodes = attempt.describe_all().await;
+                return Err(Error::Refused {
+                    lock: lock(),
+                    nodes,
+                });
+            }
+            Outcome::Busy => {
+                client.was_busy(&spec);
+                if over {
+                    let nodes = attempt.describe().await;
+                    return Err(Error::Busy {
+                        lock: lock(),
+                        nodes,
+                    });
+                }
+                pauses = self::pauses(FIRST_PAUSE, LONGEST_PAUSE);
+            }
+            Outcome::NoQuorum => {
+                if over {
+                    let nodes = attempt.describe_all().await;
+                    return Err(Error::NoQuorum {
+                        lock: lock(),
+                        nodes,
+                    });
+                }
+                let hint = retry_in(&attempt.verdicts);
+                drop(attempt);
+                client.record(&spec, Event::Retried);
+                let pause = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
+                let left = deadline.map_or(pause, Moment::remaining);
+                // A node that comes back ends the pause, but one that comes and goes must not make
+                // it too short.
+                tokio::time::sleep(left.min(pause / 2)).await;
+                client.fleet.change(left.min(pause) / 2).await;
+            }
+        }
+    }
+}
+
+/// How long to wait before enough nodes that say so can grant again.
+fn retry_in(verdicts: &[Verdict]) -> Duration {
+    let retry = verdicts.iter().map(|verdict| match verdict {
+        Verdict::Quarantined { retry_in } => retry_in.unwrap_or_default(),
+        _ => Duration::ZERO,
+    });
+    let mut waits: Vec<Duration> = retry.collect();
+    waits.sort_unstable();
+    let wait = waits.get(verdicts.len() / 2).copied();
+    wait.unwrap_or_default().min(LONGEST_HINT)
+}
+
+/// Waits until the replicas of a majority have the grant. The attempt still releases if that fails.
+async fn replicate(attempt: &mut Attempt, replicas: u32, valid_until: Moment) -> Result<(), Error> {
+    let fleet = Arc::clone(&attempt.client.fleet);
+    let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
+    let deadline = Moment::now() + patience;
+    let mut round = Round::within(&fleet, patience + fleet.node_timeout);
+    for place in attempt.ballot.granted().iter() {
+        let node = Arc::clone(&fleet.nodes[place]);
+        let (spec, token) = (Arc::clone(&attempt.spec), attempt.token);
+        let question = Question::new(place, Moment::now());
+        round.push(question, async move {
+            // WAIT speaks of what this connection has done, so it does something: an extension comes
+            // after the grant.
+            let extend = command::extend(&spec, token, spec.ttl, None);
+            let wait = command::wait(&spec, replicas, deadline.remaining());
+            confirm(&node, &extend, &wait, replicas).await
+        });
+    }
+    let mut confirmed = 0;
+    while let Some((question, reply)) = round.next().await {
+        confirmed += usize::from(matches!(reply, Reply::Yes(_)));
+        attempt.verdicts[question.place] = reply.verdict(Verdict::NotHeld);
+        if !is_shortage(confirmed, fleet.nodes.len()) {
+            break;
+        }
+    }
+    if !is_shortage(confirmed, fleet.nodes.len()) && valid_until > Moment::now() {
+        return Ok(());
+    }
+    let (lock, nodes) = (attempt.spec.name(), attempt.reports());
+    Err(Error::NotReplicated { lock, nodes })
+}
+
+/// Yes, if so many replicas of the node have confirmed.
+async fn confirm(
+    node: &Node,
+    extend: &command::Request,
+    wait: &command::Request,
+    replicas: u32,
+) -> Reply {
+    let mut own = match node.own_connection().await {
+        Ok(own) => own,
+        Err(verdict) => return Reply::Trouble(verdict),
+    };
+    let extended = Reply::read(own.connection.send(extend).await);
+    if !matches!(extended, Reply::Yes(_)) {
+        return extended;
+    }
+    match own.connection.send(wait).await {
+        Ok(Value::Int(count)) => {
+            node.keep_idle(own.generation, own.connection);
+            let count = u64::try_from(count).unwrap_or(0);
+            match count >= u64::from(replicas) {
+                true => extended,
+                false => Reply::Trouble(Verdict::NotReplicated { replicas: count }),
+            }
+        }
+        Ok(_) => Reply::Trouble(Verdict::Garbage("WAIT without a number".to_owned())),
+        Err(error) => Reply::Trouble(trouble(&error)),
+    }
+}

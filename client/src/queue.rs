@@ -1,0 +1,333 @@
+//! Waiting: in the queue of one node, not by asking again and again.
+//!
+//! Everybody queues at the first reachable node of a fixed order. Whoever comes out of that queue
+//! takes the other nodes in parallel. If somebody else holds them (one who queued elsewhere, because
+//! the first node was down for him), the waiter keeps the nodes up to the first such one, releases
+//! those behind it, and queues there. Nodes are thus waited for in one order only: no deadlock can
+//! form, and nobody who has come out of the first queue is sent back.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use redis::{RedisResult, Value};
+
+use crate::attempt::{Attempt, Outcome};
+use crate::clock::{Moment, pauses};
+use crate::command;
+use crate::error::Verdict;
+use crate::node::{Dependent, Node, Own};
+use crate::quorum::NodeSet;
+use crate::release::Release;
+use crate::reply::Reply;
+use crate::round::{Question, Round};
+
+/// The next one out of the queue may be quicker than the last holder's releases on the other nodes:
+/// it asks them so often again before it queues there, too.
+const RETRIES: usize = 3;
+/// The pauses before that.
+const RETRY_PAUSE: Duration = Duration::from_micros(500);
+/// Who came out of the queue later than this had to wait: the lock is contended.
+const NO_WAIT: Duration = Duration::from_millis(1);
+/// The server refuses to wait for more milliseconds than this, a lifetime.
+const LONGEST_BLOCK: u64 = 100 * 365 * 86_400_000;
+/// A node of several that stands still for so long is left for the next one. Until then waiters keep
+/// their places. With a single node there is nowhere else to go, and they keep them for longer.
+const STALL: Duration = Duration::from_secs(1);
+/// A server that has not ended the wait by so long after its deadline has lost this waiter, or the
+/// waiter has lost the server.
+const OVERDUE: Duration = Duration::from_millis(250);
+/// A cancelled request that does not end is asked to, so often …
+const CANCELS: usize = 10;
+/// … and each time given so long.
+const CANCEL_PAUSE: Duration = Duration::from_millis(20);
+
+type Waited = Pin<Box<dyn Future<Output = (RedisResult<Value>, Own)> + Send>>;
+
+/// A BLOCK request under way, on a connection of its own.
+pub(crate) struct Blocked {
+    pub(crate) place: usize,
+    node: Arc<Node>,
+    sent: Moment,
+    waited: Waited,
+    _dependent: Dependent,
+}
+
+/// Why waiting at a node ended without a grant.
+enum Stop {
+    /// This attempt is over.
+    Over(Outcome),
+    /// The node does not let this waiter in; another one may.
+    Unfit,
+}
+
+impl Attempt {
+    /// Waits until the lock can be acquired, at most until `deadline`.
+    pub(crate) async fn queue(&mut self, deadline: Option<Moment>) -> Outcome {
+        let mut held = NodeSet::default();
+        let mut place = match self.pass_first_queue(deadline).await {
+            Ok(place) => place,
+            Err(outcome) => return outcome,
+        };
+        loop {
+            held.insert(place);
+            if let Some(outcome) = self.won_by_waiting() {
+                return outcome;
+            }
+            match self.take_the_rest(&mut held, deadline).await {
+                Ok(next) => place = next,
+                Err(outcome) => return outcome,
+            }
+            match self.block(place, deadline, held).await {
+                Ok(()) => {}
+                Err(Stop::Over(outcome)) => return outcome,
+                Err(Stop::Unfit) => return Outcome::NoQuorum,
+            }
+        }
+    }
+
+    /// The grant of a single node is enough as it is, while at least half of the ttl is left: the
+    /// reply does not tell how long ago it was made. An ephemeral hold is first moved to the shared
+    /// connection.
+    fn won_by_waiting(&self) -> Option<Outcome> {
+        let (fence, end) = self
+            .ballot
+            .grant_of(0)
+            .filter(|_| self.verdicts.len() == 1)?;
+        let fresh = end.remaining() >= self.spec.ttl / 2 && !self.spec.ephemeral;
+        fresh.then_some(Outcome::Won {
+            fence,
+            valid_until: end,
+        })
+    }
+
+    /// Waits at the first node that lets anybody wait: one that is up, and neither quarantined nor
+    /// otherwise unable.
+    async fn pass_first_queue(&mut self, deadline: Option<Moment>) -> Result<usize, Outcome> {
+        for place in 0..self.verdicts.len() {
+            if !self.client.fleet.nodes[place].is_up() {
+                continue;
+            }
+            let queued = Moment::now();
+            match self.block(place, deadline, NodeSet::default()).await {
+                Ok(()) => {
+                    if Moment::now().since(queued) > NO_WAIT {
+                        self.client.was_busy(&self.spec);
+                    }
+                    return Ok(place);
+                }
+                Err(Stop::Over(outcome)) => return Err(outcome),
+                Err(Stop::Unfit) => {}
+            }
+        }
+        // No node lets this waiter in; a plain round says why, node by node.
+        match self.round(NodeSet::default()).await {
+            Outcome::Busy => Err(Outcome::NoQuorum),
+            outcome => Err(outcome),
+        }
+    }
+
+    /// Asks the other nodes, a few times. `Ok`: queue at this node next.
+    async fn take_the_rest(
+        &mut self,
+        held: &mut NodeSet,
+        deadline: Option<Moment>,
+    ) -> Result<usize, Outcome> {
+        for pause in pauses(RETRY_PAUSE, RETRY_PAUSE * 4).take(RETRIES) {
+            match self.round(*held).await {
+                Outcome::Busy => {}
+                outcome => return Err(outcome),
+            }
+            if deadline.is_some_and(|deadline| deadline <= Moment::now()) {
+                return Err(Outcome::Busy);
+            }
+            let mut places = held.iter();
+            if places.any(|place| self.ballot.grant_of(place).is_none()) {
+                // What was waited for is lost again: better to start over than to go on with gaps.
+                return Err(Outcome::NoQuorum);
+            }
+            *held = self.ballot.granted();
+            tokio::time::sleep(pause).await;
+        }
+        let first = held.iter().next().unwrap_or(0);
+        let is_held = |place: &usize| matches!(self.verdicts[*place], Verdict::Held { .. });
+        let Some(next) = (first + 1..self.verdicts.len()).find(is_held) else {
+            // Only nodes before the one that was waited at are taken: their queue is the one to
+            // stand in.
+            return Err(Outcome::NoQuorum);
+        };
+        let behind: NodeSet = held.iter().filter(|place| *place > next).collect();
+        behind.iter().for_each(|place| held.remove(place));
+        self.release(behind);
+        Ok(next)
+    }
+
+    /// Stands in the queue of one node until it grants, and keeps what `held` has granted meanwhile.
+    async fn block(
+        &mut self,
+        place: usize,
+        deadline: Option<Moment>,
+        held: NodeSet,
+    ) -> Result<(), Stop> {
+        let node = Arc::clone(&self.client.fleet.nodes[place]);
+        // Read first: a process that takes over later has not heard of this request.
+        let process = node.standing().process;
+        self.enter_queue(&node, place, deadline).await?;
+        let several = self.verdicts.len() > 1;
+        let gave_up = node.gave_up_on(process, several.then_some(STALL));
+        // The server ends the wait by itself, if its answer gets through.
+        let overdue = deadline.map(|deadline| deadline + OVERDUE);
+        let overdue = async {
+            match overdue {
+                Some(overdue) => tokio::time::sleep(overdue.remaining()).await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut keep_alive = tokio::time::interval(self.spec.ttl / 3);
+        keep_alive.reset();
+        tokio::pin!(gave_up, overdue);
+        loop {
+            let Some(blocked) = self.blocked.as_mut() else {
+                return Err(Stop::Over(Outcome::NoQuorum));
+            };
+            let sent = blocked.sent;
+            tokio::select! {
+                biased;
+                (result, own) = &mut blocked.waited => {
+                    self.blocked = None;
+                    return self.came_out(place, sent, result, own);
+                }
+                // The request is cancelled when this attempt is dropped.
+                () = &mut gave_up => {
+                    self.verdicts[place] = node.why_down().unwrap_or(Verdict::NotAsked);
+                    return Err(Stop::Over(Outcome::NoQuorum));
+                }
+                () = &mut overdue => {
+                    self.verdicts[place] = Verdict::TimedOut(OVERDUE);
+                    return Err(Stop::Over(Outcome::NoQuorum));
+                }
+                _ = keep_alive.tick(), if !held.is_empty() => self.extend_all(held).await,
+            }
+        }
+    }
+
+    /// Sends the BLOCK request, on a connection of its own.
+    async fn enter_queue(
+        &mut self,
+        node: &Arc<Node>,
+        place: usize,
+        deadline: Option<Moment>,
+    ) -> Result<(), Stop> {
+        let opening = tokio::time::timeout(
+            deadline.map_or(Duration::MAX, Moment::remaining),
+            node.own_connection(),
+        );
+        let mut own = match opening.await {
+            Ok(Ok(own)) => own,
+            Ok(Err(verdict)) => {
+                self.verdicts[place] = verdict;
+                return Err(Stop::Unfit);
+            }
+            Err(_) => {
+                self.verdicts[place] = Verdict::TimedOut(node.connect_timeout);
+                return Err(Stop::Over(Outcome::NoQuorum));
+            }
+        };
+        let patience = match deadline.map(|deadline| command::millis(deadline.remaining())) {
+            // Too late to wait; 0 would mean for ever.
+            Some(0) => return Err(Stop::Over(Outcome::Busy)),
+            Some(millis) => millis.min(LONGEST_BLOCK),
+            None => 0,
+        };
+        let request = command::acquire(&self.spec, self.token, None, Some(patience));
+        self.owing.insert(place);
+        let waited = Box::pin(async move {
+            let result = own.connection.send(&request).await;
+            (result, own)
+        });
+        self.blocked = Some(Blocked {
+            place,
+            node: Arc::clone(node),
+            sent: Moment::now(),
+            waited,
+            _dependent: node.depend(),
+        });
+        Ok(())
+    }
+
+    /// Reads the answer of the queue.
+    fn came_out(
+        &mut self,
+        place: usize,
+        sent: Moment,
+        result: RedisResult<Value>,
+        own: Own,
+    ) -> Result<(), Stop> {
+        let node = Arc::clone(&self.client.fleet.nodes[place]);
+        match &result {
+            // The end of this connection says little about the shared one; the server may have
+            // closed just this. Others that were opened before may have ended with it.
+            Err(error) if error.code().is_none() => {
+                node.close_idle();
+                node.complain();
+            }
+            _ => {
+                node.heard(own.generation, &result);
+                self.keep(place, own);
+            }
+        }
+        let reply = Reply::read(result);
+        let outcome = match &reply {
+            Reply::Yes(fence) => {
+                node.saw_fence(*fence);
+                self.ballot.grant(place, *fence, sent);
+                Ok(())
+            }
+            Reply::No | Reply::Part => {
+                self.owing.remove(place);
+                Err(Stop::Over(Outcome::Busy))
+            }
+            // A connection that breaks may have been granted something on the way.
+            Reply::Trouble(Verdict::Unreachable(_)) => Err(Stop::Over(Outcome::NoQuorum)),
+            Reply::Trouble(_) => Err(Stop::Unfit),
+        };
+        self.verdicts[place] = reply.verdict(Verdict::held_by_somebody());
+        outcome
+    }
+
+    /// Keeps the nodes that were waited for while waiting for another; whether it worked shows in
+    /// the next round.
+    async fn extend_all(&mut self, held: NodeSet) {
+        let ttl = self.spec.ttl;
+        let extend = Arc::new(command::extend(&self.spec, self.token, ttl, None));
+        let mut round = Round::new(&self.client.fleet);
+        for place in held.iter() {
+            round.ask(Question::new(place, Moment::now()), &extend);
+        }
+        while round.next().await.is_some() {}
+    }
+}
+
+impl Blocked {
+    /// Ends the wait: the server is told to forget the request, and what it granted all the same is
+    /// released. The request may reach the server after the cancellation, so that is repeated until
+    /// the request has ended.
+    pub(crate) async fn cancel(mut self, release: Release, patience: Duration) {
+        for _ in 0..CANCELS {
+            let _ = tokio::time::timeout(patience, release.ask(self.place)).await;
+            let Ok((result, own)) = tokio::time::timeout(CANCEL_PAUSE, &mut self.waited).await
+            else {
+                continue;
+            };
+            if result.is_ok() {
+                self.node.keep_idle(own.generation, own.connection);
+            }
+            if Reply::read(result) == Reply::No {
+                return release.forget();
+            }
+            return;
+        }
+        // Closing the connection ends the wait on a server that has not answered so far; dropping
+        // the release delivers it.
+    }
+}

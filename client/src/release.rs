@@ -1,0 +1,160 @@
+//! Releasing: every way out of an attempt or a hold ends here. A release is repeated until the node
+//! has accepted it or the lease that it would end is over.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::client::Client;
+use crate::clock::{Moment, pauses};
+use crate::command::Request;
+use crate::error::Verdict;
+use crate::quorum::{NodeSet, majority};
+use crate::reply::Reply;
+use crate::round::{Question, Round};
+
+/// The first pause before a node is asked again that refused or did not answer …
+const FIRST_PAUSE: Duration = Duration::from_millis(20);
+/// … and the longest one.
+const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+
+/// What became of a hold that was released.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[non_exhaustive]
+pub enum Released {
+    /// It was held until now, by a majority of the nodes.
+    WasHeld,
+    /// It had been lost before: what was done under it may have met another holder.
+    WasLost,
+    /// Another guard of the same owner keeps it.
+    StillHeld,
+    /// Too few nodes answered to tell. The release is repeated in the background; at the latest the
+    /// lease ends the hold.
+    Unknown,
+}
+
+impl Released {
+    /// What the answers of `nodes` nodes mean.
+    fn count(replies: &[(usize, Reply)], nodes: usize) -> Self {
+        let count = |wanted: fn(&Reply) -> bool| {
+            let replies = replies.iter();
+            replies.filter(|(_, reply)| wanted(reply)).count()
+        };
+        let majority = majority(nodes);
+        if count(|reply| matches!(reply, Reply::Yes(_))) >= majority {
+            return Self::WasHeld;
+        }
+        match count(|reply| matches!(reply, Reply::No | Reply::Part)) > nodes - majority {
+            true => Self::WasLost,
+            false => Self::Unknown,
+        }
+    }
+
+    /// What became of two holds that one guard stood for.
+    pub(crate) fn and(self, other: Self) -> Self {
+        let rank = |released| match released {
+            Self::StillHeld => 0,
+            Self::WasHeld => 1,
+            Self::Unknown => 2,
+            Self::WasLost => 3,
+        };
+        std::cmp::max_by_key(self, other, |released| rank(*released))
+    }
+}
+
+/// A release that is still to be delivered. Dropping it delivers the rest in the background.
+pub(crate) struct Release {
+    client: Arc<Client>,
+    left: NodeSet,
+    request: Arc<Request>,
+    /// When the leases are over by themselves.
+    until: Moment,
+}
+
+impl Release {
+    pub(crate) fn new(
+        client: &Arc<Client>,
+        from: NodeSet,
+        request: Request,
+        ttl: Duration,
+    ) -> Self {
+        Self {
+            client: Arc::clone(client),
+            left: from,
+            request: Arc::new(request),
+            until: Moment::now() + ttl,
+        }
+    }
+
+    /// Asks all nodes at once that are believed up (or all there are, if those are no majority), and
+    /// says what they said. Who does not answer within the node timeout is left to the background.
+    pub(crate) async fn run(mut self) -> Released {
+        let fleet = Arc::clone(&self.client.fleet);
+        let electorate = fleet.electorate();
+        let mut round = Round::new(&fleet);
+        let sent = Moment::now();
+        // The node where others queue comes last: whoever it lets in finds the other nodes free.
+        let places: Vec<usize> = self.left.iter().collect();
+        for place in places.into_iter().rev() {
+            if electorate.contains(place) {
+                round.ask(Question::new(place, sent), &self.request);
+            }
+        }
+        let mut replies = Vec::with_capacity(fleet.nodes.len());
+        while let Some((question, reply)) = round.next().await {
+            if is_delivered(&reply) {
+                self.left.remove(question.place);
+            }
+            replies.push((question.place, reply));
+        }
+        Released::count(&replies, fleet.nodes.len())
+    }
+
+    /// One more try at one node, whatever comes of it.
+    pub(crate) fn ask(&self, place: usize) -> impl Future<Output = Reply> + Send + use<> {
+        self.client.fleet.nodes[place].ask(Arc::clone(&self.request))
+    }
+
+    /// Nothing is held, so nothing has to be delivered.
+    pub(crate) fn forget(mut self) {
+        self.left = NodeSet::default();
+    }
+}
+
+impl Drop for Release {
+    fn drop(&mut self) {
+        for place in self.left.iter() {
+            let (client, request) = (Arc::clone(&self.client), Arc::clone(&self.request));
+            let delivery = deliver(client, place, request, self.until);
+            self.client.runtime.spawn(delivery);
+        }
+    }
+}
+
+/// Whether the node needs no further release: it has carried it out, or the key is no lock any more.
+fn is_delivered(reply: &Reply) -> bool {
+    match reply {
+        Reply::Yes(_) | Reply::No | Reply::Part => true,
+        Reply::Trouble(verdict) => matches!(verdict, Verdict::WrongType),
+    }
+}
+
+async fn deliver(client: Arc<Client>, place: usize, request: Arc<Request>, until: Moment) {
+    let node = &client.fleet.nodes[place];
+    let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
+    let trying = async {
+        loop {
+            let generation = node.standing().generation;
+            tokio::select! {
+                biased;
+                reply = node.ask(Arc::clone(&request)) => match is_delivered(&reply) {
+                    true => return,
+                    false => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
+                },
+                // What was sent on the old connection may never arrive.
+                () = node.reconnected(generation) => {}
+            }
+            node.came_up().await;
+        }
+    };
+    let _ = tokio::time::timeout(until.remaining(), trying).await;
+}

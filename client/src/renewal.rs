@@ -1,0 +1,263 @@
+//! Renewal: the same question to the nodes again, and what their answers mean for the hold.
+
+use std::sync::{Arc, PoisonError};
+use std::time::Duration;
+
+use futures_util::future::FutureExt;
+use futures_util::stream::StreamExt;
+
+use crate::clock::Moment;
+use crate::command::{self, Request};
+use crate::error::{Error, Reports, Verdict};
+use crate::hold::{Hold, Loss, RENEW_AFTER};
+use crate::options::Spec;
+use crate::quorum::{is_shortage, lease_end, lease_for};
+use crate::reply::Reply;
+use crate::round::{Question, Round};
+
+/// A renewal that failed is tried again after this part of the ttl.
+const RETRY_AFTER: u32 = 12;
+
+/// One round of renewal.
+struct Renewal<'a> {
+    hold: &'a Hold,
+    lease: Duration,
+    round: Round,
+    extend: Arc<Request>,
+    acquire: Arc<Request>,
+    verdicts: Vec<Verdict>,
+    confirmed: usize,
+}
+
+impl Hold {
+    /// Renews out of turn or in it: by the ttl in force, or, if the lease is not to be renewed, only
+    /// for what is left of it: to hear whether the nodes still know it.
+    pub(crate) async fn renew_now(self: &Arc<Self>) -> Result<Moment, Error> {
+        let (ttl, until) = {
+            let state = self.lock();
+            (state.ttl, state.valid_until)
+        };
+        let lease = match self.spec.renew {
+            true => ttl,
+            false => lease_for(until.remaining()),
+        };
+        let renewed = self.renew(lease, ttl).await;
+        self.schedule();
+        renewed
+    }
+
+    /// Enters once more: the lease gets what is asked for now, and never less than before.
+    pub(crate) async fn enter_for(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
+        let ttl = ttl.max(self.lock().ttl);
+        self.extend(ttl).await
+    }
+
+    /// Extends by the ttl in force.
+    pub(crate) async fn extend_again(self: &Arc<Self>) -> Result<Moment, Error> {
+        let ttl = self.lock().ttl;
+        self.extend(ttl).await
+    }
+
+    /// Extends to another ttl, if that is long enough for the nodes' timeouts.
+    pub(crate) async fn extend_checked(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
+        let wanted = Spec {
+            ttl,
+            max_hold: None,
+            ..Spec::clone(&self.spec)
+        };
+        let fleet = &self.client.fleet;
+        wanted.check(fleet.nodes.len(), fleet.node_timeout)?;
+        self.extend(ttl).await
+    }
+
+    async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
+        let extended = self.renew(ttl, ttl).await;
+        self.schedule();
+        extended
+    }
+
+    /// No extension may end later than MAXHOLD after the grant: the last ones are shorter.
+    fn capped(&self, lease: Duration) -> Duration {
+        match self.spec.max_hold {
+            Some(cap) => lease.min((self.since + cap).remaining()),
+            None => lease,
+        }
+    }
+
+    /// Asks every node: those that granted to extend, the others to grant. Validity then counts from
+    /// the sending, for each node that agreed.
+    async fn renew(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
+        let fleet = &self.client.fleet;
+        let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
+        let lock = || self.spec.name();
+        let Ok(_turn) = turn else {
+            let nodes = fleet.reports(|_| Verdict::TimedOut(fleet.node_timeout * 2));
+            return Err(Error::NoQuorum {
+                lock: lock(),
+                nodes,
+            });
+        };
+        if self.ending.is_set() || self.lock().over {
+            return Err(self.lost_error());
+        }
+        let lease = self.capped(lease);
+        if command::millis(lease) == 0 {
+            // MAXHOLD is reached: what there is runs out.
+            self.lock().renew_at = None;
+            return Ok(self.valid_until());
+        }
+        self.read_late_answers();
+        let generation = fleet.nodes[0].standing().generation;
+        let mut renewal = Renewal::send(self, lease);
+        loop {
+            tokio::select! {
+                biased;
+                answer = renewal.round.next() => match answer {
+                    Some((question, reply)) => if renewal.is_lost(question, reply) {
+                        break;
+                    },
+                    None => break,
+                },
+                // The guard is on its way out: what was asked so far is released with the rest.
+                () = self.leaving.notified() => return Err(self.lost_error()),
+            }
+        }
+        let renewed = renewal.conclude(ttl);
+        if renewed.is_ok() {
+            self.bind(generation);
+        }
+        renewed
+    }
+
+    /// Nodes whose grants came after the majority was complete hold the lock, too.
+    fn read_late_answers(&self) {
+        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(mut late) = late.take() else {
+            return;
+        };
+        while let Some(Some((question, reply))) = late.next().now_or_never() {
+            let mut state = self.lock();
+            let unknown = state.leases.of(question.place).is_none();
+            if let (Reply::Yes(fence), None, true) = (reply, question.exactly, unknown) {
+                let end = lease_end(question.sent, self.spec.ttl);
+                state.leases.grant(question.place, fence, end);
+            }
+        }
+    }
+}
+
+impl<'a> Renewal<'a> {
+    fn send(hold: &'a Hold, lease: Duration) -> Self {
+        let fleet = &hold.client.fleet;
+        let spec = Spec {
+            ttl: lease,
+            ..Spec::clone(&hold.spec)
+        };
+        let fence = (fleet.nodes.len() > 1).then_some(hold.fence);
+        let mut renewal = Self {
+            hold,
+            lease,
+            round: Round::new(fleet),
+            extend: Arc::new(command::extend(&spec, hold.token, lease, None)),
+            acquire: Arc::new(command::acquire(&spec, hold.token, fence, None)),
+            verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
+            confirmed: 0,
+        };
+        let leases = {
+            let mut state = hold.lock();
+            state.asked = fleet.everybody();
+            state.leases.clone()
+        };
+        for place in 0..fleet.nodes.len() {
+            renewal.ask(place, leases.of(place).map(|lease| lease.fence));
+        }
+        renewal
+    }
+
+    /// Asks to extend the grant that has this fence, or to grant if there is none.
+    fn ask(&mut self, place: usize, exactly: Option<u64>) {
+        let mut question = Question::new(place, Moment::now());
+        question.exactly = exactly;
+        let request = match exactly {
+            Some(_) => &self.extend,
+            None => &self.acquire,
+        };
+        self.round.ask(question, request);
+    }
+
+    /// Notes what a node said. True: the hold is lost.
+    fn is_lost(&mut self, question: Question, reply: Reply) -> bool {
+        let place = question.place;
+        let granted = match reply {
+            Reply::Yes(fence) => Some(fence),
+            _ => None,
+        };
+        let answered = !matches!(reply, Reply::Trouble(_));
+        self.verdicts[place] = reply.verdict(match question.exactly {
+            Some(_) => Verdict::NotHeld,
+            None => Verdict::held_by_somebody(),
+        });
+        let mut state = self.hold.lock();
+        match (granted, question.exactly) {
+            (Some(fence), exactly) if exactly.is_none_or(|exactly| exactly == fence) => {
+                let end = lease_end(question.sent, self.lease);
+                state.leases.grant(place, fence, end);
+                self.confirmed += 1;
+                false
+            }
+            // Another fence is of another hold, nothing that we know of.
+            (_, Some(_)) if answered => {
+                state.leases.forget(place);
+                let lost = state.leases.claim(Moment::now()).is_none();
+                drop(state);
+                if !lost {
+                    // The node has forgotten the hold; it may grant it again.
+                    self.ask(place, None);
+                }
+                lost
+            }
+            _ => false,
+        }
+    }
+
+    /// What follows from the round.
+    fn conclude(self, ttl: Duration) -> Result<Moment, Error> {
+        let (hold, now) = (self.hold, Moment::now());
+        let nodes = self.verdicts.len();
+        let mut state = hold.lock();
+        let claim = state.leases.confirm(now);
+        state.valid_until = claim.unwrap_or(now);
+        if let (Some(until), false) = (claim, is_shortage(self.confirmed, nodes)) {
+            state.ttl = ttl;
+            let next = Moment::now() + ttl / RENEW_AFTER;
+            state.renew_at = hold.spec.renew.then_some(next);
+            return Ok(until);
+        }
+        let reports = self.reports();
+        let lock = hold.spec.name();
+        if claim.is_some() {
+            state.renew_at = Some(now + ttl / RETRY_AFTER);
+            state.reports = Some(reports.clone());
+            let nodes = reports;
+            return Err(Error::NoQuorum { lock, nodes });
+        }
+        drop(state);
+        let mut verdicts = self.verdicts.iter();
+        let nodes = reports.clone();
+        hold.lose(
+            match verdicts.any(|verdict| matches!(verdict, Verdict::NotHeld)) {
+                true => Loss::Gone { nodes },
+                false => Loss::Expired { nodes },
+            },
+        );
+        Err(Error::Lost {
+            lock,
+            nodes: reports,
+        })
+    }
+
+    fn reports(&self) -> Reports {
+        let fleet = &self.hold.client.fleet;
+        fleet.reports(|place| self.verdicts[place].clone())
+    }
+}

@@ -1,0 +1,315 @@
+//! How a hold ends: what its guard, its views and its release say then, and that they agree.
+
+use std::time::Duration;
+
+use redislock_client::{Event, Loss, Metrics, Redlock, Released};
+
+use crate::proxy::{Flow, Proxy};
+use crate::server::Server;
+use crate::{NODE_TIMEOUT, TTL, connect, patient, until};
+
+#[tokio::test]
+async fn a_view_of_a_released_hold_is_not_valid_and_its_watchers_are_woken() {
+    let server = Server::start(&[]);
+    let client = connect(std::slice::from_ref(&server)).await;
+    let guard = client.lock("x").ttl(TTL * 10).acquire().await.unwrap();
+    let (held, token) = (guard.held(), guard.lost_token());
+    let watcher = tokio::spawn(held.lost());
+    assert!(held.is_valid());
+    assert_eq!(guard.release().await, Released::WasHeld);
+    assert!(!held.is_valid());
+    assert_eq!(watcher.await.unwrap(), Loss::Released);
+    token.cancelled().await;
+
+    let guard = client.lock("x").ttl(TTL * 10).acquire().await.unwrap();
+    let held = guard.held();
+    drop(guard);
+    assert!(!held.is_valid());
+    assert_eq!(held.lost().await, Loss::Released);
+}
+
+#[tokio::test]
+async fn a_late_grant_does_not_hide_that_another_client_has_held_the_lock() {
+    let servers = Server::start_many::<3>(&[]);
+    let to_third = Proxy::to(servers[2].port).await;
+    let urls = [servers[0].url(), servers[1].url(), to_third.url()];
+    let one = Redlock::builder().nodes(urls).node_timeout(NODE_TIMEOUT);
+    let one = one.connect().await.unwrap();
+    let two = patient(&servers).await;
+    to_third.requests(Flow::Hold);
+    let first = one.lock("x").ttl(TTL * 2).acquire().await.unwrap();
+    let _: redis::Value = servers[0].run(&["LOCK.FORCE", "x"]);
+    let second = two.lock("x").ttl(TTL * 20).acquire().await.unwrap();
+    assert!(second.fence() > first.fence());
+    second.release().await;
+    to_third.requests(Flow::Pass);
+    assert!(matches!(first.lost().await, Loss::Gone { .. }));
+    // Whoever was told of the loss is not told now that there was none.
+    assert_eq!(first.release().await, Released::WasLost);
+}
+
+#[tokio::test]
+async fn a_restart_is_noticed_without_renewal_too() {
+    let mut server = Server::start(&[]);
+    let client = connect(std::slice::from_ref(&server)).await;
+    let guard = client
+        .lock("x")
+        .ttl(TTL * 20)
+        .renew(false)
+        .acquire()
+        .await
+        .unwrap();
+    server.kill();
+    server.restart();
+    // The client has to connect to the new process.
+    let other = client.lock("y").wait(TTL * 10).acquire().await.unwrap();
+    assert!(matches!(guard.lost().await, Loss::Gone { .. }));
+    assert!(!guard.is_valid());
+    other.release().await;
+}
+
+#[tokio::test]
+async fn a_restart_that_lost_nothing_ends_no_hold_and_lengthens_no_lease() {
+    let options = ["appendonly yes", "appendfsync always"];
+    let mut server = Server::start(&options);
+    let client = connect(std::slice::from_ref(&server)).await;
+    let lock = client.lock("x").ttl(TTL * 20).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let until_then = guard.valid_until();
+    server.kill();
+    server.restart();
+    let other = client.lock("y").wait(TTL * 10).acquire().await.unwrap();
+    until("it asks whether it is still held", || {
+        server.calls("lock.extend") > 0
+    })
+    .await;
+    other.release().await;
+    assert!(guard.is_valid());
+    // But for the time that the question took.
+    assert!(guard.valid_until().since(until_then) < TTL);
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn an_ephemeral_hold_survives_a_stall_and_is_lost_with_its_connection() {
+    let server = Server::start(&[]);
+    let impatient = Redlock::builder().node(server.url());
+    let client = impatient.connect().await.unwrap();
+    let lock = client.lock("x").ttl(TTL * 20).ephemeral();
+    let guard = lock.acquire().await.unwrap();
+    server.stop();
+    assert!(guard.extend().await.is_err());
+    tokio::time::sleep(Duration::from_millis(600)).await;
+    server.resume();
+    until("it can be extended again", || {
+        server.calls("lock.extend") > 0
+    })
+    .await;
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert!(guard.is_valid());
+    assert!(!server.is_free("x"));
+    // Now the connection does end.
+    let _: i64 = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    let loss = guard.lost().await;
+    assert!(
+        matches!(loss, Loss::Disconnected | Loss::Gone { .. }),
+        "{loss:?}"
+    );
+    assert!(!guard.is_valid());
+    assert_eq!(guard.release().await, Released::WasLost);
+}
+
+#[tokio::test]
+async fn an_ephemeral_hold_that_was_waited_for_outlives_the_connection_of_the_wait() {
+    let server = Server::start(&[]);
+    let client = patient(std::slice::from_ref(&server)).await;
+    let first = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
+    let lock = client.lock("x").ttl(TTL * 20).ephemeral();
+    let waiter = tokio::spawn(async move { lock.acquire().await });
+    until("it waits", || crate::contention::waiters(&server, "x") == 1).await;
+    first.release().await;
+    let guard = waiter.await.unwrap().unwrap();
+    // Long enough for idle connections of waiters to be closed.
+    tokio::time::sleep(Duration::from_millis(1_500)).await;
+    assert!(guard.is_valid() && !server.is_free("x"));
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_grant_after_a_wait_longer_than_its_ttl_is_valid_for_the_whole_ttl() {
+    let server = Server::start(&[]);
+    let client = patient(std::slice::from_ref(&server)).await;
+    let ttl = Duration::from_secs(16);
+    for (wait, extensions) in [(Duration::from_millis(200), 0), (ttl * 3 / 4, 1)] {
+        let before = server.calls("lock.extend");
+        let first = client.lock("x").ttl(ttl).renew(false).acquire().await;
+        let first = first.unwrap();
+        let lock = client.lock("x").ttl(ttl).renew(false);
+        let waiter = tokio::spawn(async move { lock.acquire().await.unwrap() });
+        until("it waits", || crate::contention::waiters(&server, "x") == 1).await;
+        tokio::time::sleep(wait).await;
+        first.release().await;
+        let guard = waiter.await.unwrap();
+        // The reply does not tell when the grant was made: it counts from a request.
+        assert!(guard.valid_until().remaining() < ttl);
+        assert!(guard.valid_until().remaining() > ttl / 4);
+        assert_eq!(server.calls("lock.extend") - before, extensions);
+        guard.release().await;
+    }
+}
+
+#[tokio::test]
+async fn a_release_that_is_refused_is_repeated_until_it_is_delivered() {
+    let server = Server::start(&["busy-reply-threshold 10"]);
+    let client = connect(std::slice::from_ref(&server)).await;
+    let guard = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
+    let _: () = server.run(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
+    assert_eq!(guard.release().await, Released::Unknown);
+    assert!(!server.is_free("x"));
+    let _: () = server.run(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    until("the release has arrived", || server.is_free("x")).await;
+
+    let guard = client.lock("y").ttl(TTL * 20).acquire().await.unwrap();
+    let url = server.url();
+    let script = std::thread::spawn(move || {
+        let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
+        let code = "local s = redis.call('TIME')[1] + 2 while redis.call('TIME')[1] + 0 < s do end";
+        let eval = redis::cmd("EVAL").arg(code).arg(0).query(&mut connection);
+        let _: redis::Value = eval.unwrap();
+    });
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    assert_eq!(guard.release().await, Released::Unknown);
+    script.join().unwrap();
+    until("the release has arrived", || server.is_free("y")).await;
+}
+
+#[tokio::test]
+async fn of_two_locks_one_that_is_forced_away_leaves_nothing_held() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port).await;
+    let holder = connect(std::slice::from_ref(&server)).await;
+    let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
+    let client = client.connect().await.unwrap();
+    let guard = client.lock_all(["x", "y"]).ttl(TTL * 20).acquire().await;
+    let guard = guard.unwrap();
+    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    assert!(guard.extend().await.is_err());
+    assert!(matches!(guard.lost().await, Loss::Gone { .. }));
+    drop(guard);
+    until("nothing is held", || server.is_free("x")).await;
+
+    // The same while the waiter extends what it was granted.
+    let guard = holder.lock_all(["x", "y"]).acquire().await.unwrap();
+    let lock = client.lock_all(["x", "y"]).ttl(TTL * 4).wait(TTL * 3);
+    let waiter = tokio::spawn(async move { lock.acquire().await.map(drop) });
+    until("it waits", || crate::contention::waiters(&server, "x") == 1).await;
+    // So long that less than half of the ttl is left.
+    tokio::time::sleep(TTL * 5 / 2).await;
+    proxy.replies(Flow::Hold);
+    guard.release().await;
+    until("it is granted", || !server.is_free("x")).await;
+    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    proxy.replies(Flow::Pass);
+    let _ = waiter.await.unwrap();
+    until("nothing is held", || {
+        server.is_free("x") && server.is_free("y")
+    })
+    .await;
+}
+
+#[derive(Clone, Default)]
+struct Seen(std::sync::Arc<std::sync::Mutex<Vec<String>>>);
+
+impl Metrics for Seen {
+    fn record(&self, names: &[Vec<u8>], event: Event<'_>) {
+        let event = match event {
+            Event::Acquired { .. } => "acquired",
+            Event::Failed { .. } => "failed",
+            Event::Retried => "retried",
+            Event::Released { .. } => "released",
+            Event::Lost { .. } => "lost",
+            _ => "something new",
+        };
+        let name = String::from_utf8_lossy(&names[0]);
+        self.0.lock().unwrap().push(format!("{event} {name}"));
+    }
+}
+
+#[tokio::test]
+async fn metrics_hear_of_waits_holds_losses_and_retries() {
+    let mut server = Server::start(&[]);
+    let seen = Seen::default();
+    let client = Redlock::builder()
+        .node(server.url())
+        .node_timeout(NODE_TIMEOUT)
+        .metrics(seen.clone())
+        .connect()
+        .await
+        .unwrap();
+    let guard = client.lock("x").acquire().await.unwrap();
+    assert!(client.lock("x").try_acquire().await.is_err());
+    guard.release().await;
+    let guard = client.lock("y").acquire().await.unwrap();
+    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    assert!(guard.extend().await.is_err());
+    server.kill();
+    let wait = Duration::from_millis(500);
+    assert!(client.lock("z").wait(wait).acquire().await.is_err());
+    let seen = seen.0.lock().unwrap();
+    for event in [
+        "acquired x",
+        "failed x",
+        "released x",
+        "acquired y",
+        "lost y",
+        "retried z",
+        "failed z",
+    ] {
+        assert!(seen.iter().any(|known| known == event), "{event}: {seen:?}");
+    }
+    assert!(!seen.iter().any(|known| known == "released y"), "{seen:?}");
+}
+
+#[tokio::test]
+async fn a_command_runs_only_while_the_lock_is_held() {
+    let server = Server::start(&[]);
+    let client = patient(std::slice::from_ref(&server)).await;
+    let guard = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
+    let mut incr = redis::cmd("INCR");
+    incr.arg("counter");
+    assert_eq!(guard.command::<u64>(&incr).await.unwrap(), 1);
+    let mut wrong = redis::cmd("INCR");
+    wrong.arg("counter").arg("too").arg("many");
+    let error = guard.command::<u64>(&wrong).await.unwrap_err();
+    assert!(
+        matches!(error, redislock_client::Error::Command(_)),
+        "{error}"
+    );
+    assert!(std::error::Error::source(&error).is_some());
+    assert!(guard.is_valid());
+    // The same by hand, with the token.
+    let token = std::str::from_utf8(guard.token().unwrap()).unwrap();
+    let seen: u64 = server.run(&["LOCK.GUARD", "x", token, "INCR", "counter"]);
+    assert_eq!(seen, 2);
+    let _: redis::Value = server.run(&["LOCK.FORCE", "x"]);
+    let error = guard.command::<u64>(&incr).await.unwrap_err();
+    assert!(
+        matches!(error, redislock_client::Error::Lost { .. }),
+        "{error}"
+    );
+    assert!(matches!(guard.lost().await, Loss::Gone { .. }));
+    assert_eq!(server.run::<u64>(&["GET", "counter"]), 2);
+}
+
+#[tokio::test]
+async fn a_command_under_a_quorum_or_several_locks_is_refused() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let guard = client.lock("x").acquire().await.unwrap();
+    let error = guard.command::<u64>(&redis::cmd("PING")).await;
+    assert!(matches!(error, Err(redislock_client::Error::Invalid(_))));
+    let client = connect(&servers[..1]).await;
+    let guard = client.lock_all(["y", "z"]).acquire().await.unwrap();
+    let error = guard.command::<u64>(&redis::cmd("PING")).await;
+    assert!(matches!(error, Err(redislock_client::Error::Invalid(_))));
+}
