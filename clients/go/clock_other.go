@@ -1,0 +1,7 @@
+//go:build !linux
+
+package redislock
+
+import "time"
+
+func now() time.Duration { return sinceStart() }

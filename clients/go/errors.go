@@ -1,0 +1,107 @@
+package redislock
+
+import (
+	"errors"
+	"fmt"
+	"regexp"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// The kinds of errors, for errors.Is. A cancelled context is reported as the error of that context.
+var (
+	// ErrBusy: somebody else holds the lock, and the wait is over.
+	ErrBusy = errors.New("somebody else holds the lock")
+	// ErrLost: the lock was held and is not held any longer. Stop what needs it.
+	ErrLost = errors.New("the lock is lost")
+	// ErrUnavailable: no server, no answer, or it cannot serve locks now. Trying again may help.
+	ErrUnavailable = errors.New("locks are not available")
+	// ErrQuarantined: the server may have forgotten grants and pauses granting. See Error.RetryAfter.
+	ErrQuarantined = errors.New("the server is in quarantine")
+	// ErrMisconfigured: trying again does not help, the text says what to change.
+	ErrMisconfigured = errors.New("server or client need another configuration")
+	// ErrInvalid: the arguments can never be right.
+	ErrInvalid = errors.New("invalid request")
+)
+
+// Error is what this package returns besides the errors of contexts.
+type Error struct {
+	Kind       error // one of the above
+	Message    string
+	RetryAfter time.Duration // of ErrQuarantined
+}
+
+func (e *Error) Error() string { return fmt.Sprintf("redislock: %v: %s", e.Kind, e.Message) }
+func (e *Error) Unwrap() error { return e.Kind }
+
+func failure(kind error, format string, values ...any) *Error {
+	return &Error{Kind: kind, Message: fmt.Sprintf(format, values...)}
+}
+
+// refused is the server's error reply. Nothing was changed.
+type refused struct{ code, text string }
+
+func (r *refused) Error() string { return r.text }
+
+// noAnswer: if it was sent, the command may have been carried out, now or later.
+type noAnswer struct {
+	cause error
+	sent  bool
+}
+
+func (n *noAnswer) Error() string { return n.cause.Error() }
+func (n *noAnswer) Unwrap() error { return n.cause }
+
+var (
+	retryIn   = regexp.MustCompile(`retry in (\d+) ms`)
+	transient = strings.Fields("UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN " +
+		"NOREPLICAS MISCONF OOM BUSY")
+	advice = map[string]string{
+		"READONLY": "this server is a replica: connect to the master",
+		"NOPERM": "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, +lock.mextend, " +
+			"+lock.release, +lock.mrelease, +lock.guard and the keys of its locks",
+		"NOAUTH":    "give the client a user name and password",
+		"WRONGPASS": "check the client's user name and password",
+		"CROSSSLOT": "several keys of one lock need a common {hash tag} in a cluster",
+		"WRONGTYPE": "the key holds other data: use another name for the lock",
+	}
+)
+
+// explain makes the error for the user. followsMaster: the client finds the new master by itself.
+func explain(err error, followsMaster bool) error {
+	var reply *refused
+	if !errors.As(err, &reply) {
+		var silence *noAnswer
+		if errors.As(err, &silence) {
+			return failure(ErrUnavailable, "no answer from the server: %v", silence.cause)
+		}
+		return err
+	}
+	switch {
+	case strings.Contains(strings.ToLower(reply.text), "unknown command"):
+		return failure(ErrMisconfigured,
+			"the server has no redislock module: start it with loadmodule redislock.so")
+	case reply.code == "NOTHELD":
+		return failure(ErrLost, "the command was not run")
+	case reply.code == "QUARANTINE":
+		quarantined := failure(ErrQuarantined, "%s", reply.text)
+		quarantined.RetryAfter = 100 * time.Millisecond
+		if found := retryIn.FindStringSubmatch(reply.text); found != nil {
+			ms, _ := strconv.Atoi(found[1])
+			quarantined.RetryAfter = time.Duration(ms) * time.Millisecond
+		}
+		return quarantined
+	case reply.code == "READONLY" && followsMaster:
+		return failure(ErrUnavailable, "%s", reply.text)
+	}
+	for _, code := range transient {
+		if reply.code == code {
+			return failure(ErrUnavailable, "%s", reply.text)
+		}
+	}
+	if more, ok := advice[reply.code]; ok {
+		return failure(ErrMisconfigured, "%s: %s", reply.text, more)
+	}
+	return failure(ErrMisconfigured, "%s", reply.text)
+}
