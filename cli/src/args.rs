@@ -65,6 +65,9 @@ pub enum Verb {
     /// Show the state of each node
     #[command(after_help = help::NODES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Nodes(Nodes),
+    /// Check a deployment and say what to change
+    #[command(after_help = help::DOCTOR, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    Doctor(Doctor),
     /// Watch five servers and four workers for half a minute while servers crash and a worker hangs
     #[command(after_help = help::DEMO)]
     Demo(Demo),
@@ -238,6 +241,19 @@ pub struct Force {
 pub struct Nodes {
     #[command(flatten)]
     pub place: Where,
+}
+
+#[derive(Args)]
+pub struct Doctor {
+    #[command(flatten)]
+    pub place: Where,
+    /// The name of a lock that the user of the URLs works with; repeat it for locks that are
+    /// acquired together
+    #[arg(long = "key", value_name = "NAME")]
+    pub keys: Vec<String>,
+    /// The ttl that is planned, for the time that a node may take to reply [default: 30s]
+    #[arg(long, value_name = "DURATION", value_parser = lease)]
+    pub ttl: Option<Duration>,
 }
 
 #[derive(Args)]

@@ -34,11 +34,7 @@ impl Where {
             self.nodes.join(",")
         };
         let urls = parse(&given).map_err(Failure::usage)?;
-        let (NodeUrls::Masters(each)
-        | NodeUrls::Sentinel {
-            sentinels: each, ..
-        }
-        | NodeUrls::Cluster { seeds: each, .. }) = &urls;
+        let each = urls.each();
         // An invalid URL may contain a password: the message gives its position instead.
         for (place, url) in each.iter().enumerate() {
             if let Err(error) = Redlock::builder().node(url).observe() {
@@ -49,10 +45,15 @@ impl Where {
         Ok(urls)
     }
 
+    /// How long a node may take to reply, for locks with this ttl.
+    pub fn node_timeout_for(&self, ttl: Duration) -> Duration {
+        let usual = (ttl / NODE_TIMEOUT_IN_TTL).min(LONGEST_NODE_TIMEOUT);
+        self.node_timeout.unwrap_or(usual)
+    }
+
     /// A builder for these masters.
     pub fn builder(&self, ttl: Duration) -> Result<Builder, Failure> {
-        let usual = (ttl / NODE_TIMEOUT_IN_TTL).min(LONGEST_NODE_TIMEOUT);
-        let builder = Redlock::builder().node_timeout(self.node_timeout.unwrap_or(usual));
+        let builder = Redlock::builder().node_timeout(self.node_timeout_for(ttl));
         let Some(file) = &self.ca_cert else {
             return Ok(builder);
         };

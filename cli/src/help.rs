@@ -16,7 +16,8 @@ same order on every host.
 
 Exit codes:
   of run: that of the command, or 128 + n if signal n ended it
-  1    status --check: the lock is held; force: not confirmed
+  1    status --check: the lock is held; force: not confirmed;
+       doctor: warnings (2: errors)
   64   usage error
   69   too few nodes can be reached or can grant locks
   70   the lock was lost
@@ -118,6 +119,19 @@ The exit code is 69 unless every node can grant locks now.
 QUARANTINE: how long a restarted node still grants nothing, because it may
 have lost locks. DURABLE: yes if it loses no locks at a restart. CLOCK:
 how far its clock is ahead of the clock of this host.";
+
+pub const DOCTOR: &str = "\
+Examples:
+  redlock doctor
+  redlock doctor --key lock:orders --key lock:stock
+  redlock doctor --json | jq -r '.findings[] | .problem'
+
+It checks versions, roles, quarantine and persistence, replicas, eviction,
+limits, clocks, reply times and permissions, and changes nothing.
+
+The exit code is 0 without problems, 1 with warnings, 2 with errors (locks
+are not granted, or two clients may hold one lock), and 69 if no node
+replies.";
 
 pub const DEMO: &str = "\
 Examples:

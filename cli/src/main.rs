@@ -4,7 +4,8 @@
 //! `acquire.rs`, `status.rs`, …). `hold.rs` gets the lock, `connect.rs` the connections;
 //! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
-//! combines what they say about a lock. `output.rs` prints. `demo/` is the demonstration.
+//! combines what they say about a lock. `doctor/` checks a deployment. `output.rs` prints. `demo/` is
+//! the demonstration.
 
 #![deny(unsafe_code)]
 
@@ -14,6 +15,7 @@ mod command_path;
 mod completions;
 mod connect;
 mod demo;
+mod doctor;
 mod duration;
 mod exit;
 mod force;
@@ -103,6 +105,7 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
         Verb::Ls(args) => ls::ls(args, output).await,
         Verb::Force(args) => force::force(args, output).await,
         Verb::Nodes(args) => nodes::nodes(args, output).await,
+        Verb::Doctor(args) => doctor::doctor(args, output).await,
         Verb::Demo(args) => demo::demo(args, output).await,
         Verb::DemoWorker(args) => demo::work(args).await,
         Verb::Completions { shell } => completions::print(shell, output),

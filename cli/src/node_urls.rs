@@ -14,6 +14,17 @@ pub enum NodeUrls {
     Cluster { login: Login, seeds: Vec<String> },
 }
 
+impl NodeUrls {
+    /// The URLs that were given: of masters, Sentinels, or nodes of a cluster.
+    pub fn each(&self) -> &[String] {
+        match self {
+            Self::Masters(urls) => urls,
+            Self::Sentinel { sentinels, .. } => sentinels,
+            Self::Cluster { seeds, .. } => seeds,
+        }
+    }
+}
+
 /// What the URLs of all nodes of a cluster have in common.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Login {

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use redis::Value;
-use redislock_client::{Answer, LockStatus, NodeStatus, Observer, Verdict};
+use redislock_client::{Answer, Builder, LockStatus, NodeStatus, Observer, Verdict};
 
 use crate::args::Where;
 use crate::exit::Failure;
@@ -19,35 +19,59 @@ pub struct View {
     pub observer: Observer,
     /// The nodes are masters of one cluster: each lock is on one of them.
     pub is_cluster: bool,
+    /// Creates an observer of some of the nodes.
+    builder: Builder,
+    /// The URL of each node; none for the one behind Sentinel.
+    urls: Vec<String>,
 }
 
 impl Where {
     /// Connects to nothing yet, except to a cluster to find its masters.
     pub async fn view(&self) -> Result<View, Failure> {
         let builder = self.builder(Duration::MAX)?;
-        let builder = match self.urls()? {
-            NodeUrls::Masters(urls) => builder.nodes(urls),
-            NodeUrls::Sentinel { name, sentinels } => builder.sentinel(name, sentinels),
-            NodeUrls::Cluster { login, seeds } => {
-                let seeds = builder.clone().nodes(seeds).observe();
-                let masters = masters(&login, &seeds.map_err(Failure::connecting)?).await?;
+        let (urls, is_cluster) = match self.urls()? {
+            NodeUrls::Masters(urls) => (urls, false),
+            NodeUrls::Sentinel { name, sentinels } => {
+                let observer = builder.clone().sentinel(name, sentinels).observe();
                 return Ok(View {
-                    observer: builder
-                        .nodes(masters)
-                        .observe()
-                        .map_err(Failure::connecting)?,
-                    is_cluster: true,
+                    observer: observer.map_err(Failure::connecting)?,
+                    is_cluster: false,
+                    builder,
+                    urls: Vec::new(),
                 });
             }
+            NodeUrls::Cluster { login, seeds } => {
+                let seeds = builder.clone().nodes(seeds).observe();
+                let seeds = seeds.map_err(Failure::connecting)?;
+                (masters(&login, &seeds).await?, true)
+            }
         };
-        Ok(View {
-            observer: builder.observe().map_err(Failure::connecting)?,
-            is_cluster: false,
-        })
+        View::new(builder, urls, is_cluster)
     }
 }
 
 impl View {
+    fn new(builder: Builder, urls: Vec<String>, is_cluster: bool) -> Result<Self, Failure> {
+        let observer = builder.clone().nodes(&urls).observe();
+        Ok(Self {
+            observer: observer.map_err(Failure::connecting)?,
+            is_cluster,
+            builder,
+            urls,
+        })
+    }
+
+    /// Leaves out the nodes that did not reply: waiting for each of them again takes long.
+    pub fn without_silent<T>(self, answers: &[Answer<T>]) -> Result<Self, Failure> {
+        let replied = |(_, answer): &(String, &Answer<T>)| answer.result.is_ok();
+        let urls = self.urls.iter().cloned().zip(answers).filter(replied);
+        let urls: Vec<String> = urls.map(|(url, _)| url).collect();
+        if urls.is_empty() || urls.len() == self.urls.len() {
+            return Ok(self);
+        }
+        Self::new(self.builder, urls, self.is_cluster)
+    }
+
     /// What the nodes together know of a lock.
     pub async fn lock(&self, key: &str) -> LockSummary {
         LockSummary::of(&self.concerned(self.observer.lock(key).await))

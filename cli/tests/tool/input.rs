@@ -314,6 +314,7 @@ fn help_explains_with_examples_and_every_verb_has_a_page() {
         "ls",
         "force",
         "nodes",
+        "doctor",
         "demo",
         "completions",
         "man",

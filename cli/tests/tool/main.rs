@@ -5,6 +5,7 @@ mod completions;
 mod contention;
 mod demo;
 mod deployments;
+mod doctor;
 mod exits;
 mod flock;
 mod input;

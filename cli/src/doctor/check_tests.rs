@@ -1,0 +1,226 @@
+//! Tests of the checks, without nodes.
+
+use std::time::Duration;
+
+use super::checks::check;
+use super::facts::{Deployment, Kind, Node, State};
+use super::finding::Severity::{self, Error, Note, Warning};
+
+/// A node without any problem.
+fn fit(name: &str) -> Node {
+    let map = |pairs: &[(&str, &str)]| {
+        let pairs = pairs.iter();
+        pairs
+            .map(|(name, value)| ((*name).to_owned(), (*value).to_owned()))
+            .collect()
+    };
+    Node {
+        name: name.to_owned(),
+        state: Ok(State {
+            version: "0.1.0".to_owned(),
+            role: "master".to_owned(),
+            incarnation: name.to_owned(),
+            max_ttl: Duration::from_secs(30),
+            round_trip: Duration::from_millis(1),
+            info: map(&[
+                ("redis_version", "7.0.15"),
+                ("connected_clients", "1"),
+                ("connected_slaves", "0"),
+            ]),
+            settings: map(&[
+                ("lock.quarantine", "30000"),
+                ("maxmemory-policy", "noeviction"),
+                ("maxclients", "20000"),
+                ("lock.max-waiters", "10000"),
+                ("min-replicas-to-write", "0"),
+            ]),
+            ..State::default()
+        }),
+    }
+}
+
+fn three() -> Deployment {
+    Deployment {
+        kind: Kind::Masters,
+        nodes: ["a", "b", "c"].map(fit).to_vec(),
+        node_timeout: Duration::from_millis(500),
+        plaintext_password: false,
+        slots: Vec::new(),
+    }
+}
+
+/// The findings after a change of one node.
+fn after(change: impl FnOnce(&mut State)) -> Vec<(&'static str, Severity)> {
+    let mut deployment = three();
+    if let Ok(state) = &mut deployment.nodes[0].state {
+        change(state);
+    }
+    found(&deployment)
+}
+
+fn found(deployment: &Deployment) -> Vec<(&'static str, Severity)> {
+    let findings = check(deployment);
+    findings
+        .iter()
+        .map(|finding| (finding.check, finding.severity))
+        .collect()
+}
+
+fn set(state: &mut State, name: &str, value: &str) {
+    state.settings.insert(name.to_owned(), value.to_owned());
+}
+
+#[test]
+fn a_sound_deployment_has_no_findings() {
+    assert_eq!(check(&three()), []);
+}
+
+#[test]
+fn what_stops_or_breaks_locks_is_an_error() {
+    assert_eq!(
+        after(|state| state.role = "replica".to_owned()),
+        [("role", Error)]
+    );
+    assert_eq!(after(|state| state.failed = true), [("failed", Error)]);
+    assert_eq!(
+        after(|state| set(state, "maxmemory-policy", "allkeys-lru")),
+        [("maxmemory-policy", Error)]
+    );
+    assert_eq!(
+        after(|state| state.incarnation = "b".to_owned()),
+        [("same-server", Error)]
+    );
+    assert_eq!(
+        after(|state| state
+            .refused
+            .push(("LOCK.ACQUIRE".to_owned(), "NOPERM".to_owned()))),
+        [("permissions", Error)]
+    );
+    assert_eq!(
+        after(|state| state.clock_lead = 11_000_000),
+        [("clock", Error)]
+    );
+    assert_eq!(
+        after(|state| drop(
+            state
+                .info
+                .insert("redis_version".to_owned(), "6.2.1".to_owned())
+        )),
+        [("server-version", Error), ("server-version", Warning)]
+    );
+}
+
+#[test]
+fn what_works_badly_is_a_warning() {
+    assert_eq!(
+        after(|state| state.quarantine = Duration::from_secs(1)),
+        [("quarantine-running", Warning)]
+    );
+    assert_eq!(
+        after(|state| state.clock_lead = 2_000_000),
+        [("clock", Warning)]
+    );
+    assert_eq!(
+        after(|state| state.fence_lead = 20_000_000),
+        [("fence-lead", Warning)]
+    );
+    assert_eq!(
+        after(|state| state.round_trip = Duration::from_millis(300)),
+        [("round-trip", Warning)]
+    );
+    assert_eq!(
+        after(|state| state.version = "0.2.0".to_owned()),
+        [("module-version", Warning)]
+    );
+    assert_eq!(
+        after(|state| state.max_ttl = Duration::from_secs(9)),
+        [("max-ttl", Warning)]
+    );
+    assert_eq!(
+        after(|state| drop(
+            state
+                .info
+                .insert("connected_clients".to_owned(), "19000".to_owned())
+        )),
+        [("maxclients", Warning)]
+    );
+    assert_eq!(
+        after(|state| set(state, "maxclients", "10000")),
+        [("maxclients", Note)]
+    );
+}
+
+#[test]
+fn a_node_must_keep_its_grants_or_pause() {
+    let forgetful = after(|state| set(state, "lock.quarantine", "0"));
+    assert_eq!(forgetful, [("persistence", Error), ("quarantine", Warning)]);
+    let durable = after(|state| {
+        set(state, "lock.quarantine", "0");
+        state.durable = true;
+    });
+    assert_eq!(durable, [("quarantine", Warning)]);
+}
+
+#[test]
+fn behind_sentinel_a_replaced_master_must_stop() {
+    let mut deployment = three();
+    deployment.kind = Kind::Sentinel;
+    deployment.nodes.truncate(1);
+    assert_eq!(
+        found(&deployment),
+        [("min-replicas", Error), ("replicas", Warning)]
+    );
+    if let Ok(state) = &mut deployment.nodes[0].state {
+        set(state, "min-replicas-to-write", "1");
+        state
+            .info
+            .insert("connected_slaves".to_owned(), "1".to_owned());
+    }
+    assert_eq!(found(&deployment), []);
+}
+
+#[test]
+fn a_warning_of_the_module_is_not_repeated() {
+    let warning = "neither durable nor quarantined (lock.quarantine)";
+    let findings = after(|state| {
+        set(state, "lock.quarantine", "0");
+        state.warnings.push(warning.to_owned());
+    });
+    assert_eq!(findings, [("persistence", Error), ("quarantine", Warning)]);
+    let other = after(|state| state.warnings.push("something else".to_owned()));
+    assert_eq!(other, [("node", Warning)]);
+}
+
+#[test]
+fn nodes_that_do_not_reply_cost_the_quorum() {
+    let mut deployment = three();
+    deployment.nodes[0].state = Err("unreachable".to_owned());
+    assert_eq!(found(&deployment), [("reachable", Error)]);
+    deployment.nodes[1].state = Err("unreachable".to_owned());
+    assert_eq!(
+        found(&deployment),
+        [
+            ("reachable", Error),
+            ("reachable", Error),
+            ("quorum", Error)
+        ]
+    );
+}
+
+#[test]
+fn the_number_of_nodes_matters() {
+    let mut deployment = three();
+    deployment.nodes.truncate(2);
+    assert_eq!(found(&deployment), [("node-count", Warning)]);
+    deployment.nodes.truncate(1);
+    assert_eq!(found(&deployment), [("node-count", Note)]);
+}
+
+#[test]
+fn keys_that_are_locked_together_share_a_slot() {
+    let mut deployment = three();
+    deployment.slots = vec![("a".to_owned(), 1), ("b".to_owned(), 2)];
+    assert_eq!(found(&deployment), [("hash-tags", Warning)]);
+    deployment.slots[1].1 = 1;
+    assert_eq!(found(&deployment), []);
+}

@@ -1,0 +1,322 @@
+//! What the checks are made on: read from the nodes, nothing judged.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::{Cmd, Value};
+use redislock_client::{Answer, NodeStatus};
+
+use crate::args::Where;
+use crate::exit::Failure;
+use crate::node_urls::NodeUrls;
+use crate::view::View;
+
+/// How often each node is asked for its state: the fastest reply has the most exact clock.
+const SAMPLES: usize = 5;
+/// The key for checks of permissions if none is given.
+const PROBE_KEY: &str = "redlock-doctor";
+/// Holds nothing anywhere: with it, the probes below change nothing.
+const PROBE_TOKEN: &str = "redlock-doctor-holds-nothing";
+/// The settings that are read.
+const SETTINGS: [&str; 7] = [
+    "maxmemory-policy",
+    "maxclients",
+    "min-replicas-to-write",
+    "lock.quarantine",
+    "lock.max-ttl",
+    "lock.max-waiters",
+    "lock.max-hold",
+];
+
+/// How the nodes belong together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    Masters,
+    Sentinel,
+    Cluster,
+}
+
+/// A whole deployment.
+#[derive(Clone, Debug)]
+pub struct Deployment {
+    pub kind: Kind,
+    pub nodes: Vec<Node>,
+    /// How long a node may take to reply.
+    pub node_timeout: Duration,
+    /// Whether the URLs contain a password that is sent in plaintext to another host.
+    pub plaintext_password: bool,
+    /// The slots of the given keys, in a cluster.
+    pub slots: Vec<(String, u64)>,
+}
+
+/// One node: what it says, or why it says nothing.
+#[derive(Clone, Debug)]
+pub struct Node {
+    pub name: String,
+    pub state: Result<State, String>,
+}
+
+/// What a node says about itself. A map or text that the user may not read is empty.
+#[derive(Clone, Default, Debug)]
+pub struct State {
+    pub version: String,
+    pub role: String,
+    pub incarnation: String,
+    pub quarantine: Duration,
+    pub durable: bool,
+    pub max_ttl: Duration,
+    /// Its clock less the clock of this host, in µs.
+    pub clock_lead: i64,
+    /// Its fence counter less its clock, in µs.
+    pub fence_lead: i64,
+    pub round_trip: Duration,
+    pub failed: bool,
+    pub warnings: Vec<String>,
+    pub info: BTreeMap<String, String>,
+    pub settings: BTreeMap<String, String>,
+    /// Commands that the user may not run, with the error.
+    pub refused: Vec<(String, String)>,
+}
+
+impl State {
+    /// A setting, or a field of INFO, as a number.
+    pub fn number(&self, name: &str) -> Option<u64> {
+        let value = self.settings.get(name).or_else(|| self.info.get(name));
+        value?.parse().ok()
+    }
+}
+
+/// Asks all nodes.
+pub async fn collect(
+    place: &Where,
+    keys: &[String],
+    node_timeout: Duration,
+) -> Result<Deployment, Failure> {
+    let urls = place.urls()?;
+    let view = place.view().await?;
+    let mut states = view.nodes().await;
+    let view = view.without_silent(&states)?;
+    sample(&view, &mut states).await;
+    let mut deployment = Deployment {
+        kind: match &urls {
+            NodeUrls::Masters(_) => Kind::Masters,
+            NodeUrls::Sentinel { .. } => Kind::Sentinel,
+            NodeUrls::Cluster { .. } => Kind::Cluster,
+        },
+        nodes: states.into_iter().map(node).collect(),
+        node_timeout,
+        plaintext_password: urls
+            .each()
+            .iter()
+            .any(|url| sends_password_in_plaintext(url)),
+        slots: Vec::new(),
+    };
+    let mut replied: Vec<&mut State> = deployment
+        .nodes
+        .iter_mut()
+        .filter_map(|node| node.state.as_mut().ok())
+        .collect();
+    add_details(&view, &mut replied).await;
+    add_permissions(&view, keys, &mut replied).await;
+    if deployment.kind == Kind::Cluster {
+        deployment.slots = slots(&view, keys).await;
+    }
+    Ok(deployment)
+}
+
+/// Asks those that replied again, and keeps the fastest reply of each.
+async fn sample(view: &View, states: &mut [Answer<NodeStatus>]) {
+    let mut replied: Vec<&mut NodeStatus> = states
+        .iter_mut()
+        .filter_map(|answer| answer.result.as_mut().ok())
+        .collect();
+    for _ in 1..SAMPLES {
+        for (best, next) in replied.iter_mut().zip(view.nodes().await) {
+            if let Ok(next) = next.result
+                && next.round_trip < best.round_trip
+            {
+                **best = next;
+            }
+        }
+    }
+}
+
+fn node(answer: Answer<NodeStatus>) -> Node {
+    let state = answer.result.map(state);
+    Node {
+        name: answer.node,
+        state: state.map_err(|verdict| verdict.to_string()),
+    }
+}
+
+fn state(node: NodeStatus) -> State {
+    State {
+        version: node.version,
+        role: node.role,
+        incarnation: node.incarnation,
+        quarantine: node.quarantine,
+        durable: node.durable,
+        max_ttl: node.max_ttl,
+        clock_lead: node.clock_lead,
+        round_trip: node.round_trip,
+        ..State::default()
+    }
+}
+
+/// INFO, CONFIG GET, and the fields of LOCK.NODE that the client does not read.
+async fn add_details(view: &View, nodes: &mut [&mut State]) {
+    let mut info = redis::cmd("INFO");
+    info.arg("server").arg("clients").arg("replication");
+    info.arg("persistence").arg("memory").arg("lock_stats");
+    let mut config = redis::cmd("CONFIG");
+    config.arg("GET").arg(&SETTINGS);
+    for (state, value) in nodes.iter_mut().zip(ask(view, &info).await) {
+        if let Some(value) = value {
+            state.info = info_fields(&text(&value));
+        }
+    }
+    for (state, value) in nodes.iter_mut().zip(ask(view, &config).await) {
+        if let Some(value) = value {
+            let pairs = fields(value).into_iter();
+            state.settings = pairs.map(|(name, value)| (name, text(&value))).collect();
+        }
+    }
+    let replies = ask(view, &redis::cmd("LOCK.NODE")).await;
+    for (state, value) in nodes.iter_mut().zip(replies) {
+        if let Some(value) = value {
+            let fields = fields(value);
+            let number = |name: &str| fields.get(name).map_or(0, integer);
+            state.failed = number("failed") == 1;
+            state.fence_lead = number("fence").saturating_sub(number("time"));
+            if let Some(Value::Array(warnings)) = fields.get("warnings") {
+                state.warnings = warnings.iter().map(text).collect();
+            }
+        }
+    }
+}
+
+/// Tries what an application does, in a way that changes nothing: no ttl, and a token that holds
+/// nothing. The server checks permissions first.
+async fn add_permissions(view: &View, keys: &[String], nodes: &mut [&mut State]) {
+    let key = keys.first().map_or(PROBE_KEY, String::as_str);
+    for (name, arguments) in [
+        ("LOCK.ACQUIRE", &[key, PROBE_TOKEN, "0"][..]),
+        ("LOCK.EXTEND", &[key, PROBE_TOKEN, "1"]),
+        ("LOCK.RELEASE", &[key, PROBE_TOKEN]),
+        ("LOCK.INFO", &[key]),
+    ] {
+        let mut probe = redis::cmd(name);
+        probe.arg(arguments);
+        let answers = view.observer.command(&probe).await;
+        for (state, answer) in nodes.iter_mut().zip(answers) {
+            let Err(verdict) = answer.result else {
+                continue;
+            };
+            let error = verdict.to_string();
+            // Without a given key, only the command itself is in question.
+            let matters = !keys.is_empty() || error.contains("command");
+            if error.contains("NOPERM") && matters {
+                state.refused.push((name.to_owned(), error));
+            }
+        }
+    }
+}
+
+async fn slots(view: &View, keys: &[String]) -> Vec<(String, u64)> {
+    let mut slots = Vec::new();
+    for key in keys {
+        let mut slot = redis::cmd("CLUSTER");
+        slot.arg("KEYSLOT").arg(key);
+        let reply = ask(view, &slot).await.into_iter().flatten().next();
+        if let Some(Value::Int(slot)) = reply {
+            slots.push((key.clone(), u64::try_from(slot).unwrap_or(0)));
+        }
+    }
+    slots
+}
+
+async fn ask(view: &View, cmd: &Cmd) -> Vec<Option<Value>> {
+    let answers = view.observer.command(cmd).await;
+    answers
+        .into_iter()
+        .map(|answer| answer.result.ok())
+        .collect()
+}
+
+/// Whether a password goes to another host without encryption.
+fn sends_password_in_plaintext(url: &str) -> bool {
+    let Some((login, host)) = url
+        .strip_prefix("redis://")
+        .and_then(|rest| rest.rsplit_once('@'))
+    else {
+        return false;
+    };
+    let local = ["127.", "localhost", "[::1]"];
+    login.contains(':') && !local.iter().any(|local| host.starts_with(local))
+}
+
+/// `name:value` lines.
+fn info_fields(text: &str) -> BTreeMap<String, String> {
+    let pairs = text.lines().filter_map(|line| line.split_once(':'));
+    pairs
+        .map(|(name, value)| (name.to_owned(), value.trim_end().to_owned()))
+        .collect()
+}
+
+/// A map, as RESP2 (a flat array) and RESP3 write it.
+fn fields(value: Value) -> BTreeMap<String, Value> {
+    match value {
+        Value::Map(pairs) => pairs
+            .into_iter()
+            .map(|(name, value)| (text(&name), value))
+            .collect(),
+        Value::Array(items) => items
+            .chunks_exact(2)
+            .map(|pair| (text(&pair[0]), pair[1].clone()))
+            .collect(),
+        _ => BTreeMap::new(),
+    }
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
+        Value::Int(number) => number.to_string(),
+        _ => String::new(),
+    }
+}
+
+fn integer(value: &Value) -> i64 {
+    match value {
+        Value::Int(number) => *number,
+        other => text(other).parse().unwrap_or(0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_passwords_that_leave_this_host_unencrypted_count() {
+        for (url, found) in [
+            ("redis://u:p@10.0.0.1", true),
+            ("redis://:p@db", true),
+            ("redis://u:p@localhost:1", false),
+            ("redis://u:p@127.0.0.1", false),
+            ("rediss://u:p@10.0.0.1", false),
+            ("redis://10.0.0.1", false),
+            ("unix:///x", false),
+        ] {
+            assert_eq!(sends_password_in_plaintext(url), found, "{url}");
+        }
+    }
+
+    #[test]
+    fn info_is_read_line_by_line() {
+        let fields = info_fields("# Server\r\nredis_version:7.0.15\r\n\r\nx:a:b\r\n");
+        assert_eq!(fields["redis_version"], "7.0.15");
+        assert_eq!(fields["x"], "a:b");
+    }
+}

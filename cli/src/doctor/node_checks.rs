@@ -1,0 +1,316 @@
+//! Checks of one node by itself.
+
+use std::time::Duration;
+
+use super::facts::{Deployment, Kind, State};
+use super::finding::Severity::{Error, Note, Warning};
+use super::finding::{Finding, Severity};
+use crate::duration::shown;
+
+/// The oldest servers that the module supports.
+const OLDEST_REDIS: (u64, u64) = (7, 0);
+const OLDEST_VALKEY: (u64, u64) = (7, 2);
+/// A fence counter this far ahead of its clock, in µs, means that the clock was set back.
+const FENCE_AHEAD: i64 = 10_000_000;
+/// Connections beyond those of the waiters: holders that release, operators, replicas.
+const SPARE_CONNECTIONS: u64 = 100;
+
+/// The findings of one node.
+pub struct Checks<'a> {
+    name: &'a str,
+    deployment: &'a Deployment,
+    pub findings: Vec<Finding>,
+}
+
+impl<'a> Checks<'a> {
+    pub fn new(name: &'a str, deployment: &'a Deployment) -> Self {
+        Self {
+            name,
+            deployment,
+            findings: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, severity: Severity, check: &'static str, problem: String, fix: &str) {
+        self.findings.push(Finding {
+            severity,
+            check,
+            node: Some(self.name.to_owned()),
+            problem,
+            fix: fix.to_owned(),
+        });
+    }
+
+    /// A node that does not reply as a node should.
+    pub fn silent(&mut self, problem: &str) {
+        let fix = if problem.contains("module") {
+            "load the module of this release: loadmodule /path/to/redislock.so in redis.conf, then restart the server"
+        } else if problem.contains("NOPERM")
+            || problem.contains("NOAUTH")
+            || problem.contains("WRONGPASS")
+        {
+            "check the user and the password in the URL; the user needs the command LOCK.NODE"
+        } else {
+            "check the address, that the server runs, and that no firewall drops the connection"
+        };
+        self.add(Error, "reachable", problem.to_owned(), fix);
+    }
+
+    pub fn all(&mut self, state: &State) {
+        self.server(state);
+        self.service(state);
+        self.memory_of_grants(state);
+        self.failover(state);
+        self.eviction(state);
+        self.clock(state);
+        self.connections(state);
+        self.permissions(state);
+        self.own_warnings(state);
+    }
+
+    fn server(&mut self, state: &State) {
+        let (name, version, oldest) = match state.info.get("valkey_version") {
+            Some(version) => ("Valkey", version, OLDEST_VALKEY),
+            None => match state.info.get("redis_version") {
+                Some(version) => ("Redis", version, OLDEST_REDIS),
+                None => return self.add(
+                    Note,
+                    "permissions",
+                    "INFO cannot be read: the version of the server, its replicas and its connections are not checked".to_owned(),
+                    "run doctor as a user with +info",
+                ),
+            },
+        };
+        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
+        let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
+        if found < oldest {
+            let problem = format!("{name} {version} is older than the module supports");
+            self.add(
+                Error,
+                "server-version",
+                problem,
+                "upgrade to Redis 7.0, Valkey 7.2 or newer",
+            );
+        }
+    }
+
+    /// Whether it grants locks now.
+    fn service(&mut self, state: &State) {
+        if state.failed {
+            self.add(
+                Error,
+                "failed",
+                "an internal error has stopped the module: it refuses every change of a lock"
+                    .to_owned(),
+                "read the log of the server, restart it, and report the error",
+            );
+        }
+        if state.role != "master" {
+            let problem = format!("it is a {}: it grants no locks", state.role);
+            self.add(
+                Error,
+                "role",
+                problem,
+                "list its master instead, or use a redis+sentinel:// URL",
+            );
+        } else if !state.quarantine.is_zero() {
+            let problem = format!(
+                "it is quarantined for another {}: it was started or promoted and may have lost locks",
+                shown(state.quarantine)
+            );
+            self.add(
+                Warning,
+                "quarantine-running",
+                problem,
+                "wait; other nodes of a quorum still grant locks",
+            );
+        }
+        if state
+            .info
+            .get("aof_last_write_status")
+            .is_some_and(|status| status != "ok")
+        {
+            self.add(
+                Error,
+                "aof",
+                "the last write to the AOF failed: grants are not saved".to_owned(),
+                "free disk space, or repair the disk",
+            );
+        }
+    }
+
+    /// Whether it can lose grants at a restart without pausing.
+    fn memory_of_grants(&mut self, state: &State) {
+        if state.settings.is_empty() {
+            return self.add(
+                Note,
+                "permissions",
+                "CONFIG GET cannot be run: quarantine, eviction, min-replicas and limits are not checked".to_owned(),
+                "run doctor as a user with +config|get",
+            );
+        }
+        let quarantined = state.number("lock.quarantine").unwrap_or(0) > 0;
+        if !quarantined && !state.durable {
+            self.add(
+                Error,
+                "persistence",
+                "it is neither durable nor quarantined: after a restart it may grant a lock that is still held".to_owned(),
+                "set lock.quarantine (30000 is usual), or appendonly yes with appendfsync always, and restart the server",
+            );
+        }
+    }
+
+    /// Whether a promoted replica, or a master that was replaced, can break a lock.
+    fn failover(&mut self, state: &State) {
+        let replicas = state.number("connected_slaves").unwrap_or(0);
+        let fails_over = self.deployment.kind != Kind::Masters;
+        if state.settings.is_empty() || state.role != "master" {
+            return;
+        }
+        if self.deployment.kind == Kind::Masters && self.deployment.nodes.len() > 1 && replicas > 0
+        {
+            self.add(
+                Warning,
+                "replicas",
+                format!("it has {replicas} replicas: promoting one breaks the independence of the masters"),
+                "run masters of a quorum without replicas, and do not promote any",
+            );
+        }
+        if replicas == 0 && !fails_over {
+            return;
+        }
+        let severity = if fails_over { Error } else { Warning };
+        if state.number("lock.quarantine") == Some(0) && state.durable {
+            self.add(
+                severity,
+                "persistence",
+                "lock.quarantine is 0: a promoted replica may grant a lock that is still held"
+                    .to_owned(),
+                "set lock.quarantine (30000 is usual) on the master and on its replicas",
+            );
+        }
+        if state.number("min-replicas-to-write") == Some(0) {
+            self.add(
+                severity,
+                "min-replicas",
+                "min-replicas-to-write is 0: a master that was replaced goes on extending and granting locks".to_owned(),
+                "set min-replicas-to-write 1 and min-replicas-max-lag 10 on the master and on its replicas",
+            );
+        }
+        if fails_over && replicas == 0 {
+            self.add(
+                Warning,
+                "replicas",
+                "it has no connected replica: nothing can take over".to_owned(),
+                "connect at least one replica, better two",
+            );
+        }
+    }
+
+    fn eviction(&mut self, state: &State) {
+        let policy = state.settings.get("maxmemory-policy");
+        if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
+            self.add(
+                Error,
+                "maxmemory-policy",
+                format!("maxmemory-policy {policy} may evict a lock while it is held"),
+                "set maxmemory-policy noeviction; use another server as a cache",
+            );
+        }
+        let evicted = state.number("lock_evicted").unwrap_or(0);
+        if evicted > 0 {
+            self.add(
+                Error,
+                "evicted",
+                format!("{evicted} locks were evicted since the start of the server"),
+                "set maxmemory-policy noeviction",
+            );
+        }
+    }
+
+    fn clock(&mut self, state: &State) {
+        if state.fence_lead > FENCE_AHEAD {
+            let ahead = Duration::from_micros(state.fence_lead.unsigned_abs());
+            self.add(
+                Warning,
+                "fence-lead",
+                format!(
+                    "its fence counter is {} ahead of its clock: the clock was set back",
+                    shown(ahead)
+                ),
+                "set the clock right and keep it synchronized (NTP)",
+            );
+        }
+        let limit = self.deployment.node_timeout / 2;
+        if state.round_trip > limit {
+            self.add(
+                Warning,
+                "round-trip",
+                format!(
+                    "its fastest reply took {}, and it may take {}",
+                    shown(state.round_trip),
+                    shown(self.deployment.node_timeout)
+                ),
+                "raise --node-timeout and the ttl, or move the node closer",
+            );
+        }
+    }
+
+    fn connections(&mut self, state: &State) {
+        let clients = state.number("maxclients");
+        let (Some(limit), Some(used)) = (clients, state.number("connected_clients")) else {
+            return;
+        };
+        if used.saturating_mul(10) > limit.saturating_mul(9) {
+            self.add(
+                Warning,
+                "maxclients",
+                format!("{used} of {limit} connections are in use"),
+                "raise maxclients and the limit of open files (LimitNOFILE, ulimit -n)",
+            );
+        }
+        let Some(waiters) = state.number("lock.max-waiters") else {
+            return;
+        };
+        if limit < waiters.saturating_add(SPARE_CONNECTIONS) {
+            self.add(
+                Note,
+                "maxclients",
+                format!(
+                    "maxclients {limit} leaves no connections beside lock.max-waiters {waiters}: \
+                     if all wait, no holder can connect to release"
+                ),
+                "lower lock.max-waiters, or raise maxclients and the limit of open files",
+            );
+        }
+    }
+
+    fn permissions(&mut self, state: &State) {
+        for (command, error) in &state.refused {
+            self.add(
+                Error,
+                "permissions",
+                format!("the user may not run {command} ({error})"),
+                "allow the command and the key pattern of the locks (ACL SETUSER); redis.conf has an example",
+            );
+        }
+    }
+
+    /// What the module itself warns about, unless a finding about the same setting says it already.
+    fn own_warnings(&mut self, state: &State) {
+        const TOPICS: [(&str, &str); 3] = [
+            ("lock.quarantine", "persistence"),
+            ("maxmemory-policy", "maxmemory-policy"),
+            ("min-replicas", "min-replicas"),
+        ];
+        for warning in &state.warnings {
+            let said = TOPICS.iter().any(|(setting, check)| {
+                warning.contains(setting) && self.findings.iter().any(|found| found.check == *check)
+            });
+            if !said {
+                let fix = "see the settings that it names in docs/OPERATIONS.md";
+                self.add(Warning, "node", warning.clone(), fix);
+            }
+        }
+    }
+}

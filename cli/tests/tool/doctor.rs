@@ -1,0 +1,258 @@
+//! `redlock doctor`, on real deployments with real mistakes.
+
+use crate::masters;
+use crate::server::Server;
+use crate::tool::{Outcome, outcome, redlock, until};
+
+/// Settings under which a node has no problem; it grants soon after its start.
+const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
+
+fn ask(nodes: &[String], words: &[&str]) -> Outcome {
+    let mut command = redlock(&[]);
+    command
+        .env("REDLOCK_NODES", nodes.join(","))
+        .arg("doctor")
+        .args(words);
+    outcome(command)
+}
+
+fn urls(servers: &[Server]) -> Vec<String> {
+    servers.iter().map(Server::url).collect()
+}
+
+/// A server that grants locks.
+fn sound() -> Server {
+    let server = Server::start(&SOUND);
+    until("the quarantine is over", || {
+        let node: std::collections::HashMap<String, redis::Value> = server.run(&["LOCK.NODE"]);
+        node["quarantine"] == redis::Value::Int(0)
+    });
+    server
+}
+
+/// Check and severity of each finding; notes are left out.
+fn findings(ended: &Outcome) -> Vec<(String, String)> {
+    let found = ended.json();
+    let found = found["findings"].as_array().unwrap().iter();
+    let text = |value: &serde_json::Value| value.as_str().unwrap().to_owned();
+    found
+        .map(|found| (text(&found["check"]), text(&found["severity"])))
+        .filter(|(_, severity)| severity != "note")
+        .collect()
+}
+
+#[track_caller]
+fn found(nodes: &[String], words: &[&str], code: i32, expected: &[(&str, &str)]) -> Outcome {
+    let ended = ask(nodes, &[words, &["--json"]].concat());
+    let owned = |(check, severity): &(&str, &str)| ((*check).to_owned(), (*severity).to_owned());
+    let expected: Vec<_> = expected.iter().map(owned).collect();
+    assert_eq!(findings(&ended), expected, "{ended:?}");
+    assert_eq!(ended.code, Some(code), "{ended:?}");
+    ended
+}
+
+#[test]
+fn a_sound_deployment_has_no_problems() {
+    let servers = [sound(), sound(), sound()];
+    found(&urls(&servers), &[], 0, &[]);
+    let text = ask(&urls(&servers), &[]);
+    assert_eq!(text.code, Some(0));
+    assert!(text.out.ends_with("3 nodes: no problems\n"), "{text:?}");
+    for server in &servers {
+        let keys: Vec<String> = server.run(&["KEYS", "*"]);
+        assert!(keys.is_empty(), "it left {keys:?}");
+    }
+}
+
+#[test]
+fn each_mistake_is_found_with_what_to_change() {
+    let fine = [sound(), sound()];
+    let [first, second] = [fine[0].url(), fine[1].url()];
+    let replica = Server::start(&[
+        &format!("replicaof 127.0.0.1 {}", fine[0].port),
+        SOUND[0],
+        SOUND[1],
+    ]);
+    until("it replicates", || {
+        let info: String = replica.run(&["INFO", "replication"]);
+        info.contains("master_link_status:up")
+    });
+    let forgetful = Server::start(&[SOUND[1]]);
+    let evicting = sound();
+    let _: () = evicting.run(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let quarantined = Server::start(&["lock.quarantine 600000", SOUND[1]]);
+    let bare = Server::start(&["no-module"]);
+    let with = |other: &Server| vec![first.clone(), second.clone(), other.url()];
+    let cases: [(Vec<String>, i32, &[(&str, &str)]); 6] = [
+        (with(&bare), 2, &[("reachable", "error")]),
+        (
+            with(&forgetful),
+            2,
+            &[
+                ("persistence", "error"),
+                ("max-ttl", "warning"),
+                ("quarantine", "warning"),
+            ],
+        ),
+        (with(&evicting), 2, &[("maxmemory-policy", "error")]),
+        (
+            with(&quarantined),
+            1,
+            &[
+                ("quarantine-running", "warning"),
+                ("max-ttl", "warning"),
+                ("quarantine", "warning"),
+            ],
+        ),
+        (
+            vec![second.clone(), evicting.url()],
+            2,
+            &[("maxmemory-policy", "error"), ("node-count", "warning")],
+        ),
+        (
+            vec![
+                second.clone(),
+                format!("redis://localhost:{}", fine[1].port),
+                evicting.url(),
+            ],
+            2,
+            &[("maxmemory-policy", "error"), ("same-server", "error")],
+        ),
+    ];
+    // The first one has a replica, which is a problem of its own.
+    let of_the_master = [("replicas", "warning"), ("min-replicas", "warning")];
+    for (nodes, code, expected) in cases {
+        let ended = ask(&nodes, &["--json"]);
+        assert_eq!(ended.code, Some(code), "{ended:?}");
+        let mut rest = findings(&ended);
+        rest.retain(|(check, _)| !of_the_master.iter().any(|(own, _)| own == check));
+        let rest: Vec<(&str, &str)> = rest
+            .iter()
+            .map(|(check, severity)| (check.as_str(), severity.as_str()))
+            .collect();
+        assert_eq!(rest, expected, "{ended:?}");
+    }
+    found(
+        &[first, second, replica.url()],
+        &[],
+        2,
+        &[("role", "error"), of_the_master[0], of_the_master[1]],
+    );
+}
+
+#[test]
+fn a_node_that_is_down_is_an_error_and_all_down_is_unavailable() {
+    let mut servers = [sound(), sound(), sound()];
+    servers[2].stop();
+    found(&urls(&servers), &[], 2, &[("reachable", "error")]);
+    servers[2].resume();
+    servers[2].kill();
+    let ended = found(&urls(&servers), &[], 2, &[("reachable", "error")]);
+    assert!(
+        ended.json()["findings"][0]["fix"]
+            .as_str()
+            .unwrap()
+            .contains("server runs")
+    );
+    servers[1].kill();
+    found(
+        &urls(&servers),
+        &[],
+        2,
+        &[
+            ("reachable", "error"),
+            ("reachable", "error"),
+            ("quorum", "error"),
+        ],
+    );
+    servers[0].kill();
+    let ended = ask(&urls(&servers), &[]);
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (Some(69), ""),
+        "{ended:?}"
+    );
+}
+
+#[test]
+fn missing_permissions_are_named() {
+    let server = sound();
+    let user = |rules: &[&str]| {
+        let reset = ["ACL", "SETUSER", "app", "reset", "on", ">pw"];
+        let _: () = server.run(&[&reset[..], rules].concat());
+    };
+    let url = [format!("redis://app:pw@127.0.0.1:{}", server.port)];
+    // The user of redis.conf.
+    let full = [
+        "~lock:*",
+        "+ping",
+        "+lock.acquire",
+        "+lock.release",
+        "+lock.extend",
+        "+lock.info",
+        "+lock.node",
+    ];
+    user(&full);
+    let ended = found(&url, &["--key", "lock:job"], 0, &[]);
+    // It may not read the settings: that is a note.
+    assert!(ended.out.contains("CONFIG GET cannot be run"), "{ended:?}");
+    found(&url, &[], 0, &[]);
+    let refused = [("permissions", "error"); 4];
+    found(&url, &["--key", "other"], 2, &refused);
+    user(&["~lock:*", "+lock.node", "+lock.info"]);
+    let ended = found(&url, &["--key", "lock:job"], 2, &refused[..3]);
+    assert!(ended.out.contains("LOCK.ACQUIRE"), "{ended:?}");
+    user(&["~lock:*"]);
+    let ended = ask(&url, &[]);
+    assert_eq!(ended.code, Some(69), "{ended:?}");
+    assert!(ended.err.contains("NOPERM"), "{ended:?}");
+}
+
+#[test]
+fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
+    let master = sound();
+    let sentinel = Server::start_sentinel("mymaster", &master);
+    let url = [format!(
+        "redis+sentinel://127.0.0.1:{}/mymaster",
+        sentinel.port
+    )];
+    found(
+        &url,
+        &[],
+        2,
+        &[("min-replicas", "error"), ("replicas", "warning")],
+    );
+}
+
+#[test]
+fn in_a_cluster_keys_of_one_request_need_a_common_hash_tag() {
+    let bus = format!("cluster-port {}", crate::server::free_port());
+    let server = Server::start(&["cluster-enabled yes", &bus, SOUND[0], SOUND[1]]);
+    let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    until("the cluster is ready", || {
+        let info: String = server.run(&["CLUSTER", "INFO"]);
+        let node: std::collections::HashMap<String, redis::Value> = server.run(&["LOCK.NODE"]);
+        info.contains("cluster_state:ok") && node["quarantine"] == redis::Value::Int(0)
+    });
+    let url = [format!("redis+cluster://127.0.0.1:{}", server.port)];
+    let usual = [("min-replicas", "error"), ("replicas", "warning")];
+    found(&url, &["--key", "{a}:x", "--key", "{a}:y"], 2, &usual);
+    let apart = [usual[0], usual[1], ("hash-tags", "warning")];
+    found(&url, &["--key", "a:x", "--key", "a:y"], 2, &apart);
+}
+
+#[test]
+fn servers_without_any_settings_are_told_what_is_at_stake() {
+    let servers = masters::<1>();
+    let ended = ask(&urls(&servers), &[]);
+    assert_eq!(ended.code, Some(2), "{ended:?}");
+    assert!(
+        ended.out.contains("may grant a lock that is still held"),
+        "{ended:?}"
+    );
+    assert!(ended.out.contains("fix: set lock.quarantine"), "{ended:?}");
+    assert!(
+        ended.out.ends_with("1 node: 1 error, 0 warnings\n"),
+        "{ended:?}"
+    );
+}
