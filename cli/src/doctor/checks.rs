@@ -166,10 +166,13 @@ fn clocks(states: &[(&str, &State)]) -> Option<Finding> {
         .clock_lead
         .saturating_sub(first.1.clock_lead)
         .saturating_sub(open);
-    let severity = match apart {
-        ..=CLOCKS_APART => return None,
-        ..=FENCES_REFUSED => Warning,
-        _ => Error,
+    if apart <= CLOCKS_APART {
+        return None;
+    }
+    let severity = if apart > FENCES_REFUSED {
+        Error
+    } else {
+        Warning
     };
     let apart = shown(Duration::from_micros(apart.unsigned_abs()));
     let problem = format!(

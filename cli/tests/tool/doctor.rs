@@ -7,6 +7,9 @@ use crate::tool::{Outcome, outcome, redlock, until};
 /// Settings under which a node has no problem; it grants soon after its start.
 const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
 
+/// The name of a check, and its severity.
+type Expected = (&'static str, &'static str);
+
 fn ask(nodes: &[String], words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
     command
@@ -42,9 +45,9 @@ fn findings(ended: &Outcome) -> Vec<(String, String)> {
 }
 
 #[track_caller]
-fn found(nodes: &[String], words: &[&str], code: i32, expected: &[(&str, &str)]) -> Outcome {
+fn found(nodes: &[String], words: &[&str], code: i32, expected: &[Expected]) -> Outcome {
     let ended = ask(nodes, &[words, &["--json"]].concat());
-    let owned = |(check, severity): &(&str, &str)| ((*check).to_owned(), (*severity).to_owned());
+    let owned = |(check, severity): &Expected| ((*check).to_owned(), (*severity).to_owned());
     let expected: Vec<_> = expected.iter().map(owned).collect();
     assert_eq!(findings(&ended), expected, "{ended:?}");
     assert_eq!(ended.code, Some(code), "{ended:?}");
@@ -83,7 +86,7 @@ fn each_mistake_is_found_with_what_to_change() {
     let quarantined = Server::start(&["lock.quarantine 600000", SOUND[1]]);
     let bare = Server::start(&["no-module"]);
     let with = |other: &Server| vec![first.clone(), second.clone(), other.url()];
-    let cases: [(Vec<String>, i32, &[(&str, &str)]); 6] = [
+    let cases: [(Vec<String>, i32, &[Expected]); 6] = [
         (with(&bare), 2, &[("reachable", "error")]),
         (
             with(&forgetful),
