@@ -40,8 +40,6 @@ const SLEEPS_LAST: i32 = 0x0007_0200;
 /// When the alarm is set to ring, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
-/// Whether the alarm is ringing: timers that are set meanwhile are seen before the next sleep.
-static RINGING: AtomicBool = AtomicBool::new(false);
 /// Whether the server is about to take another turn anyway.
 static NUDGED: AtomicBool = AtomicBool::new(false);
 
@@ -135,8 +133,9 @@ pub fn take_late(now: Instant) -> bool {
 fn may_sleep_too_long() -> bool {
     // SAFETY: takes nothing, returns a number.
     let this_thread = unsafe { libc::pthread_self() };
-    let sleeps_last = |fixed: &Fixed| fixed.sleeps_last && fixed.main_thread == this_thread;
-    !RINGING.load(Ordering::Relaxed) && !FIXED.get().is_some_and(sleeps_last)
+    FIXED
+        .get()
+        .is_none_or(|fixed| !fixed.sleeps_last || fixed.main_thread != this_thread)
 }
 
 /// The server takes another turn of its event loop before it sleeps. It costs a write to a pipe.
@@ -159,10 +158,8 @@ fn on_nudge(_: *mut c_void) {
 fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
     if let Some(fixed) = FIXED.get() {
-        RINGING.store(true, Ordering::Relaxed);
         // SAFETY: the context of this callback.
         (fixed.ring)(unsafe { Ctx::new(ctx) });
-        RINGING.store(false, Ordering::Relaxed);
     }
 }
 

@@ -145,6 +145,20 @@ impl Ctx {
         unsafe { api!(RedisModule_GetClientId(self.0)) }
     }
 
+    /// The name of the user of a connection; none if there is no such connection.
+    pub fn user_of_client(self, id: u64) -> Option<Vec<u8>> {
+        // SAFETY: a valid context; the name is copied and freed here.
+        unsafe {
+            let name = api!(RedisModule_GetClientUserNameById(self.0, id));
+            if name.is_null() {
+                return None;
+            }
+            let user = Arg::new(name).bytes().to_vec();
+            api!(RedisModule_FreeString(self.0, name));
+            Some(user)
+        }
+    }
+
     pub fn open(self, name: Arg<'_>, purpose: For) -> OpenKey {
         let mode = match purpose {
             For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,

@@ -88,6 +88,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             number(c"deadlocks", counters.deadlocks);
             number(c"quarantined", counters.quarantined);
             number(c"evicted", counters.evicted);
+            number(c"removed", counters.removed);
         }
         if section(c"latency") {
             number(c"wait_count", table.wait_times.total());

@@ -9,6 +9,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
+use redislock_core::few::Few;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Events, Found, Keyspace, Output, Presence, Touched, Wanted};
 use redislock_core::time::Now;
@@ -94,21 +95,18 @@ pub fn is_changing() -> bool {
 }
 
 /// A change, as long as it is not whole.
-pub struct Change {
-    /// Whether it is part of another one.
-    is_inner: bool,
-}
+pub struct Change(());
 
 impl Change {
     pub fn begin() -> Self {
-        let is_inner = CHANGING.swap(true, Ordering::Relaxed);
-        Self { is_inner }
+        CHANGING.store(true, Ordering::Relaxed);
+        Self(())
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        CHANGING.store(self.is_inner, Ordering::Relaxed);
+        CHANGING.store(false, Ordering::Relaxed);
     }
 }
 
@@ -201,9 +199,8 @@ fn apply<'a>(ctx: Ctx, own: &[Opened<'a>], mut output: Output) -> News<'a> {
 /// Changes the keys and replicates it; what is to be told about it is left.
 fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> {
     let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output));
-    let mut news = News::default();
     let mut own_at = 0;
-    for touched in &output.touched {
+    let change = |touched: &Touched| {
         // Core touches the keys of a command in their order, so the next one is nearly always it.
         let next = own.get(own_at).filter(|opened| is_at(opened, touched));
         let opened = next.or_else(|| own.iter().find(|opened| is_at(opened, touched)));
@@ -211,26 +208,26 @@ fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> 
             own_at += 1;
             change_key(ctx, touched, opened.name, &opened.key);
             (opened.db, Name::Own(opened.name))
-        } else if let Some(key) = key_of(touched) {
+        } else {
+            let key = key_of(touched)?;
             let before = ctx.db();
             ctx.select(key.db());
             let name = OwnedString::new(key.name());
             change_key_if_unchanged(ctx, touched, name.arg());
             ctx.select(before);
             (key.db(), Name::Made(name))
-        } else {
-            continue;
         };
         if let Some(effects) = &mut effects {
             effects.add(ctx, touched, db, &name);
         }
         let events = touched.events;
-        news.add(Told { db, name, events });
-    }
+        Some(Told { db, name, events })
+    };
+    let told = output.touched.iter().filter_map(change).collect();
     if let Some(mut effects) = effects {
         effects.send(ctx);
     }
-    news
+    News(told)
 }
 
 /// The name of a changed key.
@@ -258,42 +255,29 @@ struct Told<'a> {
 }
 
 /// What is to be told about a change, when it is whole.
-#[derive(Default)]
 #[must_use]
-pub struct News<'a> {
-    /// Nearly always there is one, which needs no allocation.
-    first: Option<Told<'a>>,
-    more: Vec<Told<'a>>,
+pub struct News<'a>(Few<Told<'a>>);
+
+impl Default for News<'_> {
+    fn default() -> Self {
+        Self(Few::Many(Vec::new()))
+    }
 }
 
-impl<'a> News<'a> {
-    fn add(&mut self, told: Told<'a>) {
-        if self.first.is_none() {
-            self.first = Some(told);
-        } else {
-            self.more.push(told);
-        }
-    }
-
+impl News<'_> {
     /// Sends the keyspace events. Whoever hears of them may do anything, so no key stays open.
     pub fn send(self, ctx: Ctx, own: &[Opened<'_>]) {
-        let Some(first) = self.first else {
+        if self.0.is_empty() {
             return;
-        };
-        own.iter().for_each(Opened::close);
-        first.send(ctx);
-        self.more.iter().for_each(|told| told.send(ctx));
-    }
-}
-
-impl Told<'_> {
-    fn send(&self, ctx: Ctx) {
-        match &self.name {
-            Name::Own(name) => tell(ctx, self.events, *name),
-            Name::Made(name) => {
-                let before = ctx.db();
-                ctx.select(self.db);
-                tell(ctx, self.events, name.arg());
+        }
+        own.iter().for_each(|opened| opened.key.close());
+        for Told { db, name, events } in &self.0 {
+            let before = ctx.db();
+            if before != *db {
+                ctx.select(*db);
+            }
+            tell(ctx, *events, name.arg());
+            if before != *db {
                 ctx.select(before);
             }
         }

@@ -13,11 +13,13 @@
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
 //! | `alarm.rs` | when the module runs without being asked |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
+//! | `watch.rs` | what no event tells of: settings, statistics, removed locks |
 //! | `node.rs` | the node's state, and how callbacks reach it |
 //! | `global.rs` | the thread model |
 //! | `edge.rs` | what the server calls, and what follows from a panic there |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `info.rs` | what INFO shows |
+//! | `removals.rs` | held locks that something else than their holders ended: for the log |
 //! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
 //! | `clock.rs` | the clocks |
 //! | `ffi.rs` | the server's API behind safe calls |
@@ -37,9 +39,11 @@ mod info;
 mod keyspace;
 mod lifecycle;
 mod node;
+mod removals;
 mod server;
 mod waiters;
 mod warnings;
+mod watch;
 
 use std::ffi::c_int;
 

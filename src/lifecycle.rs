@@ -10,21 +10,19 @@ use redislock_core::token::Key;
 
 use crate::alarm::{self, OnEvent, wake_at, wake_soon};
 use crate::clock;
-use crate::config::{self, EPHEMERAL_GRACE};
+use crate::config::EPHEMERAL_GRACE;
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, For, Level, Standing, api, log};
+use crate::node::{self, Notice};
+use crate::removals::{self, Caller, Cause};
 use crate::server::{self, ReplicaRule, may_write};
-use crate::{keyspace, node, waiters, warnings};
+use crate::{keyspace, waiters, warnings, watch};
 
 /// A slice of expiry ends when it has taken this long, µs, so that clients are served in between.
 const SLICE: u64 = 500;
 /// Locks between two looks at the clock.
 const BATCH: usize = 32;
 
-/// When the module last looked at what the server does not tell by itself.
-static LOOKED: AtomicU64 = AtomicU64::new(0);
-/// Time between two looks, µs. (The cron comes by `hz` times a second.)
-const LOOK_EVERY: u64 = 900_000;
 /// When the server's cron last came by.
 static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A server whose cron did not come by for this long, µs, stood still. (`hz 1` is once a second.)
@@ -97,36 +95,11 @@ pub fn started(ctx: Ctx) {
     server::note_role(ctx);
     server::note_aof(ctx);
     server::read_settings(ctx);
-    settings_are_news();
+    watch::settings_are_news();
     announce_quarantine();
     for warning in warnings::collect(ctx) {
         ctx.log(Level::Warning, &warning);
     }
-}
-
-/// Whether this node needs replicas to write, by the best source there is.
-pub fn replica_rule() -> ReplicaRule {
-    server::replica_rule(config::min_replicas())
-}
-
-/// Stops granting while a setting that decides how long a quarantine has to be cannot be read; whether that has changed.
-fn settings_are_news() -> bool {
-    let readable = replica_rule() != ReplicaRule::Unknown;
-    node::with(|node| {
-        let quarantine = &mut node.table.quarantine;
-        quarantine.settings_are_readable(readable, clock::mono())
-    })
-}
-
-/// Looks at settings that may have changed.
-fn notice_settings() {
-    if !settings_are_news() {
-        return;
-    }
-    if node::with(|node| node.table.quarantine.lacks_settings()) {
-        log(Level::Warning, warnings::UNREADABLE_SETTINGS);
-    }
-    wake_soon();
 }
 
 fn on_config_change(
@@ -139,7 +112,7 @@ fn on_config_change(
     let ctx = unsafe { Ctx::new(ctx) };
     server::read_settings(ctx);
     server::note_aof(ctx);
-    notice_settings();
+    watch::notice_settings();
 }
 
 /// Wakes the module when the next wait is up.
@@ -158,10 +131,8 @@ fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *
     let now = clock::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
-    if now.0.saturating_sub(LOOKED.load(Ordering::Relaxed)) >= LOOK_EVERY {
-        LOOKED.store(now.0, Ordering::Relaxed);
-        look(ctx);
-    }
+    removals::end_second(ctx, now);
+    watch::look_now_and_then(ctx, now);
     let due = node::with(|node| {
         let due = node
             .table
@@ -174,25 +145,12 @@ fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *
     }
 }
 
-/// Looks at what the server does not tell by itself.
-fn look(ctx: Ctx) {
-    server::note_role(ctx);
-    server::note_aof(ctx);
-    notice_settings();
-    if server::statistics_were_reset() {
-        node::with(|node| node.reset_statistics());
-    }
-    if node::with(|node| node.listened_to) {
-        let nobody = server::nobody_listens(ctx);
-        node::with(|node| node.listened_to = !nobody);
-    }
-}
-
 /// Does what is due: ends waits and leases, takes back what could not be delivered, serves those who wait.
 fn catch_up(ctx: Ctx) {
     if edge::has_failed() {
         return waiters::give_up();
     }
+    watch::tell_removals(ctx);
     keyspace::decide(ctx, &[], |node, now, _| node.table.time_out(now));
     if !may_write(ctx) {
         // Only waits can end here; for the rest the cron comes by.
@@ -248,7 +206,7 @@ fn may_grant(ctx: Ctx) -> bool {
 
 /// For how long a master without replicas may go on as if it had some, µs; none if it need not have any.
 fn replicas_lag() -> Option<u64> {
-    match replica_rule() {
+    match watch::replica_rule() {
         // While it is unknown, nothing is granted at all.
         ReplicaRule::Off | ReplicaRule::Unknown => None,
         ReplicaRule::On(rule) => {
@@ -313,6 +271,8 @@ fn on_loading(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u6
     TICKED.store(now.0, Ordering::Relaxed);
     let waits = node::with(|node| {
         node.table.loading_ended(now);
+        // What the AOF says again was logged when it happened.
+        node.removals.clear();
         node.counter_is_due = true;
         node.listened_to = true;
         if is_master {
@@ -335,6 +295,7 @@ fn on_flush(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, i
     let db =
         unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
     let now = clock::now();
+    let before = node::with(|node| node.table.locks());
     let quarantined = node::with(|node| {
         let left = node.table.flushed(u32::try_from(db).ok(), now);
         let before = node.table.quarantine.left(now.mono);
@@ -343,6 +304,12 @@ fn on_flush(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, i
             .enter_for(Reason::Flush, left, now.mono);
         before != node.table.quarantine.left(now.mono)
     });
+    let flushed = before - node::with(|node| node.table.locks());
+    // A replica that takes its master's data over flushes its own.
+    if flushed > 0 && !server::is_replica() {
+        node::with(|node| node.table.counters.removed += flushed as u64);
+        log(Level::Warning, &format!("a flush removed {flushed} locks"));
+    }
     if quarantined {
         announce_quarantine();
     }
@@ -427,8 +394,16 @@ fn on_keyspace(
                 ctx.select(MOVED_FROM.load(Ordering::Relaxed));
             }
         }
-        b"evicted" if node::was_just_unlinked(name.bytes()) => {
-            node::with(|node| node.table.counters.evicted += 1);
+        b"evicted" => {
+            if let Some(id) = node::just_unlinked(name.bytes()) {
+                node::with(|node| node.table.counters.evicted += 1);
+                node::post(Notice::RemovedBy(id, Cause::Eviction, None));
+            }
+        }
+        b"del" => {
+            if let Some(id) = node::just_unlinked(name.bytes()) {
+                node::post(Notice::RemovedBy(id, Cause::Deletion, Caller::of(ctx)));
+            }
         }
         _ => {}
     }

@@ -4,6 +4,7 @@
 //! never touch the table. They leave a notice, and whoever uses the table next reads the notices first. `global.rs`
 //! states the thread model.
 
+use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{LazyLock, Mutex, PoisonError};
@@ -13,8 +14,10 @@ use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::time::Instant;
 
+use crate::clock;
 use crate::config;
 use crate::global::Global;
+use crate::removals::{Caller, Cause, Removal};
 
 /// What a callback has to say.
 pub enum Notice {
@@ -22,6 +25,8 @@ pub enum Notice {
     Unlinked(LockId),
     /// The value of a lock was freed.
     Freed(LockId),
+    /// What removed the key of a lock, and who.
+    RemovedBy(LockId, Cause, Option<Caller>),
     /// A waiter is gone.
     Left(WaiterId),
     /// A waiter has received its grant.
@@ -35,6 +40,8 @@ pub struct Node {
     pub undeliverable: Vec<WaiterId>,
     /// Connections with ephemeral holds that have closed, and when those holds end.
     pub closed: Vec<(u64, Instant)>,
+    /// Locks that were removed while they were held, to be counted and logged.
+    pub removals: VecDeque<Removal>,
     /// Whether the server is in cluster mode.
     pub cluster: bool,
     /// Whether the AOF or a replica may be listening to what is replicated; see [`crate::server::nobody_listens`].
@@ -54,6 +61,7 @@ static NODE: LazyLock<Global<Node>> = LazyLock::new(|| {
         table: Table::new(config::limits()),
         undeliverable: Vec::new(),
         closed: Vec::new(),
+        removals: VecDeque::new(),
         cluster: false,
         listened_to: true,
         counter_is_due: false,
@@ -69,7 +77,9 @@ static FINGERPRINTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_NOTICES: AtomicBool = AtomicBool::new(false);
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
+/// The name of the last lock that was removed, as a fingerprint, and the lock.
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
+static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
 
 /// Room for this many notices is kept.
 const KEPT_NOTICES: usize = 1024;
@@ -119,14 +129,17 @@ pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
     let news = id.to_bits() != OURS.load(Ordering::Relaxed);
     if news {
         LAST_UNLINKED.store(name(), Ordering::Relaxed);
+        LAST_UNLINKED_LOCK.store(id.to_bits(), Ordering::Relaxed);
         post(Notice::Unlinked(id));
     }
     news
 }
 
-/// Whether the last lock that was removed had this name. Asked once for each.
-pub fn was_just_unlinked(name: &[u8]) -> bool {
-    LAST_UNLINKED.swap(0, Ordering::Relaxed) == fingerprint(name)
+/// The last lock that was removed, if it had this name. Asked once for each.
+pub fn just_unlinked(name: &[u8]) -> Option<LockId> {
+    let last = LAST_UNLINKED.swap(0, Ordering::Relaxed);
+    let is_this_one = last != 0 && last == fingerprint(name);
+    is_this_one.then(|| LockId::from_bits(LAST_UNLINKED_LOCK.load(Ordering::Relaxed)))
 }
 
 /// A number that tells byte strings apart and says nothing about them: keyed anew with each start, never 0.
@@ -144,6 +157,7 @@ impl Node {
             undeliverable,
             closed,
             listened_to,
+            removals: _,
             cluster: _,
             counter_is_due: _,
             incarnation: _,
@@ -171,9 +185,11 @@ impl Node {
             undeliverable,
             closed,
             counter_is_due,
+            removals,
             ..
         } = self;
-        table.has_unserved() || !undeliverable.is_empty() || !closed.is_empty() || *counter_is_due
+        let queues_are_empty = undeliverable.is_empty() && closed.is_empty() && removals.is_empty();
+        table.has_unserved() || !queues_are_empty || *counter_is_due
     }
 }
 
@@ -183,6 +199,15 @@ pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
     let result = delete();
     OURS.store(0, Ordering::Relaxed);
     result
+}
+
+/// Notes that a lock is gone, if it was held and its key was removed.
+fn note_removal(node: &mut Node, id: LockId) {
+    if node.table.lock(id).is_some() && !node.table.is_attached(id) {
+        let now = node.table.lease_now(clock::mono());
+        let removal = Removal::of(&node.table, id, Cause::Other, now);
+        node.removals.extend(removal);
+    }
 }
 
 fn read_notices(node: &mut Node) {
@@ -202,7 +227,21 @@ fn read_notices(node: &mut Node) {
                     node.table.unblock_line(&key);
                 }
             }
-            Notice::Freed(id) => node.table.forget(id),
+            Notice::Freed(id) => {
+                note_removal(node, id);
+                node.table.forget(id);
+            }
+            Notice::RemovedBy(id, cause, caller) => {
+                // It was freed a moment ago, so it is the last one or nearly so.
+                if let Some(removal) = node
+                    .removals
+                    .iter_mut()
+                    .rev()
+                    .find(|removal| removal.id == id)
+                {
+                    (removal.cause, removal.caller) = (cause, caller);
+                }
+            }
             Notice::Left(id) => {
                 node.table.abandon(id);
                 node.undeliverable.push(id);

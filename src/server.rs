@@ -121,6 +121,23 @@ pub fn may_write(ctx: Ctx) -> bool {
 /// Whether the server would let a command of a client write at this key: enough replicas, a disk that works, a cluster
 /// that is up. The server decides it, as it does for a script that calls a command.
 pub fn may_grant(ctx: Ctx, key: &[u8]) -> bool {
+    // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by the server.
+    matches!(probe(ctx, key), Probe::Allowed | Probe::Elsewhere)
+}
+
+/// Whether a key is another node's: its slot has moved, or the key has, while its slot is being moved.
+pub fn is_elsewhere(ctx: Ctx, key: &[u8]) -> bool {
+    matches!(probe(ctx, key), Probe::Elsewhere)
+}
+
+/// What the server says to a write.
+enum Probe {
+    Allowed,
+    Elsewhere,
+    Refused,
+}
+
+fn probe(ctx: Ctx, key: &[u8]) -> Probe {
     let key = OwnedString::new(key);
     // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E) and one string. The
     // reply is read and freed here.
@@ -134,12 +151,17 @@ pub fn may_grant(ctx: Ctx, key: &[u8]) -> bool {
         // Read before anything else can change it.
         let error = std::io::Error::last_os_error().raw_os_error();
         if reply.is_null() {
-            return false;
+            return Probe::Refused;
         }
         let kind = api!(RedisModule_CallReplyType(reply));
         api!(RedisModule_FreeCallReply(reply));
-        // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by the server.
-        kind != raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int || error == Some(libc::EPERM)
+        if kind != raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int {
+            Probe::Allowed
+        } else if error == Some(libc::EPERM) {
+            Probe::Elsewhere
+        } else {
+            Probe::Refused
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use crate::ffi::Ctx;
 use crate::server::{self, ReplicaRule};
-use crate::{config, lifecycle, node};
+use crate::{config, node, watch};
 
 /// Why a node whose settings cannot be read does not grant.
 pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be read, because CONFIG is \
@@ -25,7 +25,7 @@ pub fn collect(ctx: Ctx) -> Vec<String> {
     if !quarantined && !server::is_durable(ctx) {
         warnings.push(FORGETFUL.to_owned());
     }
-    if !quarantined && lifecycle::replica_rule() != ReplicaRule::Off {
+    if !quarantined && watch::replica_rule() != ReplicaRule::Off {
         warnings.push(NO_QUARANTINE.to_owned());
     }
     if let Some(policy) = server::eviction_policy().filter(|policy| policy.starts_with("allkeys")) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::lock::{counter, sole_holder, wait_for_waiters, waiters};
 use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, free_port, wait_until};
+use crate::server::{Server, free_port, info_number, wait_until};
 
 /// The slot of `job`.
 const JOB: u16 = 2906;
@@ -275,4 +275,22 @@ fn while_the_cluster_is_down_requests_are_refused() {
     }
     // A node always tells about itself.
     assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+}
+
+/// A lock that moves with its slot is not lost.
+#[test]
+fn a_lock_that_moves_away_is_not_counted_as_removed() {
+    let (one, two) = two_masters();
+    let (mut a, mut b) = (one.connect(), two.connect());
+    granted(&a.call("LOCK.ACQUIRE job me 600000"));
+    granted(&a.call("LOCK.ACQUIRE {job}other me 600000"));
+    // Its slot stays.
+    granted(&a.call("LOCK.ACQUIRE b me 600000"));
+    migrate(&one, &two);
+    granted(&b.call("LOCK.EXTEND job me 600000"));
+    a.ok("DEL b");
+    let removed = |c: &mut Connection| info_number(c, "lock", "lock_removed");
+    wait_until("the other one is counted", || removed(&mut a) > 0);
+    assert_eq!((removed(&mut a), removed(&mut b)), (1, 0));
+    assert_eq!(one.log().matches("held lock").count(), 1, "{}", one.log());
 }

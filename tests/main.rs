@@ -48,6 +48,7 @@ mod proof;
 mod quarantine;
 mod races;
 mod release;
+mod removals;
 mod replication;
 mod resharding;
 mod sentinel;

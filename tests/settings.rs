@@ -165,6 +165,18 @@ fn guard_says_why_it_cannot_run_anything() {
 }
 
 #[test]
+fn force_is_for_administrators_whatever_they_call_their_commands() {
+    let server = hardened().start();
+    let mut c = server.connect();
+    c.ok("ACL SETUSER app on nopass ~* +@all -@admin -@dangerous");
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    let mut app = server.connect();
+    app.ok("AUTH app any");
+    refused(&app.call("LOCK.FORCE job"), "NOPERM");
+    assert_eq!(c.call("LOCK.FORCE job"), Value::Integer(1));
+}
+
+#[test]
 fn a_policy_that_evicts_locks_is_named() {
     let server = Server::options()
         .renamed("CONFIG")

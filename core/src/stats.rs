@@ -23,6 +23,8 @@ pub struct Counters {
     pub quarantined: u64,
     /// Locks that the server evicted.
     pub evicted: u64,
+    /// Locks that were removed while they were held, by something else than a lock command.
+    pub removed: u64,
 }
 
 /// Buckets for each power of two.

@@ -3,8 +3,10 @@
 use redis_module::raw;
 
 use super::reply::Failure;
+use crate::clock;
 use crate::ffi::{Arg, Args, Ctx, OwnedString, api, there};
 use crate::keyspace::{Opened, decide};
+use crate::removals::{self, Caller, Cause, Removal};
 use crate::server::PROBE;
 
 pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
@@ -15,9 +17,17 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err("NOPERM LOCK.FORCE is for users who may run FLUSHALL".into());
     }
     let own = [Opened::new(ctx, key)?];
-    let holders = decide(ctx, &own, |node, now, keyspace| {
-        node.table.force(&own[0].wanted(), now, keyspace)
+    let (holders, removal) = decide(ctx, &own, |node, now, keyspace| {
+        let lease_now = node.table.lease_now(now.mono);
+        let lock = own[0].lock();
+        let removal = lock.and_then(|id| Removal::of(&node.table, id, Cause::Force, lease_now));
+        let holders = node.table.force(&own[0].wanted(), now, keyspace);
+        (holders, removal)
     });
+    if let Some(mut removal) = removal {
+        removal.caller = Caller::of(ctx);
+        removals::log(ctx, &removal, clock::mono());
+    }
     if holders == 0 {
         ctx.reply_null()
     } else {
@@ -27,7 +37,7 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere (7.0) whoever may flush all
-/// data may end a lock. A call by another module without a user may do everything.
+/// data, or run another command like that, may end a lock. A call by another module without a user may do everything.
 fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     if there!(RedisModule_SetCommandACLCategories) || !has_user(ctx, key) {
         return true;
@@ -43,17 +53,27 @@ fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
         if user.is_null() {
             return false;
         }
-        let flushall = OwnedString::new(b"flushall");
-        let mut argv = [flushall.arg().raw()];
-        let allowed = api!(RedisModule_ACLCheckCommandPermissions(
-            user,
-            argv.as_mut_ptr(),
-            1
-        ));
+        let mut verdicts = FOR_ADMINISTRATORS.iter().map(|command| {
+            let command = OwnedString::new(command);
+            let mut argv = [command.arg().raw()];
+            let check = api!(RedisModule_ACLCheckCommandPermissions(
+                user,
+                argv.as_mut_ptr(),
+                1
+            ));
+            // Read before anything else can change it.
+            let error = std::io::Error::last_os_error().raw_os_error();
+            let allowed = check == raw::REDISMODULE_OK as std::ffi::c_int;
+            (allowed || error != Some(libc::ENOENT)).then_some(allowed)
+        });
+        let allowed = verdicts.find_map(|verdict| verdict) == Some(true);
         api!(RedisModule_FreeModuleUser(user));
-        allowed == raw::REDISMODULE_OK as std::ffi::c_int
+        allowed
     }
 }
+
+/// What only administrators may run. The first that the server has decides, as any command may be renamed.
+const FOR_ADMINISTRATORS: [&[u8]; 5] = [b"flushall", b"flushdb", b"swapdb", b"shutdown", b"debug"];
 
 /// Whether the caller has a user. 7.0 reads the name of one that is not there, and crashes; so it is asked to run
 /// something with the rights of the user, which it refuses in a way of its own if there is none.

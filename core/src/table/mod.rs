@@ -248,6 +248,12 @@ impl Table {
         self.slots.get(id).map(|entry| &entry.key)
     }
 
+    /// Whether the value of `id` stands at its key, as far as is known.
+    #[must_use]
+    pub fn is_attached(&self, id: LockId) -> bool {
+        self.slots.get(id).is_some_and(|entry| entry.attached)
+    }
+
     /// Whether somebody waits for the key of `id`.
     #[must_use]
     pub fn is_waited_for(&self, id: LockId) -> bool {

@@ -1,0 +1,155 @@
+//! Held locks that something other than their holders ended: counted, and logged for operators. Never with a token.
+
+use std::sync::{Mutex, PoisonError};
+
+use redislock_core::Table;
+use redislock_core::slots::LockId;
+use redislock_core::time::Instant;
+use redislock_core::token::Key;
+
+use crate::ffi::{Ctx, Level};
+
+/// Lines in one second; what is more is counted.
+const LINES_A_SECOND: u64 = 10;
+const SECOND: u64 = 1_000_000;
+/// Bytes of a key or a label that a line shows.
+const SHOWN: usize = 128;
+
+/// What ended the holds.
+#[derive(Clone, Copy)]
+pub enum Cause {
+    Force,
+    Deletion,
+    Eviction,
+    /// An overwrite, an EXPIRE: the server does not tell us.
+    Other,
+}
+
+/// The client that did it.
+pub struct Caller {
+    id: u64,
+    user: String,
+}
+
+impl Caller {
+    /// The client of a context, if it is a connection: a script has none, and Redis names none for keyspace events.
+    pub fn of(ctx: Ctx) -> Option<Self> {
+        let id = ctx.client();
+        let user = ctx.user_of_client(id)?;
+        Some(Self {
+            id,
+            user: shown(&user),
+        })
+    }
+}
+
+/// A lock that was held when something else ended it.
+pub struct Removal {
+    pub id: LockId,
+    pub cause: Cause,
+    pub caller: Option<Caller>,
+    key: Key,
+    owner: String,
+    holders: usize,
+}
+
+impl Removal {
+    /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the lease clock. Of
+    /// several holders the first is named.
+    pub fn of(table: &Table, id: LockId, cause: Cause, now: Instant) -> Option<Self> {
+        let (lock, key) = (table.lock(id)?, table.key(id)?);
+        let held = || lock.holds().filter(|hold| hold.end > now);
+        let first = held().min_by_key(|hold| hold.fence)?;
+        Some(Self {
+            id,
+            cause,
+            caller: None,
+            key: key.clone(),
+            owner: shown(first.owner()),
+            holders: held().count(),
+        })
+    }
+
+    /// The key of the lock.
+    pub fn key(&self) -> &Key {
+        &self.key
+    }
+
+    fn line(&self) -> String {
+        let what = match self.cause {
+            Cause::Force => "LOCK.FORCE ended",
+            Cause::Deletion => "a deletion removed",
+            Cause::Eviction => "an eviction removed",
+            Cause::Other => "another command or a TTL removed",
+        };
+        let more = match self.holders {
+            1 => String::new(),
+            holders => format!(" and {} more", holders - 1),
+        };
+        let by = self.caller.as_ref().map_or_else(String::new, |caller| {
+            format!(", by client {} (user \"{}\")", caller.id, caller.user)
+        });
+        format!(
+            "{what} the held lock \"{}\" in database {}, owner \"{}\"{more}{by}",
+            shown(self.key.name()),
+            self.key.db(),
+            self.owner
+        )
+    }
+}
+
+/// Bytes of a client as a log may show them: escaped, and not too many.
+fn shown(bytes: &[u8]) -> String {
+    let text = bytes.iter().take(SHOWN).copied();
+    let text: String = text
+        .flat_map(std::ascii::escape_default)
+        .map(char::from)
+        .collect();
+    let rest = if bytes.len() > SHOWN { "..." } else { "" };
+    text + rest
+}
+
+/// How much was logged in the present second.
+struct Budget {
+    began: Instant,
+    lines: u64,
+    left_out: u64,
+}
+
+static BUDGET: Mutex<Budget> = Mutex::new(Budget {
+    began: Instant(0),
+    lines: 0,
+    left_out: 0,
+});
+
+/// Logs a removal, unless there were too many in this second.
+pub fn log(ctx: Ctx, removal: &Removal, now: Instant) {
+    end_second(ctx, now);
+    let mut budget = BUDGET.lock().unwrap_or_else(PoisonError::into_inner);
+    if budget.lines < LINES_A_SECOND {
+        budget.lines += 1;
+        ctx.log(Level::Warning, &removal.line());
+    } else {
+        budget.left_out += 1;
+    }
+}
+
+/// Logs how many removals were left out, when their second is over.
+pub fn end_second(ctx: Ctx, now: Instant) {
+    let mut budget = BUDGET.lock().unwrap_or_else(PoisonError::into_inner);
+    if now.since(budget.began) < SECOND {
+        return;
+    }
+    if budget.left_out > 0 {
+        let left_out = budget.left_out;
+        ctx.log(
+            Level::Warning,
+            &format!("{left_out} more held locks were removed or forced within a second"),
+        );
+    }
+    *budget = Budget {
+        began: now,
+        lines: 0,
+        left_out: 0,
+    };
+}

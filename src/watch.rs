@@ -1,0 +1,86 @@
+//! What the module watches by itself, as no event tells of it: settings, statistics, listeners, removed locks.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use redislock_core::time::Instant;
+
+use crate::alarm::wake_soon;
+use crate::ffi::{Ctx, Level, log};
+use crate::server::{self, ReplicaRule};
+use crate::{clock, config, node, removals, warnings};
+
+/// Time between two looks, µs.
+const LOOK_EVERY: u64 = 900_000;
+/// Removed locks that are told of at once.
+const BATCH: usize = 32;
+
+/// Looks at what the server does not tell by itself, about once a second. The cron comes by `hz` times a second.
+pub fn look_now_and_then(ctx: Ctx, now: Instant) {
+    static LOOKED: AtomicU64 = AtomicU64::new(0);
+    if now.0.saturating_sub(LOOKED.load(Ordering::Relaxed)) >= LOOK_EVERY {
+        LOOKED.store(now.0, Ordering::Relaxed);
+        look(ctx);
+    }
+}
+
+fn look(ctx: Ctx) {
+    server::note_role(ctx);
+    server::note_aof(ctx);
+    notice_settings();
+    if server::statistics_were_reset() {
+        node::with(|node| node.reset_statistics());
+    }
+    if node::with(|node| node.listened_to) {
+        let nobody = server::nobody_listens(ctx);
+        node::with(|node| node.listened_to = !nobody);
+    }
+}
+
+/// Whether this node needs replicas to write, by the best source there is.
+pub fn replica_rule() -> ReplicaRule {
+    server::replica_rule(config::min_replicas())
+}
+
+/// Stops granting while a setting that decides how long a quarantine has to be cannot be read; whether that has changed.
+pub fn settings_are_news() -> bool {
+    let readable = replica_rule() != ReplicaRule::Unknown;
+    node::with(|node| {
+        let quarantine = &mut node.table.quarantine;
+        quarantine.settings_are_readable(readable, clock::mono())
+    })
+}
+
+/// Looks at settings that may have changed.
+pub fn notice_settings() {
+    if !settings_are_news() {
+        return;
+    }
+    if node::with(|node| node.table.quarantine.lacks_settings()) {
+        log(Level::Warning, warnings::UNREADABLE_SETTINGS);
+    }
+    wake_soon();
+}
+
+/// Counts and logs locks that were removed while they were held, some at a time.
+pub fn tell_removals(ctx: Ctx) {
+    let some = node::with(|node| {
+        let many = node.removals.len().min(BATCH);
+        node.removals.drain(..many).collect::<Vec<_>>()
+    });
+    // What a replica is told to remove, its master has logged.
+    if some.is_empty() || server::is_replica() {
+        return;
+    }
+    let cluster = node::with(|node| node.cluster);
+    for removal in some {
+        // In a cluster a lock goes away when its slot moves: it is not lost, but elsewhere.
+        if cluster && server::is_elsewhere(ctx, removal.key().name()) {
+            continue;
+        }
+        node::with(|node| node.table.counters.removed += 1);
+        removals::log(ctx, &removal, clock::mono());
+    }
+    if node::with(|node| !node.removals.is_empty()) {
+        wake_soon();
+    }
+}
