@@ -25,7 +25,9 @@ demo: build ## Watch locks for half a minute while masters and workers fail (PIC
 	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redlock demo $(if $(PICTURE),--picture '$(PICTURE)')
 
 # Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
+# Without zsh and fish, the tests of their completions are skipped.
 test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
+	-@scripts/setup.sh test
 	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
 
 clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients (CLIENTS='python node', PLANTED=1)

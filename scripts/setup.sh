@@ -3,6 +3,7 @@
 #
 #   setup.sh          to build, run and test: cargo, a C compiler, libclang, a Redis or Valkey server
 #   setup.sh lint     rustfmt, clippy and cargo-deny too
+#   setup.sh test     zsh and fish too, for the tests of the completions
 #   setup.sh matrix   debootstrap too
 #   setup.sh clients  Python 3, Node, Go, a JDK and Maven too
 #
@@ -86,6 +87,7 @@ find_missing() {
     libclang_works || missing="$missing libclang"
     server_works || missing="$missing server"
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
+    [ "$purpose" != test ] || { have zsh && have fish; } || missing="$missing shells"
     [ "$purpose" = clients ] || return 0
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python"
     { have node && have npm; } || missing="$missing node"
@@ -101,6 +103,7 @@ in_words() {
         libclang) echo "  libclang with its headers (bindgen reads redismodule.h with it)" ;;
         server) echo "  Redis 7.0 or Valkey 7.2 or newer: server and command line client (or REDIS_SERVER=path of a server)" ;;
         debootstrap) echo "  debootstrap" ;;
+        shells) echo "  zsh and fish" ;;
         python) echo "  Python 3.11 or newer with venv and pip" ;;
         node) echo "  Node 20 or newer with npm" ;;
         go) echo "  Go 1.21 or newer" ;;
@@ -138,6 +141,7 @@ apt_server_package() {
 packages() {
     for part in $missing; do
         case $manager:$part in
+        *:shells) echo zsh fish ;;
         apt-get:compiler) echo gcc libc6-dev ;;
         apt-get:libclang) echo libclang-dev ;;
         apt-get:server) apt_server_package || echo too-old ;;

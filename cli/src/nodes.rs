@@ -53,6 +53,9 @@ fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
     if let Some(same) = same {
         return Some(format!("the same server as {}", same.node));
     }
+    if node.failed {
+        return Some("stopped by an internal error: restart the server".to_owned());
+    }
     if node.role != "master" {
         return Some(format!("a {}, not a master", node.role));
     }

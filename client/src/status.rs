@@ -29,6 +29,8 @@ pub struct NodeStatus {
     pub waiters: u64,
     /// The longest lease that may be asked for.
     pub max_ttl: Duration,
+    /// Whether an internal error has stopped it: it refuses every change of a lock.
+    pub failed: bool,
     /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of `round_trip`.
     pub clock_lead: i64,
     /// How long the answer took.
@@ -93,6 +95,8 @@ impl NodeStatus {
             locks: answer.number("locks")?,
             waiters: answer.number("waiters")?,
             max_ttl: answer.millis("max-ttl")?,
+            // Older modules do not have it.
+            failed: answer.number("failed").is_ok_and(|failed| failed == 1),
             clock_lead: theirs.saturating_sub(micros(ours.as_micros())),
             round_trip,
             time,

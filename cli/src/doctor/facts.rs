@@ -159,6 +159,7 @@ fn state(node: NodeStatus) -> State {
         max_ttl: node.max_ttl,
         clock_lead: node.clock_lead,
         round_trip: node.round_trip,
+        failed: node.failed,
         ..State::default()
     }
 }
@@ -186,7 +187,6 @@ async fn add_details(view: &View, nodes: &mut [&mut State]) {
         if let Some(value) = value {
             let fields = fields(value);
             let number = |name: &str| fields.get(name).map_or(0, integer);
-            state.failed = number("failed") == 1;
             state.fence_lead = number("fence").saturating_sub(number("time"));
             if let Some(Value::Array(warnings)) = fields.get("warnings") {
                 state.warnings = warnings.iter().map(text).collect();

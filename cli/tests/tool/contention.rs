@@ -1,4 +1,4 @@
-//! Many at once.
+//! Several tools at once.
 
 use std::process::{Command, Stdio};
 

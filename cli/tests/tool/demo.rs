@@ -1,4 +1,4 @@
-//! The show runs to its end by itself, and leaves nothing behind however it ends.
+//! The demonstration ends by itself, and leaves nothing behind however it ends.
 
 use std::fs::File;
 use std::path::Path;
@@ -9,10 +9,10 @@ use rustix::process::Signal;
 use crate::pty::Pty;
 use crate::tool::{Running, until};
 
-/// Everybody whom the show starts inherits this variable; its value tells the shows of two tests apart.
-const MARK: &str = "SHOW_OF_TEST";
+/// Every process of a demonstration inherits this variable; its value tells two tests apart.
+const MARK: &str = "DEMO_OF_TEST";
 
-fn show(folder: &Path) -> Command {
+fn demo(folder: &Path) -> Command {
     let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../redislock.so");
     let module = std::env::var_os("REDISLOCK_SO").unwrap_or_else(|| built.into());
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
@@ -30,7 +30,7 @@ fn read(folder: &Path, name: &str) -> String {
     std::fs::read_to_string(folder.join(name)).unwrap_or_default()
 }
 
-/// Processes that the show has started and that still run.
+/// Processes that the demonstration has started and that still run.
 fn left_running(folder: &Path) -> Vec<String> {
     let mark = format!("{MARK}={}", folder.display());
     let mut left = Vec::new();
@@ -38,7 +38,7 @@ fn left_running(folder: &Path) -> Vec<String> {
         let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
         let mut variables = environment.split(|byte| *byte == 0);
         let marked = variables.any(|variable| variable == mark.as_bytes());
-        // Servers write their title over their environment, but work in the folder of the show.
+        // Servers write their title over their environment, but work in the folder of the demonstration.
         let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| {
             cwd.to_string_lossy()
                 .starts_with(&*folder.to_string_lossy())
@@ -51,10 +51,10 @@ fn left_running(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn it_ends_by_itself_with_a_refused_write_and_no_lost_update_and_leaves_nothing_running() {
+fn the_demo_refuses_a_late_write_loses_no_update_and_leaves_nothing_running() {
     let folder = tempfile::tempdir().unwrap();
     let picture = folder.path().join("picture.svg");
-    let mut command = show(folder.path());
+    let mut command = demo(folder.path());
     command.arg("--picture").arg(&picture);
     let ended = Running::start(command).end();
     let (out, err) = (read(folder.path(), "out"), read(folder.path(), "err"));
@@ -85,7 +85,7 @@ fn it_ends_by_itself_with_a_refused_write_and_no_lost_update_and_leaves_nothing_
 #[test]
 fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
     let folder = tempfile::tempdir().unwrap();
-    let mut pty = Pty::start(show(folder.path()));
+    let mut pty = Pty::start(demo(folder.path()));
     for wanted in [
         "quarantined for",
         "held by ",
@@ -102,10 +102,10 @@ fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
 }
 
 #[test]
-fn interrupted_or_killed_it_leaves_nothing_running_either() {
+fn an_interrupted_or_killed_demo_leaves_nothing_running() {
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
         let folder = tempfile::tempdir().unwrap();
-        let mut running = Running::start(show(folder.path()));
+        let mut running = Running::start(demo(folder.path()));
         until("the lock is held", || {
             read(folder.path(), "out").contains("holds the lock")
         });
@@ -118,7 +118,7 @@ fn interrupted_or_killed_it_leaves_nothing_running_either() {
 }
 
 #[test]
-fn without_the_module_or_a_server_it_says_what_to_do() {
+fn without_the_module_or_a_server_the_error_says_what_to_do() {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
     for (module, hint) in [("/no/such/file", "make build"), (file, "install")] {
         let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));

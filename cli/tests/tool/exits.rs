@@ -1,10 +1,10 @@
-//! Exit codes, what the command is given, and what is left afterwards.
+//! Exit codes, what the command gets, and that no lock is left held.
 
 use std::io::Write;
 use std::process::Stdio;
 
 use crate::masters;
-use crate::tool::{Running, nothing_is_held, outcome, redlock, run, until, written};
+use crate::tool::{Running, holder, nothing_is_held, outcome, redlock, run, until, written};
 
 #[test]
 fn the_commands_exit_code_is_passed_on_and_nothing_stays_held() {
@@ -43,7 +43,7 @@ fn the_command_gets_key_and_fence_and_the_next_one_a_higher_fence() {
 }
 
 #[test]
-fn standard_input_output_and_error_are_the_commands_own() {
+fn the_command_inherits_standard_input_output_and_error() {
     let servers = masters::<1>();
     let mut command = run(&servers, "job", &[], "cat; echo complaint >&2");
     command.stdin(Stdio::piped());
@@ -60,11 +60,7 @@ fn standard_input_output_and_error_are_the_commands_own() {
 #[test]
 fn a_lock_that_another_client_holds_gives_75_or_the_chosen_code() {
     let servers = masters::<3>();
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let holding = format!("echo yes > {}; exec sleep 1000", started.display());
-    let _holder = Running::start(run(&servers, "job", &["--owner", "the first"], &holding));
-    written(&started);
+    let _holder = holder(&servers, "job", &["--owner", "the first"]);
     for (options, code) in [
         (&["--wait", "0"][..], 75),
         (&["--wait", "400ms"], 75),
@@ -81,13 +77,9 @@ fn a_lock_that_another_client_holds_gives_75_or_the_chosen_code() {
 }
 
 #[test]
-fn shared_ones_run_together() {
+fn shared_holders_run_together() {
     let servers = masters::<3>();
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let holding = format!("echo yes > {}; exec sleep 1000", started.display());
-    let _holder = Running::start(run(&servers, "job", &["--shared"], &holding));
-    written(&started);
+    let _holder = holder(&servers, "job", &["--shared"]);
     let options = ["--wait", "0", "--shared"];
     assert_eq!(outcome(run(&servers, "job", &options, "")).code, Some(0));
     let alone = ["--wait", "0"];
@@ -136,7 +128,7 @@ fn two_masters_may_die_while_the_command_runs() {
 }
 
 #[test]
-fn messages_are_json_where_that_was_asked_for() {
+fn messages_are_json_with_json() {
     let servers = masters::<1>();
     let mut command = redlock(&servers);
     command.args(["run", "--json", "--key", "k", "--", "no-such-command"]);

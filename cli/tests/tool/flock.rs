@@ -4,20 +4,10 @@ use std::time::{Duration, Instant};
 
 use crate::masters;
 use crate::server::Server;
-use crate::tool::{Outcome, Running, nothing_is_held, outcome, run, until, written};
+use crate::tool::{Outcome, holder, nothing_is_held, outcome, run, until};
 
 fn ask(servers: &[Server], options: &[&str]) -> Outcome {
     outcome(run(servers, "job", options, "echo ran"))
-}
-
-/// Holds `job` until dropped.
-fn holder(servers: &[Server], options: &[&str]) -> Running {
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let script = format!("echo yes > {}; exec sleep 1000", started.display());
-    let running = Running::start(run(servers, "job", options, &script));
-    written(&started);
-    running
 }
 
 /// How long the first holder's lease still lasts.
@@ -43,7 +33,7 @@ fn lease_left(server: &Server) -> Duration {
 #[test]
 fn short_options_mean_what_they_mean_for_flock() {
     let servers = masters::<1>();
-    let _holder = holder(&servers, &[]);
+    let _holder = holder(&servers, "job", &[]);
     for (options, code) in [
         (&["-n"][..], 75),
         (&["--nonblock"], 75),
@@ -64,7 +54,7 @@ fn short_options_mean_what_they_mean_for_flock() {
 #[test]
 fn a_wait_in_seconds_is_that_long() {
     let servers = masters::<1>();
-    let _holder = holder(&servers, &[]);
+    let _holder = holder(&servers, "job", &[]);
     let start = Instant::now();
     assert_eq!(ask(&servers, &["-w", "2"]).code, Some(75));
     assert!(start.elapsed() >= Duration::from_secs(2));
@@ -73,7 +63,7 @@ fn a_wait_in_seconds_is_that_long() {
 #[test]
 fn quiet_hides_a_busy_lock_and_no_other_error() {
     let servers = masters::<1>();
-    let _holder = holder(&servers, &[]);
+    let _holder = holder(&servers, "job", &[]);
     for options in [&["-q", "-n"][..], &["-q", "-w", "1"]] {
         let ended = ask(&servers, options);
         assert_eq!(
@@ -91,15 +81,15 @@ fn quiet_hides_a_busy_lock_and_no_other_error() {
 #[test]
 fn shared_holders_run_together_up_to_the_limit() {
     let servers = masters::<1>();
-    let first = holder(&servers, &["-s"]);
+    let first = holder(&servers, "job", &["-s"]);
     assert_eq!(ask(&servers, &["-s", "-n"]).code, Some(0));
     drop(first);
     until("the first is gone", || {
         servers[0].run::<u64>(&["LOCK.FORCE", "job"]) == 1
     });
     let limit = ["--limit", "2", "-n"];
-    let _first = holder(&servers, &limit);
-    let second = holder(&servers, &limit);
+    let _first = holder(&servers, "job", &limit);
+    let second = holder(&servers, "job", &limit);
     assert_eq!(ask(&servers, &limit).code, Some(75));
     drop(second);
     // The tool was killed: its lease must end first.

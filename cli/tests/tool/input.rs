@@ -1,4 +1,4 @@
-//! Bad input: one sentence that says what to change, the right exit code, nothing left held.
+//! Bad input: one sentence that says what to change, the right exit code, and no lock left held.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
@@ -19,7 +19,7 @@ fn one_sentence(ended: &Outcome, code: i32, words: &str) {
 }
 
 #[test]
-fn every_mistake_is_answered_with_what_to_change() {
+fn every_mistake_gets_one_sentence_that_says_what_to_change() {
     let servers = masters::<1>();
     let folder = tempfile::tempdir().unwrap();
     let plain = folder.path().join("plain");
@@ -122,7 +122,7 @@ fn nodes_must_be_given_exist_and_be_listed_once() {
 }
 
 #[test]
-fn nodes_may_be_separated_by_anything_blank_and_a_wrong_one_is_named_by_its_place() {
+fn nodes_are_separated_by_commas_or_blanks_and_an_invalid_one_is_named_by_its_position() {
     let servers = masters::<3>();
     let urls: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
     let ask = |nodes: &OsStr| {
@@ -145,7 +145,7 @@ fn nodes_may_be_separated_by_anything_blank_and_a_wrong_one_is_named_by_its_plac
 }
 
 #[test]
-fn a_limit_on_open_files_is_told_in_a_sentence() {
+fn a_low_limit_on_open_files_is_one_sentence() {
     let servers = masters::<1>();
     for files in 4..=24 {
         let mut shell = Command::new("sh");
@@ -179,7 +179,7 @@ fn a_script_whose_interpreter_is_missing_is_not_executable() {
 }
 
 #[test]
-fn whoever_asks_for_json_is_answered_in_json_whatever_goes_wrong() {
+fn with_json_every_error_is_json() {
     let servers = masters::<1>();
     let cases: [&[&str]; 10] = [
         &["--json"],
@@ -218,7 +218,7 @@ fn servers_that_cannot_serve_are_named_with_the_reason() {
 }
 
 #[test]
-fn a_quarantine_is_named_as_what_one_waits_for() {
+fn a_quarantine_is_named_while_waiting() {
     let servers = [crate::server::Server::start(&["lock.quarantine 600000"])];
     let mut command = redlock(&servers);
     command.args(["run", "--key", "k", "--wait", "2s", "--", "true"]);
@@ -233,7 +233,7 @@ fn a_quarantine_is_named_as_what_one_waits_for() {
 }
 
 #[test]
-fn masters_with_tls_are_reached_by_their_authority() {
+fn masters_with_tls_are_verified_with_the_given_ca() {
     let rcgen::CertifiedKey { cert, signing_key } =
         rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
     let folder = tempfile::tempdir().unwrap();

@@ -1,23 +1,13 @@
-//! status, ls, nodes and force, for people and for programs.
+//! status, ls, nodes and force, as text and as JSON.
 
 use crate::masters;
 use crate::server::Server;
-use crate::tool::{Running, nothing_is_held, outcome, redlock, run, until, written};
+use crate::tool::{Running, holder, nothing_is_held, outcome, redlock, run, until};
 
 fn ask(servers: &[Server], words: &[&str]) -> crate::tool::Outcome {
     let mut command = redlock(servers);
     command.args(words);
     outcome(command)
-}
-
-/// Holds `key` until dropped.
-fn holder(servers: &[Server], key: &str, options: &[&str]) -> Running {
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let script = format!("echo yes > {}; exec sleep 1000", started.display());
-    let running = Running::start(run(servers, key, options, &script));
-    written(&started);
-    running
 }
 
 #[test]
@@ -50,7 +40,7 @@ fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
 }
 
 #[test]
-fn keys_that_are_no_text_are_listed_on_one_line_each_and_can_be_told_apart() {
+fn keys_that_are_not_utf_8_are_listed_on_one_line_each_and_look_different() {
     let servers = masters::<1>();
     let client = redis::Client::open(servers[0].url()).unwrap();
     let mut connection = client.get_connection().unwrap();
@@ -70,7 +60,7 @@ fn keys_that_are_no_text_are_listed_on_one_line_each_and_can_be_told_apart() {
 }
 
 #[test]
-fn nobody_reads_on_and_nothing_is_wrong_with_that() {
+fn a_closed_pipe_is_not_an_error() {
     let servers = masters::<1>();
     let names = (0..1_000).map(|number| format!("a-name-that-helps-to-fill-the-pipe-{number}"));
     let mut words = vec!["LOCK.MACQUIRE".to_owned(), names.len().to_string()];
@@ -141,7 +131,7 @@ fn very_many_locks_are_all_listed() {
 }
 
 #[test]
-fn nodes_are_shown_with_what_matters_also_when_some_are_down_or_no_masters() {
+fn nodes_are_shown_even_if_some_are_down_or_replicas() {
     let mut servers = masters::<3>();
     let _holder = holder(&servers, "job", &[]);
     servers[2].kill();

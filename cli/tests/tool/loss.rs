@@ -1,4 +1,4 @@
-//! The lock is lost: the command ends before somebody else may have it.
+//! The lock is lost: the command ends before another client can hold it.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ fn uptime(line: &str) -> f64 {
     line.split(' ').next().unwrap().parse().unwrap()
 }
 
-/// A script that leaves a sign of life every few milliseconds and does not listen to SIGTERM.
+/// A script that writes the time every few milliseconds and ignores SIGTERM.
 fn stubborn(folder: &Path) -> String {
     let (pid, alive) = (folder.join("pid"), folder.join("alive"));
     format!(
@@ -24,7 +24,7 @@ fn stubborn(folder: &Path) -> String {
 }
 
 #[test]
-fn when_masters_stop_answering_a_command_that_ignores_sigterm_is_killed_before_the_lease_ends() {
+fn if_masters_stop_replying_a_command_that_ignores_sigterm_is_killed_before_the_lease_ends() {
     let servers = masters::<5>();
     let folder = tempfile::tempdir().unwrap();
     const TTL: f64 = 9.0;
@@ -46,7 +46,7 @@ fn when_masters_stop_answering_a_command_that_ignores_sigterm_is_killed_before_t
 }
 
 #[test]
-fn a_command_that_listens_gets_the_time_to_clean_up_and_its_children_end_with_it() {
+fn a_command_that_handles_sigterm_can_clean_up_and_its_children_end_with_it() {
     let servers = masters::<3>();
     let folder = tempfile::tempdir().unwrap();
     let (ready, cleaned) = (folder.path().join("ready"), folder.path().join("cleaned"));
@@ -71,7 +71,7 @@ fn a_command_that_listens_gets_the_time_to_clean_up_and_its_children_end_with_it
 }
 
 #[test]
-fn a_command_that_was_told_to_end_is_killed_even_if_the_masters_answer_again() {
+fn a_command_that_got_sigterm_is_killed_even_if_the_masters_reply_again() {
     let servers = masters::<3>();
     let folder = tempfile::tempdir().unwrap();
     let (ready, told) = (folder.path().join("ready"), folder.path().join("told"));
@@ -92,7 +92,7 @@ fn a_command_that_was_told_to_end_is_killed_even_if_the_masters_answer_again() {
 }
 
 #[test]
-fn a_lock_that_an_administrator_took_away_ends_the_command() {
+fn a_lock_that_an_administrator_released_ends_the_command() {
     let servers = masters::<3>();
     let folder = tempfile::tempdir().unwrap();
     let options = ["--ttl", "2s"];
@@ -108,7 +108,7 @@ fn a_lock_that_an_administrator_took_away_ends_the_command() {
 }
 
 #[test]
-fn a_tool_that_was_paused_beyond_its_lease_ends_the_command_when_it_wakes() {
+fn a_tool_that_was_paused_beyond_its_lease_ends_the_command_when_it_continues() {
     let servers = masters::<3>();
     let folder = tempfile::tempdir().unwrap();
     let options = ["--ttl", "1s"];

@@ -1,5 +1,5 @@
-//! The real binary against real masters. Nothing here looks inside: commands are started, signals sent, terminals typed into,
-//! and what comes out is read.
+//! The real binary against real servers: the tests start commands, send signals, type into
+//! terminals, and read the output.
 
 mod completions;
 mod contention;
@@ -14,7 +14,7 @@ mod loss;
 mod pty;
 mod release;
 mod scripts;
-#[allow(dead_code)] // The guard of the client's tests; not all of it is needed here.
+#[allow(dead_code)] // Shared with the client's tests, which use more of it.
 #[path = "../../../client/tests/servers/server.rs"]
 mod server;
 mod signals;
@@ -22,7 +22,7 @@ mod terminal;
 mod tool;
 mod unreachable;
 
-/// A server with settings under which it forgets nothing while a test runs.
+/// Servers that keep their locks while a test runs.
 fn masters<const N: usize>() -> [server::Server; N] {
     server::Server::start_many(&[])
 }

@@ -7,7 +7,7 @@ use crate::masters;
 use crate::tool::{nothing_is_held, outcome, redlock};
 
 #[test]
-fn a_script_takes_extends_and_releases_by_its_environment() {
+fn a_script_acquires_extends_and_releases_through_its_environment() {
     let servers = masters::<3>();
     let nodes: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
     let mut script = Command::new("sh");
@@ -34,7 +34,7 @@ fn a_script_takes_extends_and_releases_by_its_environment() {
 }
 
 #[test]
-fn the_token_goes_by_standard_input_too_and_only_its_owner_can_release() {
+fn the_token_can_be_read_from_standard_input_and_only_its_owner_can_release() {
     let servers = masters::<3>();
     let mut acquire = redlock(&servers);
     acquire.args(["acquire", "--key", "k", "--json"]);
@@ -59,7 +59,7 @@ fn the_token_goes_by_standard_input_too_and_only_its_owner_can_release() {
 }
 
 #[test]
-fn a_lock_whose_token_nobody_can_read_is_given_back() {
+fn a_lock_whose_token_cannot_be_printed_is_released() {
     let servers = masters::<3>();
     let mut acquire = redlock(&servers);
     acquire.args(["acquire", "--key", "k"]);
@@ -74,7 +74,7 @@ fn a_lock_whose_token_nobody_can_read_is_given_back() {
 }
 
 #[test]
-fn a_hold_whose_majority_was_given_anew_cannot_be_extended() {
+fn a_lock_that_a_majority_granted_again_cannot_be_extended() {
     let servers = masters::<3>();
     let mut acquire = redlock(&servers);
     acquire.args(["acquire", "--key", "k", "--json"]);

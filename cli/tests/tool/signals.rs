@@ -1,9 +1,9 @@
-//! Signals to the tool, and what a death of the tool means for the command.
+//! Signals to the tool, and what happens to the command when the tool is killed.
 
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::tool::{Running, is_alive, nothing_is_held, outcome, run, until, written};
+use crate::tool::{Running, holder, is_alive, nothing_is_held, outcome, run, until, written};
 
 #[test]
 fn signals_reach_the_command() {
@@ -35,7 +35,7 @@ fn signals_reach_the_command() {
 }
 
 #[test]
-fn a_signal_that_ends_the_command_is_reported_as_shells_do() {
+fn a_signal_that_ends_the_command_gives_128_plus_its_number() {
     let servers = masters::<1>();
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");
@@ -50,7 +50,7 @@ fn a_signal_that_ends_the_command_is_reported_as_shells_do() {
 /// Elsewhere there are no real-time signals.
 #[cfg(target_os = "linux")]
 #[test]
-fn a_signal_without_a_name_is_reported_like_every_other() {
+fn a_real_time_signal_gives_128_plus_its_number_too() {
     let servers = masters::<1>();
     for number in [9, 34, 64] {
         let ended = outcome(run(&servers, "job", &[], &format!("kill -{number} $$")));
@@ -61,17 +61,14 @@ fn a_signal_without_a_name_is_reported_like_every_other() {
 }
 
 #[test]
-fn a_signal_ends_the_waiting_and_leaves_no_place_in_the_queue() {
+fn a_signal_ends_the_wait_and_leaves_the_queue() {
     let servers = masters::<3>();
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let holding = format!("echo yes > {}; exec sleep 1000", started.display());
-    let mut holder = Running::start(run(&servers, "job", &[], &holding));
-    written(&started);
+    let mut holder = holder(&servers, "job", &[]);
     let waiters = || {
         let waiting = |server: &crate::server::Server| -> u64 {
-            let figures: std::collections::HashMap<String, String> = server.run(&["LOCK.NODE"]);
-            figures["waiters"].parse().unwrap()
+            let figures: std::collections::HashMap<String, redis::Value> =
+                server.run(&["LOCK.NODE"]);
+            redis::from_redis_value::<u64>(figures["waiters"].clone()).unwrap()
         };
         servers.iter().map(waiting).sum::<u64>()
     };
@@ -90,7 +87,7 @@ fn a_signal_ends_the_waiting_and_leaves_no_place_in_the_queue() {
 }
 
 #[test]
-fn what_was_ignored_stays_ignored() {
+fn ignored_signals_stay_ignored() {
     let servers = masters::<1>();
     let tool = env!("CARGO_BIN_EXE_redlock");
     let mut command = std::process::Command::new("sh");
@@ -106,7 +103,7 @@ fn what_was_ignored_stays_ignored() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_tool_that_is_killed_takes_the_command_along() {
+fn a_killed_tool_ends_the_command() {
     let servers = masters::<1>();
     let folder = tempfile::tempdir().unwrap();
     let ready = folder.path().join("ready");

@@ -1,4 +1,5 @@
-//! On a terminal: who may read it, ctrl-C, ctrl-Z, lines that are rewritten, questions, colours. And in a log: none of it.
+//! On a terminal: who reads it, ctrl-C, ctrl-Z, rewritten lines, questions, colors. In a log: none of
+//! these.
 
 use std::fs::File;
 use std::io::Write;
@@ -7,7 +8,7 @@ use std::process::Command;
 use crate::masters;
 use crate::pty::Pty;
 use crate::server::Server;
-use crate::tool::{Running, nothing_is_held, outcome, redlock, run, until, written};
+use crate::tool::{holder, nothing_is_held, outcome, redlock, run, until};
 
 /// An interactive shell in which `redlock` is `$R`.
 fn shell(servers: &[Server]) -> Pty {
@@ -22,15 +23,6 @@ fn shell(servers: &[Server]) -> Pty {
     let pty = Pty::start(command);
     pty.shows("ready> ");
     pty
-}
-
-fn holder(servers: &[Server], owner: &str) -> Running {
-    let folder = tempfile::tempdir().unwrap();
-    let started = folder.path().join("started");
-    let script = format!("echo yes > {}; exec sleep 1000", started.display());
-    let running = Running::start(run(servers, "job", &["--owner", owner], &script));
-    written(&started);
-    running
 }
 
 #[test]
@@ -89,7 +81,7 @@ fn ctrl_c_reaches_the_script_that_started_the_tool() {
 }
 
 #[test]
-fn who_reads_the_terminal_at_the_end_of_a_pipeline_keeps_it() {
+fn a_pager_at_the_end_of_a_pipeline_keeps_the_terminal() {
     let servers = masters::<1>();
     let mut pty = shell(&servers);
     pty.type_in("$R run --key job -- sh -c 'echo page; exec sleep 1000' | sh -c 'read page; echo \"sh\"\"ows $page\"; read key </dev/tty; echo \"key $key\"'\n");
@@ -103,7 +95,7 @@ fn who_reads_the_terminal_at_the_end_of_a_pipeline_keeps_it() {
 #[test]
 fn a_job_in_the_background_waits_with_one_line() {
     let servers = masters::<1>();
-    let mut holder = holder(&servers, "ada");
+    let mut holder = holder(&servers, "job", &["--owner", "ada"]);
     let mut pty = shell(&servers);
     pty.type_in("$R run --key job -- echo ran & wait; echo al\"\"l\n");
     pty.shows("held by ada");
@@ -165,7 +157,7 @@ fn a_command_that_was_stopped_beyond_its_lease_is_not_continued() {
 #[test]
 fn waiting_is_one_line_that_is_rewritten_on_a_terminal() {
     let servers = masters::<3>();
-    let mut holder = holder(&servers, "ada");
+    let mut holder = holder(&servers, "job", &["--owner", "ada"]);
     let mut command = run(&servers, "job", &["--wait", "5m"], "echo ran");
     command.env_remove("NO_COLOR");
     let mut pty = Pty::start(command);
@@ -190,7 +182,7 @@ fn waiting_is_one_line_that_is_rewritten_on_a_terminal() {
 #[test]
 fn waiting_is_one_line_in_a_log() {
     let servers = masters::<3>();
-    let _holder = holder(&servers, "ada");
+    let _holder = holder(&servers, "job", &["--owner", "ada"]);
     let ended = outcome(run(&servers, "job", &["--wait", "2s"], "echo ran"));
     assert_eq!(ended.code, Some(75));
     let lines: Vec<&str> = ended.err.lines().collect();
@@ -206,7 +198,7 @@ fn waiting_is_one_line_in_a_log() {
 #[test]
 fn force_asks_on_a_terminal() {
     let servers = masters::<3>();
-    let _holder = holder(&servers, "ada");
+    let _holder = holder(&servers, "job", &["--owner", "ada"]);
     for (answer, code) in [("n\n", 1), ("\n", 1), ("y\n", 0)] {
         let mut command = redlock(&servers);
         command.args(["force", "job"]);
@@ -236,7 +228,7 @@ fn force_says_before_it_asks_that_too_few_nodes_reply() {
 }
 
 #[test]
-fn colours_are_for_terminals_that_want_them() {
+fn colors_are_only_for_terminals_and_respect_no_color() {
     let servers = masters::<1>();
     let screen = |no_color: Option<&str>| {
         let mut command = redlock(&servers);

@@ -1,4 +1,4 @@
-//! Starting the tool, and what became of it.
+//! Starting the tool and reading its output.
 
 use std::io::Read;
 use std::path::Path;
@@ -10,10 +10,10 @@ use serde_json::Value;
 
 use crate::server::Server;
 
-/// How long a test waits for what must come; far beyond what a busy machine needs.
+/// How long a test waits for an event; far longer than a busy machine needs.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `redlock` with these nodes, and nothing else from outside.
+/// `redlock` with these nodes and no other settings.
 pub fn redlock(servers: &[Server]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
     let nodes: Vec<String> = servers.iter().map(Server::url).collect();
@@ -37,7 +37,17 @@ pub fn run(servers: &[Server], key: &str, options: &[&str], script: &str) -> Com
     command
 }
 
-/// What came out.
+/// A tool that holds the lock until it is dropped: then it is killed, and its lease must end.
+pub fn holder(servers: &[Server], key: &str, options: &[&str]) -> Running {
+    let folder = tempfile::tempdir().unwrap();
+    let started = folder.path().join("started");
+    let script = format!("echo yes > {}; exec sleep 1000", started.display());
+    let running = Running::start(run(servers, key, options, &script));
+    written(&started);
+    running
+}
+
+/// The result of a run.
 #[derive(Debug)]
 pub struct Outcome {
     pub code: Option<i32>,
@@ -51,7 +61,7 @@ impl Outcome {
     }
 }
 
-/// Runs it to its end.
+/// Runs the command to its end.
 #[track_caller]
 pub fn outcome(command: Command) -> Outcome {
     Running::start(command).end()
@@ -86,7 +96,7 @@ impl Running {
     #[track_caller]
     pub fn end(mut self) -> Outcome {
         let mut child = self.0.take().unwrap();
-        // Read on the side, so that a full pipe stops nobody.
+        // Read in threads, so that a full pipe does not block the tool.
         let read = |stream: Option<Box<dyn Read + Send>>| {
             std::thread::spawn(move || {
                 let mut text = Vec::new();
@@ -128,17 +138,17 @@ impl Drop for Running {
     }
 }
 
-/// Waits until it is so.
+/// Waits until the condition is true.
 #[track_caller]
 pub fn until(what: &str, mut so: impl FnMut() -> bool) {
     let start = Instant::now();
     while !so() {
-        assert!(start.elapsed() < PATIENCE, "never came to be: {what}");
+        assert!(start.elapsed() < PATIENCE, "it did not happen: {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }
 
-/// Waits for a file with something in it, and returns that.
+/// Waits for a file with a complete line, and returns it.
 #[track_caller]
 pub fn written(path: &Path) -> String {
     let mut text = String::new();
@@ -149,7 +159,7 @@ pub fn written(path: &Path) -> String {
     text.trim_end().to_owned()
 }
 
-/// Whether the process still runs: neither gone nor a zombie that nobody has looked after yet.
+/// Whether the process still runs: neither gone nor a zombie.
 pub fn is_alive(pid: i32) -> bool {
     let there = Pid::from_raw(pid).is_some_and(|pid| test_kill_process(pid).is_ok());
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
@@ -160,7 +170,7 @@ pub fn is_alive(pid: i32) -> bool {
     there && !matches!(state, Some('Z' | 'X'))
 }
 
-/// Nobody holds anything, and nobody waits.
+/// No key is left on any server.
 #[track_caller]
 pub fn nothing_is_held(servers: &[Server]) {
     for server in servers {
