@@ -107,7 +107,10 @@ fn is_listed_twice(verdict: &Verdict) -> bool {
 fn is_usage(verdict: &Verdict) -> bool {
     match verdict {
         Verdict::WrongType => true,
-        Verdict::Refused(text) => text.starts_with("LOCKLIMIT") && text.contains("ttl"),
+        Verdict::Refused(error) => {
+            let ttl = |detail: &str| detail.contains("ttl");
+            error.code() == Some("LOCKLIMIT") && error.detail().is_some_and(ttl)
+        }
         _ => false,
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
+use tracing::Instrument;
 
 use crate::attempt::{Attempt, Outcome};
 use crate::client::Client;
@@ -44,7 +45,11 @@ pub(crate) async fn acquire(
         // With no time left to wait, it tries once.
         let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
         let outcome = match can_queue && client.seems_busy(&spec) {
-            true => attempt.queue(deadline).await,
+            true => {
+                // Boxed, so that the future of an acquire that does not wait stays small.
+                let waiting = Box::pin(attempt.queue(deadline));
+                waiting.instrument(tracing::debug_span!("wait")).await
+            }
             false => attempt.try_all(may_wait).await,
         };
         if !matches!(outcome, Outcome::Won { .. }) {

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
+use redis::RedisError;
+
 /// What one node said to one question.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
     /// It granted, with this fence; too few others did.
@@ -25,8 +27,8 @@ pub enum Verdict {
     NotHeld,
     /// No answer within the node's timeout.
     TimedOut(Duration),
-    /// No connection to it.
-    Unreachable(String),
+    /// No connection to it, or the connection ended.
+    Unreachable(RedisError),
     /// It may have forgotten grants, and gives none for this long.
     Quarantined {
         /// When to ask again, if the node said so.
@@ -53,8 +55,8 @@ pub enum Verdict {
         /// How many have.
         replicas: u64,
     },
-    /// It refused the request, in its own words.
-    Refused(String),
+    /// It refused the request: [`RedisError::code`] says why.
+    Refused(RedisError),
     /// It answered something that is no answer to the question.
     Garbage(String),
     /// It was not asked: believed down, or the answer was decided without it.
@@ -87,14 +89,26 @@ impl Verdict {
             | Self::ModuleTooOld { .. }
             | Self::SameAs { .. }
             | Self::Garbage(_) => true,
-            Self::Refused(text) => !is_passing(text),
+            Self::Refused(error) => !is_passing(error),
             _ => false,
+        }
+    }
+
+    /// There is no connection, for a reason of our own.
+    pub(crate) fn unreachable(why: &'static str) -> Self {
+        Self::Unreachable(RedisError::from((redis::ErrorKind::Io, why)))
+    }
+
+    fn cause(&self) -> Option<&RedisError> {
+        match self {
+            Self::Unreachable(error) | Self::Refused(error) => Some(error),
+            _ => None,
         }
     }
 }
 
 /// Refusals of the server that end by themselves.
-fn is_passing(text: &str) -> bool {
+fn is_passing(error: &RedisError) -> bool {
     const PASSING: [&str; 11] = [
         "LOADING",
         "TRYAGAIN",
@@ -108,8 +122,8 @@ fn is_passing(text: &str) -> bool {
         "UNBLOCKED",
         "LOCKFENCE",
     ];
-    let code = text.split([' ', ':']).next().unwrap_or(text);
-    PASSING.contains(&code) || text.starts_with("ERR max number of clients")
+    let full = |detail: &str| detail.starts_with("max number of clients");
+    error.code().is_some_and(|code| PASSING.contains(&code)) || error.detail().is_some_and(full)
 }
 
 impl fmt::Display for Verdict {
@@ -152,7 +166,10 @@ impl fmt::Display for Verdict {
             Self::NotReplicated { replicas } => {
                 write!(out, "only {replicas} replicas confirmed the grant")
             }
-            Self::Refused(text) => write!(out, "refused: {text}"),
+            Self::Refused(error) => match error.code() {
+                Some(code) => write!(out, "refused: {code} {}", error.detail().unwrap_or("")),
+                None => write!(out, "refused: {error}"),
+            },
             Self::Garbage(text) => write!(out, "answered nonsense: {text}"),
             Self::NotAsked => out.write_str("not asked"),
         }
@@ -160,7 +177,7 @@ impl fmt::Display for Verdict {
 }
 
 /// A node and its verdict.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct NodeReport {
     /// The node's address, without user and password.
@@ -175,8 +192,14 @@ impl fmt::Display for NodeReport {
     }
 }
 
+impl std::error::Error for NodeReport {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.verdict.cause().map(|error| error as _)
+    }
+}
+
 /// Every node of the client with its verdict, in the order of the configuration.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Reports(pub(crate) Vec<NodeReport>);
 
 impl Reports {
@@ -197,11 +220,10 @@ impl fmt::Display for Reports {
 }
 
 /// Why a lock was not acquired, extended or kept.
-#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
     /// Somebody else holds the lock, and did so until the wait was over.
-    #[error("{lock} is held by somebody else ({nodes})")]
     Busy {
         /// The lock asked for.
         lock: String,
@@ -209,7 +231,6 @@ pub enum Error {
         nodes: Reports,
     },
     /// Too few nodes could be asked, or answered in time: nobody knows whether the lock is free.
-    #[error("no quorum for {lock} ({nodes})")]
     NoQuorum {
         /// The lock asked for.
         lock: String,
@@ -217,7 +238,6 @@ pub enum Error {
         nodes: Reports,
     },
     /// The hold is over, though nobody released it: expired, forced, or forgotten by a majority.
-    #[error("{lock} was lost ({nodes})")]
     Lost {
         /// The lock that was held.
         lock: String,
@@ -225,7 +245,6 @@ pub enum Error {
         nodes: Reports,
     },
     /// The nodes refuse this request and will go on doing so: another type of value, no permission, a limit.
-    #[error("{lock} was refused ({nodes})")]
     Refused {
         /// The lock asked for.
         lock: String,
@@ -233,7 +252,6 @@ pub enum Error {
         nodes: Reports,
     },
     /// The lock was granted, then given back, as too few replicas confirmed it in time.
-    #[error("{lock} was not replicated ({nodes})")]
     NotReplicated {
         /// The lock asked for.
         lock: String,
@@ -241,7 +259,6 @@ pub enum Error {
         nodes: Reports,
     },
     /// The nodes cannot serve as they are: one server twice, a replica, no module.
-    #[error("misconfigured: {problem} ({nodes})")]
     Misconfigured {
         /// What to change.
         problem: String,
@@ -249,11 +266,44 @@ pub enum Error {
         nodes: Reports,
     },
     /// The request or the settings make no sense; nothing was sent.
-    #[error("invalid: {0}")]
     Invalid(String),
     /// The command that was to run under the lock failed, though the lock was held.
-    #[error("the command under the lock failed: {0}")]
-    Command(#[source] redis::RedisError),
+    Command(RedisError),
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Busy { lock, nodes } => write!(out, "{lock} is held by somebody else ({nodes})"),
+            Self::NoQuorum { lock, nodes } => write!(out, "no quorum for {lock} ({nodes})"),
+            Self::Lost { lock, nodes } => write!(out, "{lock} was lost ({nodes})"),
+            Self::Refused { lock, nodes } => write!(out, "{lock} was refused ({nodes})"),
+            Self::NotReplicated { lock, nodes } => {
+                write!(out, "{lock} was not replicated ({nodes})")
+            }
+            Self::Misconfigured { problem, nodes } => {
+                write!(out, "misconfigured: {problem} ({nodes})")
+            }
+            Self::Invalid(problem) => write!(out, "invalid: {problem}"),
+            Self::Command(error) => write!(out, "the command under the lock failed: {error}"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    /// The error of the command, or of the first node that had one; [`Error::nodes`] has the others.
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Command(error) => Some(error),
+            _ => {
+                let mut causes = self
+                    .nodes()
+                    .iter()
+                    .filter_map(|report| report.verdict.cause());
+                causes.next().map(|error| error as _)
+            }
+        }
+    }
 }
 
 impl Error {

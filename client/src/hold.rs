@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument;
 
 use crate::attempt::Attempt;
 use crate::client::Client;
@@ -31,7 +32,7 @@ const WARN_BEFORE: u32 = 10;
 const LONGEST_WARNING: Duration = Duration::from_secs(1);
 
 /// Why a hold is over.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Loss {
     /// The last guard has released it, or was dropped.
@@ -334,7 +335,9 @@ impl Hold {
         let released = match tokio::time::timeout(patience, self.final_release()).await {
             Ok(release) => {
                 leaving.sent = true;
-                release.run().await
+                let name = || self.spec.name();
+                let span = tracing::debug_span!("release", lock = %name(), fence = self.fence);
+                release.run().instrument(span).await
             }
             Err(_) => Released::Unknown,
         };

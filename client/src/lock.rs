@@ -130,7 +130,7 @@ impl Lock {
         let started = Moment::now();
         let entering = async {
             match &self.owner {
-                Some(owner) => self.enter_as(owner, may_wait, deadline).await,
+                Some(owner) => Box::pin(self.enter_as(owner, may_wait, deadline)).await,
                 None => {
                     let spec = Arc::new(self.spec.clone());
                     let hold = acquire(&self.client, spec, may_wait, deadline).await?;

@@ -70,7 +70,7 @@ impl Node {
     pub(crate) fn new(name: String, link: Link, connect_timeout: Duration) -> Self {
         let state = State {
             connection: None,
-            down: Some(Verdict::Unreachable("not connected yet".to_owned())),
+            down: Some(Verdict::unreachable("not connected yet")),
             incarnations: Vec::new(),
         };
         Self {
@@ -127,10 +127,10 @@ impl Node {
             node.heard(generation, &result);
             match Reply::read(result) {
                 // A cluster settles down; one node of it that was taken for all stays the wrong one.
-                Reply::Trouble(Verdict::Refused(text))
-                    if node.link.heals() && is_elsewhere(&text) =>
+                Reply::Trouble(Verdict::Refused(error))
+                    if node.link.heals() && matches!(error.code(), Some("MOVED" | "ASK")) =>
                 {
-                    Reply::Trouble(Verdict::Unreachable(text))
+                    Reply::Trouble(Verdict::Unreachable(error))
                 }
                 reply => reply,
             }
@@ -143,7 +143,7 @@ impl Node {
         match (&state.connection, &state.down) {
             (Some(connection), _) => Ok((self.standing().generation, connection.clone())),
             (None, Some(verdict)) => Err(verdict.clone()),
-            (None, None) => Err(Verdict::Unreachable("not connected".to_owned())),
+            (None, None) => Err(Verdict::unreachable("not connected")),
         }
     }
 
@@ -154,7 +154,7 @@ impl Node {
         match result {
             Err(error) if error.code().is_none() && self.link.heals() => self.complain(),
             Err(error) if error.code().is_none() => {
-                self.ended(generation, Verdict::Unreachable(error.to_string()));
+                self.ended(generation, Verdict::Unreachable(error.clone()));
             }
             Err(error) if demoted(error.code()) => self.complain(),
             Ok(redis::Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
@@ -388,11 +388,6 @@ impl Node {
         self.dependents.fetch_add(1, Ordering::Relaxed);
         Dependent(Arc::clone(self))
     }
-}
-
-/// Whether a node of a cluster says that the key is at another one.
-fn is_elsewhere(text: &str) -> bool {
-    text.starts_with("MOVED ") || text.starts_with("ASK ")
 }
 
 /// Somebody depends on the node while this exists.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use futures_util::stream::StreamExt;
+use tracing::Instrument;
 
 use crate::clock::Moment;
 use crate::command::{self, Request};
@@ -87,6 +88,11 @@ impl Hold {
     /// Asks every node: those that granted to extend, the others to grant. Validity then counts from
     /// the sending, for each node that agreed.
     async fn renew(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
+        let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
+        self.ask_again(lease, ttl).instrument(span).await
+    }
+
+    async fn ask_again(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
         let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
         let lock = || self.spec.name();

@@ -8,7 +8,7 @@ use crate::error::Verdict;
 
 /// The one rule for replies: a positive number is yes, null is "you do not hold it", the rest is
 /// trouble.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     Yes(u64),
     No,
@@ -84,12 +84,11 @@ pub(crate) fn trouble(error: &RedisError) -> Verdict {
         {
             Verdict::ModuleMissing
         }
-        (_, Some(code)) => Verdict::Refused(format!("{code} {detail}")),
+        (_, Some(_)) | (ErrorKind::AuthenticationFailed, None) => Verdict::Refused(error.clone()),
         (ErrorKind::Parse | ErrorKind::UnexpectedReturnType, None) => {
             Verdict::Garbage(error.category().to_owned())
         }
-        (ErrorKind::AuthenticationFailed, None) => Verdict::Refused(error.to_string()),
-        (_, None) => Verdict::Unreachable(error.to_string()),
+        (_, None) => Verdict::Unreachable(error.clone()),
     }
 }
 

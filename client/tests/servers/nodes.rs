@@ -191,7 +191,7 @@ async fn a_ttl_beyond_the_nodes_limit_is_refused_with_their_words() {
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(
-        matches!(&error.nodes()[0].verdict, Verdict::Refused(text) if text.starts_with("LOCKLIMIT")),
+        matches!(&error.nodes()[0].verdict, Verdict::Refused(error) if error.code() == Some("LOCKLIMIT")),
         "{error}"
     );
 }
