@@ -35,9 +35,7 @@ pub(crate) async fn acquire(
     may_wait: bool,
     deadline: Option<Moment>,
 ) -> Result<Arc<Hold>, Error> {
-    let connected = Moment::now() + client.fleet.nodes[0].connect_timeout.saturating_mul(2);
-    let connected = deadline.map_or(connected, |deadline| deadline.min(connected));
-    client.fleet.first_answers(Some(connected)).await;
+    client.fleet.first_answers(deadline).await;
     let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
         let started = Moment::now();

@@ -105,14 +105,17 @@ impl Fleet {
         self.asked_all.send_replace(true);
     }
 
-    /// Returns when that is so, at `deadline` at the latest. A client that was not connected before
-    /// its first request knows nothing about its nodes until then.
+    /// Returns when that is so, at `deadline` at the latest, and in any case after the time that
+    /// connecting takes. A client that was not connected before its first request knows nothing
+    /// about its nodes until then.
     pub(crate) async fn first_answers(&self, deadline: Option<Moment>) {
         if *self.asked_all.borrow() {
             return;
         }
         let mut asked_all = self.asked_all.subscribe();
-        let patience = deadline.map_or(Duration::MAX, |deadline| deadline.remaining());
+        let longest = self.nodes.iter().map(|node| node.connect_timeout).max();
+        let patience = longest.unwrap_or_default().saturating_mul(2);
+        let patience = deadline.map_or(patience, |deadline| deadline.remaining().min(patience));
         let _ = tokio::time::timeout(patience, asked_all.wait_for(|asked| *asked)).await;
     }
 

@@ -72,6 +72,7 @@ impl Redlock {
         name: impl AsRef<[u8]>,
         token: impl AsRef<[u8]>,
     ) -> Released {
+        self.client.fleet.first_answers(None).await;
         let request = command::release_ticket(name.as_ref(), token.as_ref());
         let everywhere = self.client.fleet.everybody();
         Release::new(&self.client, everywhere, request, OWED_FOR)
@@ -89,6 +90,7 @@ impl Redlock {
         ttl: Duration,
     ) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
+        fleet.first_answers(None).await;
         let extend = Arc::new(command::extend_ticket(name.as_ref(), token.as_ref(), ttl));
         let sent = Moment::now();
         let mut verdicts = vec![Verdict::NotAsked; fleet.nodes.len()];

@@ -117,7 +117,7 @@ async fn a_leader_that_is_deposed_is_told() {
 async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority() {
     let mut servers = Server::start_many::<3>(&[]);
     let client = connect(&servers).await;
-    let election = candidate(&client, "a").ttl(LONG);
+    let election = candidate(&client, "a").ttl(TTL * 5);
     let leadership = election.campaign().await.unwrap();
     servers[0].kill();
     let mut observation = election.observe(LOOK);

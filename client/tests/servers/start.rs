@@ -119,6 +119,20 @@ async fn the_first_request_of_a_lazy_client_finds_its_nodes() {
 }
 
 #[tokio::test]
+async fn a_ticket_is_extended_and_released_by_a_client_that_is_not_connected_yet() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = builder(&servers).connect().await.unwrap();
+    let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
+    let ticket = guard.detach().unwrap();
+    let (token, fence) = (ticket.token(), ticket.fence());
+    let client = builder(&servers).connect_lazy().unwrap();
+    let extended = client.extend_ticket("x", token, fence, LONG).await;
+    assert!(extended.is_ok(), "{extended:?}");
+    let client = builder(&servers).connect_lazy().unwrap();
+    assert_eq!(client.release_ticket("x", token).await, Released::WasHeld);
+}
+
+#[tokio::test]
 async fn what_is_wrong_with_the_nodes_of_a_lazy_client_is_said_by_its_requests() {
     let server = Server::start(&["no-module"]);
     let builder = Redlock::builder().node(server.url());
