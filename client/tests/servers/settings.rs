@@ -11,6 +11,9 @@ use crate::contention::waiters;
 use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, until};
 
+/// Long enough for several connections on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(10);
+
 /// From now on every new connection needs this password.
 fn set_password(server: &Server, password: &str) {
     let word = format!(">{password}");
@@ -23,7 +26,8 @@ fn sentinel_of(master: &Server) -> Server {
 }
 
 async fn works(builder: Builder) -> Redlock {
-    let client = builder.node_timeout(NODE_TIMEOUT).connect().await.unwrap();
+    let builder = builder.node_timeout(NODE_TIMEOUT);
+    let client = builder.connect_timeout(PATIENCE).connect().await.unwrap();
     let guard = client.lock("x").acquire().await.unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
     client
