@@ -40,6 +40,8 @@ const SLEEPS_LAST: i32 = 0x0007_0200;
 /// When the alarm is set to ring, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
+/// Whether the alarm is ringing: timers that are set meanwhile are seen before the next sleep.
+static RINGING: AtomicBool = AtomicBool::new(false);
 /// Whether the server is about to take another turn anyway.
 static NUDGED: AtomicBool = AtomicBool::new(false);
 
@@ -133,9 +135,8 @@ pub fn take_late(now: Instant) -> bool {
 fn may_sleep_too_long() -> bool {
     // SAFETY: takes nothing, returns a number.
     let this_thread = unsafe { libc::pthread_self() };
-    FIXED
-        .get()
-        .is_none_or(|fixed| !fixed.sleeps_last || fixed.main_thread != this_thread)
+    let sleeps_last = |fixed: &Fixed| fixed.sleeps_last && fixed.main_thread == this_thread;
+    !RINGING.load(Ordering::Relaxed) && !FIXED.get().is_some_and(sleeps_last)
 }
 
 /// The server takes another turn of its event loop before it sleeps. It costs a write to a pipe.
@@ -158,8 +159,10 @@ fn on_nudge(_: *mut c_void) {
 fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
     if let Some(fixed) = FIXED.get() {
+        RINGING.store(true, Ordering::Relaxed);
         // SAFETY: the context of this callback.
         (fixed.ring)(unsafe { Ctx::new(ctx) });
+        RINGING.store(false, Ordering::Relaxed);
     }
 }
 

@@ -63,6 +63,10 @@ pub fn has_failed() -> bool {
 /// Sends the text of a panic to the server's log instead of its standard error.
 pub fn log_panics() {
     set_hook(Box::new(|panic| {
+        if has_failed() {
+            // The first one is the one to report. Others may follow from it, as often as a client asks.
+            return;
+        }
         let text = panic.to_string().replace('\n', " ");
         ffi::log(Level::Warning, &format!("redislock has {text}"));
     }));
@@ -89,14 +93,15 @@ pub fn catch<R>(edge: &'static str, run: impl FnOnce() -> R) -> Option<R> {
 
 #[cold]
 fn fail(edge: &'static str) {
-    FAILED.store(true, Ordering::Relaxed);
-    ffi::log(
-        Level::Warning,
-        &format!(
-            "an internal error in {edge} has stopped redislock: every LOCK command that writes is refused until this \
-             server is restarted. Please report it with the line above"
-        ),
-    );
+    if !FAILED.swap(true, Ordering::Relaxed) {
+        ffi::log(
+            Level::Warning,
+            &format!(
+                "an internal error in {edge} has stopped redislock: every LOCK command that writes is refused until \
+                 this server is restarted. Please report it with the line above"
+            ),
+        );
+    }
     if ffi::detached().is_some_and(|ctx| ctx.has(raw::REDISMODULE_CTX_FLAGS_IS_CHILD)) {
         // What this child would save is not whole. Its failure leaves the earlier file in place.
         // SAFETY: ends the child without running anything of the server's.

@@ -9,7 +9,6 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
-use redislock_core::few::Few;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Events, Found, Keyspace, Output, Presence, Touched, Wanted};
 use redislock_core::time::Now;
@@ -95,18 +94,21 @@ pub fn is_changing() -> bool {
 }
 
 /// A change, as long as it is not whole.
-pub struct Change(());
+pub struct Change {
+    /// Whether it is part of another one.
+    is_inner: bool,
+}
 
 impl Change {
     pub fn begin() -> Self {
-        CHANGING.store(true, Ordering::Relaxed);
-        Self(())
+        let is_inner = CHANGING.swap(true, Ordering::Relaxed);
+        Self { is_inner }
     }
 }
 
 impl Drop for Change {
     fn drop(&mut self) {
-        CHANGING.store(false, Ordering::Relaxed);
+        CHANGING.store(self.is_inner, Ordering::Relaxed);
     }
 }
 
@@ -199,8 +201,9 @@ fn apply<'a>(ctx: Ctx, own: &[Opened<'a>], mut output: Output) -> News<'a> {
 /// Changes the keys and replicates it; what is to be told about it is left.
 fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> {
     let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output));
+    let mut news = News::default();
     let mut own_at = 0;
-    let change = |touched: &Touched| {
+    for touched in &output.touched {
         // Core touches the keys of a command in their order, so the next one is nearly always it.
         let next = own.get(own_at).filter(|opened| is_at(opened, touched));
         let opened = next.or_else(|| own.iter().find(|opened| is_at(opened, touched)));
@@ -208,26 +211,26 @@ fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> 
             own_at += 1;
             change_key(ctx, touched, opened.name, &opened.key);
             (opened.db, Name::Own(opened.name))
-        } else {
-            let key = key_of(touched)?;
+        } else if let Some(key) = key_of(touched) {
             let before = ctx.db();
             ctx.select(key.db());
             let name = OwnedString::new(key.name());
             change_key_if_unchanged(ctx, touched, name.arg());
             ctx.select(before);
             (key.db(), Name::Made(name))
+        } else {
+            continue;
         };
         if let Some(effects) = &mut effects {
             effects.add(ctx, touched, db, &name);
         }
         let events = touched.events;
-        Some(Told { db, name, events })
-    };
-    let told = output.touched.iter().filter_map(change).collect();
+        news.add(Told { db, name, events });
+    }
     if let Some(mut effects) = effects {
         effects.send(ctx);
     }
-    News(told)
+    news
 }
 
 /// The name of a changed key.
@@ -255,29 +258,42 @@ struct Told<'a> {
 }
 
 /// What is to be told about a change, when it is whole.
+#[derive(Default)]
 #[must_use]
-pub struct News<'a>(Few<Told<'a>>);
+pub struct News<'a> {
+    /// Nearly always there is one, which needs no allocation.
+    first: Option<Told<'a>>,
+    more: Vec<Told<'a>>,
+}
 
-impl Default for News<'_> {
-    fn default() -> Self {
-        Self(Few::Many(Vec::new()))
+impl<'a> News<'a> {
+    fn add(&mut self, told: Told<'a>) {
+        if self.first.is_none() {
+            self.first = Some(told);
+        } else {
+            self.more.push(told);
+        }
+    }
+
+    /// Sends the keyspace events. Whoever hears of them may do anything, so no key stays open.
+    pub fn send(self, ctx: Ctx, own: &[Opened<'_>]) {
+        let Some(first) = self.first else {
+            return;
+        };
+        own.iter().for_each(Opened::close);
+        first.send(ctx);
+        self.more.iter().for_each(|told| told.send(ctx));
     }
 }
 
-impl News<'_> {
-    /// Sends the keyspace events. Whoever hears of them may do anything, so no key stays open.
-    pub fn send(self, ctx: Ctx, own: &[Opened<'_>]) {
-        if self.0.is_empty() {
-            return;
-        }
-        own.iter().for_each(|opened| opened.key.close());
-        for Told { db, name, events } in &self.0 {
-            let before = ctx.db();
-            if before != *db {
-                ctx.select(*db);
-            }
-            tell(ctx, *events, name.arg());
-            if before != *db {
+impl Told<'_> {
+    fn send(&self, ctx: Ctx) {
+        match &self.name {
+            Name::Own(name) => tell(ctx, self.events, *name),
+            Name::Made(name) => {
+                let before = ctx.db();
+                ctx.select(self.db);
+                tell(ctx, self.events, name.arg());
                 ctx.select(before);
             }
         }

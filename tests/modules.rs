@@ -7,7 +7,7 @@ use tempfile::TempDir;
 
 use crate::lock::{sole_holder, wait_for_waiters, wait_until_gone};
 use crate::resp::{Value, granted, refused};
-use crate::server::{Options, Server};
+use crate::server::{Options, Server, wait_until};
 
 /// A server with both modules.
 struct Both {
@@ -66,6 +66,37 @@ fn a_call_by_a_module_does_not_wait() {
     granted(&c.call("LOCK.ACQUIRE job me 60000"));
     let reply = c.call("OTHER.CALL LOCK.ACQUIRE job you 60000 BLOCK 0");
     assert_eq!(reply, Value::Null);
+}
+
+/// Redis 7.2 and later let a module call a command that waits.
+#[test]
+fn a_call_by_a_module_that_may_wait_gets_the_lock_in_its_turn() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    if !both.server.kind().lets_modules_wait() {
+        refused(
+            &c.call("OTHER.WAIT LOCK.ACQUIRE job you 60000 BLOCK 0"),
+            "ERR",
+        );
+        return;
+    }
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    c.ok("OTHER.WAIT LOCK.ACQUIRE job you 60000 BLOCK 0");
+    wait_for_waiters(&mut c, "job", 1);
+    assert_eq!(c.call("OTHER.HEARD"), Value::Null);
+    c.ok("LOCK.RELEASE job me");
+    wait_until("the module is told", || {
+        c.call("OTHER.HEARD") != Value::Null
+    });
+    let fence = sole_holder(&mut c, "job").number("fence");
+    assert_eq!(c.call("OTHER.HEARD").text(), format!(":{fence}\r\n"));
+    // One whose time is up is told, too.
+    c.ok("OTHER.WAIT LOCK.ACQUIRE job third 60000 BLOCK 20");
+    wait_until("the module is told", || {
+        c.call("OTHER.HEARD") != Value::Null
+    });
+    assert_eq!(c.call("OTHER.HEARD").text(), "$-1\r\n");
+    assert_eq!(c.call("LOCK.RELEASE job you"), Value::Integer(1));
 }
 
 #[test]

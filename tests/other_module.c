@@ -21,6 +21,9 @@ static int (*ReplyWithSimpleString)(Ctx *, const char *);
 static int (*ReplyWithStringBuffer)(Ctx *, const char *, size_t);
 static int (*ReplyWithError)(Ctx *, const char *);
 static int (*ReplyWithNull)(Ctx *);
+static int (*CallReplyType)(Reply *);
+/* Servers before 7.2 do not have it. */
+static void (*CallReplyPromiseSetUnblockHandler)(Reply *, void (*)(Ctx *, Reply *, void *), void *);
 static String *(*HoldString)(Ctx *, String *);
 static void (*FreeString)(Ctx *, String *);
 static const char *(*StringPtrLen)(String *, size_t *);
@@ -29,7 +32,7 @@ static void (*FreeThreadSafeContext)(Ctx *);
 static void (*ThreadSafeContextLock)(Ctx *);
 static void (*ThreadSafeContextUnlock)(Ctx *);
 
-enum { OK = 0, ERR = 1, API_VERSION = 1 };
+enum { OK = 0, ERR = 1, API_VERSION = 1, PROMISE = 12 };
 /* GENERIC, EXPIRED, KEY_MISS, MODULE, NEW */
 enum { CLASSES = 1 << 2 | 1 << 8 | 1 << 11 | 1 << 13 | 1 << 14 };
 
@@ -106,6 +109,31 @@ static int other_heard(Ctx *ctx, String **argv, int argc) {
     return heard ? ReplyWithStringBuffer(ctx, heard, heard_length) : ReplyWithNull(ctx);
 }
 
+static void note(Reply *reply) {
+    const char *sent = CallReplyProto(reply, &heard_length);
+    heard = malloc(heard_length);
+    memcpy(heard, sent, heard_length);
+}
+
+static void on_unblocked(Ctx *ctx, Reply *reply, void *data) {
+    (void)ctx, (void)data;
+    note(reply);
+    FreeCallReply(reply);
+}
+
+/* OTHER.WAIT command [arg ...]: calls it and lets it block; OTHER.HEARD has the reply, when there is one. */
+static int other_wait(Ctx *ctx, String **argv, int argc) {
+    free(heard);
+    heard = NULL;
+    if (!CallReplyPromiseSetUnblockHandler) return ReplyWithError(ctx, "ERR this server does not let modules wait");
+    Reply *reply = Call(ctx, StringPtrLen(argv[1], NULL), "!EKv", argv + 2, (size_t)(argc - 2));
+    if (!reply) return ReplyWithError(ctx, "ERR the call was not possible");
+    if (CallReplyType(reply) == PROMISE) CallReplyPromiseSetUnblockHandler(reply, on_unblocked, NULL);
+    else note(reply);
+    FreeCallReply(reply);
+    return ReplyWithSimpleString(ctx, "OK");
+}
+
 static int same(String *string, const char *bytes, size_t length) {
     size_t own;
     const char *start = StringPtrLen(string, &own);
@@ -121,9 +149,7 @@ static int listen(Ctx *ctx, int type, const char *event, String *key) {
     awaited.argc = 0;
     Reply *reply = call(ctx, job.argv + 2, job.argc - 2);
     if (reply) {
-        const char *sent = CallReplyProto(reply, &heard_length);
-        heard = malloc(heard_length);
-        memcpy(heard, sent, heard_length);
+        note(reply);
         FreeCallReply(reply);
     }
     drop(job);
@@ -147,6 +173,7 @@ int RedisModule_OnLoad(Ctx *ctx, String **argv, int argc) {
     GET(ReplyWithStringBuffer);
     GET(ReplyWithError);
     GET(ReplyWithNull);
+    GET(CallReplyType);
     GET(HoldString);
     GET(FreeString);
     GET(StringPtrLen);
@@ -154,9 +181,11 @@ int RedisModule_OnLoad(Ctx *ctx, String **argv, int argc) {
     GET(FreeThreadSafeContext);
     GET(ThreadSafeContextLock);
     GET(ThreadSafeContextUnlock);
+    get("RedisModule_CallReplyPromiseSetUnblockHandler", (void *)&CallReplyPromiseSetUnblockHandler);
     SetModuleAttribs(ctx, "other", 1, API_VERSION);
     if (CreateCommand(ctx, "other.call", other_call, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.thread", other_thread, "write", 0, 0, 0) != OK) return ERR;
+    if (CreateCommand(ctx, "other.wait", other_wait, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.on", other_on, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.heard", other_heard, "readonly", 0, 0, 0) != OK) return ERR;
     return SubscribeToKeyspaceEvents(ctx, CLASSES, listen);

@@ -403,6 +403,11 @@ impl Kind {
         }
     }
 
+    /// Redis 7.0 does not let a module call a command that waits.
+    pub fn lets_modules_wait(self) -> bool {
+        self.gives_modules_acl_categories()
+    }
+
     /// Redis 7.0 gives module commands no ACL categories.
     pub fn gives_modules_acl_categories(self) -> bool {
         self.valkey || (self.major, self.minor) >= (7, 2)
