@@ -1,7 +1,9 @@
-//! When the module runs without being asked: at a moment, soon, or at the end of each turn of the event loop.
+//! When the module runs without being asked: at a moment, soon, or at the end of each turn of the
+//! event loop.
 //!
-//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall clock, so whoever is
-//! woken asks the monotonic clock again, and the server's cron is the second wake-up, `hz` times a second.
+//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall
+//! clock, so whoever is woken asks the monotonic clock again, and the server's cron is the second
+//! wake-up, `hz` times a second.
 //!
 //! A turn of the event loop, as the servers order it:
 //!
@@ -10,14 +12,14 @@
 //! | 1 | sleeps until a client, a timer or the module pipe has something | the same |
 //! | 2 | runs commands of clients; reads the module pipe; runs timers | the same |
 //! | 3 | computes how long the next sleep is | – |
-//! | 4 | event BEFORE_SLEEP | hands unblocked clients over, runs what they had sent behind (BLPOP …) |
+//! | 4 | event BEFORE_SLEEP | hands unblocked clients over, runs what they sent behind BLPOP |
 //! | 5 | hands unblocked clients over, runs what they had sent behind | event BEFORE_SLEEP |
 //! | 6 | runs what clients blocked on keys had sent behind | – |
 //! | 7 | sends replies | sends replies; computes how long the next sleep is |
 //!
-//! So a command may run after BEFORE_SLEEP (5, 6 on 7.0), and a timer that is set then is not seen before the sleep. The
-//! same holds for a thread of another module that calls our commands while the main thread sleeps. [`nudge`] makes the
-//! server take another turn at once.
+//! So a command may run after BEFORE_SLEEP (5, 6 on 7.0), and a timer that is set then is not seen
+//! before the sleep. The same holds for a thread of another module that calls our commands while
+//! the main thread sleeps. [`nudge`] makes the server take another turn at once.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -30,7 +32,8 @@ use crate::clock;
 use crate::edge::edge;
 use crate::ffi::{self, Ctx, api};
 
-/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is set again.
+/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is
+/// set again.
 const LONGEST_DELAY: u64 = 1_000_000;
 /// The server's cron ends every sleep after at most this long, ms (`hz 1`).
 const LONGEST_SLEEP: u64 = 1_000;
@@ -60,7 +63,8 @@ pub type OnEvent =
 
 /// From now on `ring` is called when the alarm rings.
 pub fn register(ring: fn(Ctx)) {
-    // SAFETY: take nothing and return numbers. A server without the first is older than `SLEEPS_LAST`.
+    // SAFETY: take nothing and return numbers. A server without the first is older than
+    // `SLEEPS_LAST`.
     let (version, main_thread) = unsafe {
         let version = raw::RedisModule_GetServerVersion.map_or(0, |version| version());
         (version, libc::pthread_self())
@@ -83,8 +87,8 @@ pub fn wake_at(moment: Instant) {
     };
     let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
     let before = ALARM_AT.swap(moment.0, Ordering::Relaxed);
-    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that runs, as `on_alarm`
-    // forgets that one before anything else.
+    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
+    // runs, as `on_alarm` forgets that one before anything else.
     unsafe {
         if before != u64::MAX {
             api!(RedisModule_StopTimer(
@@ -113,14 +117,16 @@ pub fn wake_soon() {
     wake_at(Instant(clock::mono().0.saturating_sub(1)));
 }
 
-/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The server's timers follow
-/// its wall clock: when that is set back, they are late by as much. Not to be called by the alarm itself.
+/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The
+/// server's timers follow its wall clock: when that is set back, they are late by as much. Not to
+/// be called by the alarm itself.
 pub fn take_late(now: Instant) -> bool {
     let Some(ctx) = ffi::detached().filter(|_| ALARM_AT.load(Ordering::Relaxed) <= now.0) else {
         return false;
     };
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
-    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that runs.
+    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
+    // runs.
     unsafe {
         api!(RedisModule_StopTimer(
             ctx.raw(),
@@ -166,9 +172,10 @@ fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// From now on, calls back at the event BEFORE_SLEEP and at the event AFTER_SLEEP of each turn; or no more. Every turn of
-/// the server pays for it, so it is asked for only while there is something to do. Not to be taken back from within an
-/// event of the server: the server would go on with a listener that it has freed.
+/// From now on, calls back at the event BEFORE_SLEEP and at the event AFTER_SLEEP of each turn; or
+/// no more. Every turn of the server pays for it, so it is asked for only while there is something
+/// to do. Not to be taken back from within an event of the server: the server would go on with a
+/// listener that it has freed.
 pub fn call_each_turn(callback: Option<OnEvent>) {
     let event = raw::RedisModuleEvent {
         id: raw::REDISMODULE_EVENT_EVENTLOOP,

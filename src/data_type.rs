@@ -1,7 +1,7 @@
 //! The type `redislock`: how a value is saved, loaded, rewritten, measured and freed.
 //!
-//! A value carries a handle ([`LockId`]) in place of a pointer; the lock itself is in the node's table. So freeing a value,
-//! which the server may do on another thread, is leaving a notice.
+//! A value carries a handle ([`LockId`]) in place of a pointer; the lock itself is in the node's
+//! table. So freeing a value, which the server may do on another thread, is leaving a notice.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
@@ -145,9 +145,10 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
 
 /// Where the value that is being loaded comes from.
 ///
-/// The server does not say which command loads it. While a dataset is loaded no client can write. A replica that clients
-/// cannot write to gets values from its master alone, and one that they can write to must not refuse its master either.
-/// So a master that is not loading is the one case in which it is RESTORE, or MIGRATE from another node.
+/// The server does not say which command loads it. While a dataset is loaded no client can write. A
+/// replica that clients cannot write to gets values from its master alone, and one that they can
+/// write to must not refuse its master either. So a master that is not loading is the one case in
+/// which it is RESTORE, or MIGRATE from another node.
 fn origin() -> Origin {
     let flags = ffi::detached().map_or(0, Ctx::flags);
     let loading = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;

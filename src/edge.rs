@@ -1,8 +1,10 @@
-//! The edge to the server: every function that the server calls is made by [`edge!`], which lets no panic out.
+//! The edge to the server: every function that the server calls is made by [`edge!`], which lets no
+//! panic out.
 //!
-//! A panic must not reach C: it would abort the server. It also means that a bug has interrupted a change half-way, so
-//! the table of locks can no longer be trusted. From then on the module grants nothing and changes nothing: every LOCK
-//! command that writes is refused until the server is restarted ([`has_failed`]).
+//! A panic must not reach C: it would abort the server. It also means that a bug has interrupted a
+//! change half-way, so the table of locks can no longer be trusted. From then on the module grants
+//! nothing and changes nothing: every LOCK command that writes is refused until the server is
+//! restarted ([`has_failed`]).
 
 use std::panic::{AssertUnwindSafe, catch_unwind, set_hook};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,20 +13,22 @@ use redis_module::raw;
 
 use crate::ffi::{self, Level};
 
-/// Makes what the server calls out of a function: `edge!(f as fn(argument: Type) -> Type, or value)`, or out of a name
-/// and what is to be done. After a panic the server gets `value`.
+/// Makes what the server calls out of a function: `edge!(f as fn(argument: Type) -> Type, or
+/// value)`, or out of a name and what is to be done. After a panic the server gets `value`.
 macro_rules! edge {
     ($function:path as fn($($argument:ident: $kind:ty),* $(,)?)) => {
         $crate::edge::edge!($function as fn($($argument: $kind),*) -> (), or ())
     };
-    ($function:path as fn($($argument:ident: $kind:ty),* $(,)?) -> $result:ty, or $otherwise:expr) => {
+    ($function:path as fn($($argument:ident: $kind:ty),* $(,)?) -> $result:ty,
+     or $otherwise:expr) => {
         $crate::edge::edge!(
             stringify!($function),
             |$($argument: $kind),*| -> $result { $function($($argument),*) },
             or $otherwise
         )
     };
-    ($name:expr, |$($argument:ident: $kind:ty),* $(,)?| -> $result:ty $body:block, or $otherwise:expr) => {{
+    ($name:expr, |$($argument:ident: $kind:ty),* $(,)?| -> $result:ty $body:block,
+     or $otherwise:expr) => {{
         extern "C" fn called($($argument: $kind),*) -> $result {
             $crate::edge::catch($name, || $body).unwrap_or_else(|| $otherwise)
         }
@@ -50,12 +54,14 @@ macro_rules! on_event {
 pub(crate) use on_event;
 
 /// What every LOCK command that writes replies after a failure.
-pub const REFUSAL: &str = "LOCKFAILED an internal error has stopped this node: see the server's log, then restart the server";
+pub const REFUSAL: &str = "LOCKFAILED an internal error has stopped this node: \
+     see the server's log, then restart the server";
 
 /// Whether a panic was caught since the start.
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Whether a bug has interrupted a change. The module writes nothing then, until the server is restarted.
+/// Whether a bug has interrupted a change. The module writes nothing then, until the server is
+/// restarted.
 pub fn has_failed() -> bool {
     FAILED.load(Ordering::Relaxed)
 }
@@ -64,7 +70,8 @@ pub fn has_failed() -> bool {
 pub fn log_panics() {
     set_hook(Box::new(|panic| {
         if has_failed() {
-            // The first one is the one to report. Others may follow from it, as often as a client asks.
+            // The first one is the one to report. Others may follow from it, as often as a client
+            // asks.
             return;
         }
         let text = panic.to_string().replace('\n', " ");
@@ -97,8 +104,9 @@ fn fail(edge: &'static str) {
         ffi::log(
             Level::Warning,
             &format!(
-                "an internal error in {edge} has stopped redislock: every LOCK command that writes is refused until \
-                 this server is restarted. Please report it with the line above"
+                "an internal error in {edge} has stopped redislock: every LOCK command that \
+                 writes is refused until this server is restarted. Please report it with the \
+                 line above"
             ),
         );
     }

@@ -1,29 +1,31 @@
 //! The thread model of the module, stated here for all files.
 //!
-//! The server runs one thing at a time: a command, a timer, an event, a step of the loader. Whoever runs it holds the
-//! server's global lock. Mostly that is the main thread. It may also be a thread of another module, which has taken the
-//! lock (`RM_ThreadSafeContextLock`) and calls our commands (`RM_Call`). So no state is thread-local. It is in one of
-//! three places:
+//! The server runs one thing at a time: a command, a timer, an event, a step of the loader. Whoever
+//! runs it holds the server's global lock. Mostly that is the main thread. It may also be a thread
+//! of another module, which has taken the lock (`RM_ThreadSafeContextLock`) and calls our commands
+//! (`RM_Call`). So no state is thread-local. It is in one of three places:
 //!
 //! 1. [`Global`]: used only by the thread that holds the global lock. Nearly everything is here.
-//! 2. The notices of `node.rs`, behind a mutex: for the one callback that runs without the lock, on a background thread
-//!    of the server (`free` in `data_type.rs`).
+//! 2. The notices of `node.rs`, behind a mutex: for the one callback that runs without the lock, on
+//!    a background thread of the server (`free` in `data_type.rs`).
 //! 3. Atomics, for single flags and numbers.
 //!
-//! The server calls back while it does something for us (it deletes a value, it sends a keyspace event). Code that calls
-//! the server therefore has no [`Global`] borrowed, with one exception: core looks at keys while the node is borrowed
-//! (`keyspace.rs`), in a way that calls nobody back. If a callback comes all the same, the second borrow panics, and the
-//! edge (`edge.rs`) stops the module instead of the server.
+//! The server calls back while it does something for us (it deletes a value, it sends a keyspace
+//! event). Code that calls the server therefore has no [`Global`] borrowed, with one exception:
+//! core looks at keys while the node is borrowed (`keyspace.rs`), in a way that calls nobody back.
+//! If a callback comes all the same, the second borrow panics, and the edge (`edge.rs`) stops the
+//! module instead of the server.
 
 use std::cell::RefCell;
 
 /// State that belongs to the thread that holds the server's global lock.
 pub struct Global<T>(RefCell<T>);
 
-// SAFETY: only the thread that holds the server's global lock uses it, so no two threads do at the same time, and the
-// lock orders one use after the other.
+// SAFETY: only the thread that holds the server's global lock uses it, so no two threads do at the
+// same time, and the lock orders one use after the other.
 unsafe impl<T> Sync for Global<T> {}
-// SAFETY: as above; the value may be made by one thread that holds the lock and used by another one.
+// SAFETY: as above; the value may be made by one thread that holds the lock and used by another
+// one.
 unsafe impl<T> Send for Global<T> {}
 
 impl<T> Global<T> {
@@ -31,8 +33,8 @@ impl<T> Global<T> {
         Self(RefCell::new(value))
     }
 
-    /// Uses the state. The caller holds the server's global lock, and calls nothing inside by which the server comes
-    /// back here.
+    /// Uses the state. The caller holds the server's global lock, and calls nothing inside by which
+    /// the server comes back here.
     pub fn with<R>(&self, use_it: impl FnOnce(&mut T) -> R) -> R {
         use_it(&mut self.0.borrow_mut())
     }

@@ -1,9 +1,10 @@
-//! The only place that opens keys, applies what core has decided, replicates it and sends events about it.
+//! The only place that opens keys, applies what core has decided, replicates it and sends events
+//! about it.
 //!
-//! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent last: when all keys
-//! are changed, the effect is replicated, and nothing is borrowed or open. The server sends events of its own earlier (a
-//! new key, a key whose time is up). A LOCK command that is called from one of these meets a change that is half made, and
-//! is refused ([`is_changing`]).
+//! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent
+//! last: when all keys are changed, the effect is replicated, and nothing is borrowed or open. The
+//! server sends events of its own earlier (a new key, a key whose time is up). A LOCK command that
+//! is called from one of these meets a change that is half made, and is refused ([`is_changing`]).
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -112,8 +113,8 @@ impl Drop for Change {
     }
 }
 
-/// Lets core decide, applies what follows and sends the events. `own` are the keys that the command has open; they may be
-/// closed afterwards.
+/// Lets core decide, applies what follows and sends the events. `own` are the keys that the command
+/// has open; they may be closed afterwards.
 pub fn decide<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
@@ -124,7 +125,8 @@ pub fn decide<R>(
     result
 }
 
-/// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given one.
+/// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given
+/// one.
 pub fn decide_without_fence<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
@@ -176,13 +178,15 @@ fn decide_at<'a, R>(
     (result, news)
 }
 
-/// Applies an output: keys, replication, answers, and the alarm for what comes next. What is to be told is left.
+/// Applies an output: keys, replication, answers, and the alarm for what comes next. What is to be
+/// told is left.
 fn apply<'a>(ctx: Ctx, own: &[Opened<'a>], mut output: Output) -> News<'a> {
     let mut news = News::default();
     if !output.touched.is_empty() {
         news = apply_changes(ctx, own, &output);
         if output.effect.is_empty() {
-            // Nobody listens, so nothing is sent; this only counts the change, for the server's save points.
+            // Nobody listens, so nothing is sent; this only counts the change, for the server's
+            // save points.
             ctx.replicate_as_is();
         }
     }
@@ -300,8 +304,8 @@ impl Told<'_> {
     }
 }
 
-/// What is replicated: one effect for all keys of a database that stand next to each other. In a cluster each key that the
-/// command did not name has its own, as it may be of another slot.
+/// What is replicated: one effect for all keys of a database that stand next to each other. In a
+/// cluster each key that the command did not name has its own, as it may be of another slot.
 struct Effects<'o> {
     output: &'o Output,
     cluster: bool,
@@ -402,7 +406,8 @@ fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
     ctx.signal_modified(name);
 }
 
-/// The same for a key that the command did not name. What stands there may be another value by now: then it is left alone.
+/// The same for a key that the command did not name. What stands there may be another value by now:
+/// then it is left alone.
 fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
     let key = ctx.open(name, For::Writing);
     match (touched.presence, key.standing()) {

@@ -1,8 +1,8 @@
 //! This node's state: the table of locks, and the notices that callbacks leave for it.
 //!
-//! The server calls back at any moment: in the middle of a deletion of ours, on a background thread. So these callbacks
-//! never touch the table. They leave a notice, and whoever uses the table next reads the notices first. `global.rs`
-//! states the thread model.
+//! The server calls back at any moment: in the middle of a deletion of ours, on a background
+//! thread. So these callbacks never touch the table. They leave a notice, and whoever uses the
+//! table next reads the notices first. `global.rs` states the thread model.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -44,7 +44,8 @@ pub struct Node {
     pub removals: VecDeque<Removal>,
     /// Whether the server is in cluster mode.
     pub cluster: bool,
-    /// Whether the AOF or a replica may be listening to what is replicated; see [`crate::server::nobody_listens`].
+    /// Whether the AOF or a replica may be listening to what is replicated; see
+    /// [`crate::server::nobody_listens`].
     pub listened_to: bool,
     /// The fence counter is to go into the stream once more.
     pub counter_is_due: bool,
@@ -119,12 +120,14 @@ pub fn post(notice: Notice) {
     }
 }
 
-/// Whether somebody waits for a lock, as of the last use of the table. For callbacks, which must not touch it.
+/// Whether somebody waits for a lock, as of the last use of the table. For callbacks, which must
+/// not touch it.
 pub fn anyone_waits() -> bool {
     ANYONE_WAITS.load(Ordering::Relaxed)
 }
 
-/// Notes which key of a lock was removed, for an eviction that may be told of next; whether it is news.
+/// Notes which key of a lock was removed, for an eviction that may be told of next; whether it is
+/// news.
 pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
     let news = id.to_bits() != OURS.load(Ordering::Relaxed);
     if news {
@@ -142,7 +145,8 @@ pub fn just_unlinked(name: &[u8]) -> Option<LockId> {
     is_this_one.then(|| LockId::from_bits(LAST_UNLINKED_LOCK.load(Ordering::Relaxed)))
 }
 
-/// A number that tells byte strings apart and says nothing about them: keyed anew with each start, never 0.
+/// A number that tells byte strings apart and says nothing about them: keyed anew with each start,
+/// never 0.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     FINGERPRINTS.hash_one(bytes) | 1
 }
@@ -212,7 +216,8 @@ fn note_removal(node: &mut Node, id: LockId) {
 
 fn read_notices(node: &mut Node) {
     if std::process::id() != OWN_PROCESS.load(Ordering::Relaxed) {
-        // A child that saves: the thread that may have been writing a notice at the fork is not here to finish it.
+        // A child that saves: the thread that may have been writing a notice at the fork is not
+        // here to finish it.
         return;
     }
     HAS_NOTICES.store(false, Ordering::Release);
@@ -222,7 +227,8 @@ fn read_notices(node: &mut Node) {
             Notice::Unlinked(id) => {
                 let key = node.table.key(id).cloned();
                 node.table.unlinked(id);
-                // In a cluster the lock may live on elsewhere: nobody is granted anything, all come again.
+                // In a cluster the lock may live on elsewhere: nobody is granted anything, all come
+                // again.
                 if let Some(key) = key.filter(|_| node.cluster) {
                     node.table.unblock_line(&key);
                 }

@@ -1,9 +1,10 @@
 //! Connections that wait: the server parks them, core says when they are answered.
 //!
-//! A parked connection is blocked on its keys, so that the server redirects it when a slot moves. The key's callback never
-//! serves it; [`on_turn`] does, at the end of a turn of the event loop, upon which the server calls the timeout callback,
-//! the only one that replies. The module keeps the deadline itself: the server's own follows the wall clock and is late.
-//! Whatever ends the wait, the server frees the private data last: there it is known whether the client was answered.
+//! A parked connection is blocked on its keys, so that the server redirects it when a slot moves.
+//! The key's callback never serves it; [`on_turn`] does, at the end of a turn of the event loop,
+//! upon which the server calls the timeout callback, the only one that replies. The module keeps
+//! the deadline itself: the server's own follows the wall clock and is late. Whatever ends the
+//! wait, the server frees the private data last: there it is known whether the client was answered.
 
 use std::ffi::{c_int, c_void};
 use std::sync::LazyLock;
@@ -74,7 +75,8 @@ enum Turn {
     Unknown,
     /// The module is called at the end of this turn.
     Open,
-    /// The module was called at the end of this turn; the server may still run commands before it sleeps.
+    /// The module was called at the end of this turn; the server may still run commands before it
+    /// sleeps.
     Over,
 }
 
@@ -89,7 +91,8 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         replied: false,
     }));
     let keys: Few<_> = keys.map(Arg::raw).collect();
-    // SAFETY: a valid context and keys; the private data is freed by `free_parked`, which the server calls once.
+    // SAFETY: a valid context and keys; the private data is freed by `free_parked`, which the
+    // server calls once.
     let client = unsafe {
         let client = api!(RedisModule_BlockClientOnKeys(
             ctx.raw(),
@@ -128,9 +131,9 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
 
 /// Answers those who waited, as soon as the server has done with what it is doing.
 ///
-/// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in EXEC), and then the answer is
-/// not the one that counts. So it waits for the end of the turn. If that may have passed already, the server takes another
-/// turn before it sleeps.
+/// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in
+/// EXEC), and then the answer is not the one that counts. So it waits for the end of the turn. If
+/// that may have passed already, the server takes another turn before it sleeps.
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
     let before = WAITERS.with(|waiters| {
         waiters.answers.extend(answers);
@@ -178,7 +181,8 @@ fn unblock_answered() {
 
 /// Lets the server reply to a connection that had a place until now.
 fn unblock(place: Place, answer: Answer) {
-    // SAFETY: still blocked, as it had a place; so the server has not freed the private data either.
+    // SAFETY: still blocked, as it had a place; so the server has not freed the private data
+    // either.
     unsafe {
         (*place.parked).answer = Some(answer);
         api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
@@ -213,7 +217,8 @@ fn key_is_ready(
 
 /// Replies. Without an answer the server itself has ended the wait (CLIENT UNBLOCK).
 fn answer(ctx: *mut raw::RedisModuleCtx, _: *mut *mut raw::RedisModuleString, _: c_int) -> c_int {
-    // SAFETY: the server calls this with the private data of the blocked client, which it has not freed yet.
+    // SAFETY: the server calls this with the private data of the blocked client, which it has not
+    // freed yet.
     let parked = unsafe {
         api!(RedisModule_GetBlockedClientPrivateData(ctx))
             .cast::<Parked>()
@@ -245,7 +250,8 @@ fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
     raw::REDISMODULE_OK as c_int
 }
 
-/// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue at once.
+/// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue
+/// at once.
 fn disconnected(_: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBlockedClient) {
     let left = WAITERS.with(|waiters| {
         let id = *waiters.places.by_client.get(&client)?;

@@ -1,7 +1,8 @@
-//! A panic in any function that the server calls: the server lives, and the module writes nothing until the restart.
+//! A panic in any function that the server calls: the server lives, and the module writes nothing
+//! until the restart.
 //!
-//! These tests load a module that is built with the feature `failpoints`, which release builds do not have: it has a
-//! command by which a test says which edge panics next.
+//! These tests load a module that is built with the feature `failpoints`, which release builds do
+//! not have: it has a command by which a test says which edge panics next.
 
 use std::collections::BTreeSet;
 use std::fs;

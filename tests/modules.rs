@@ -1,4 +1,5 @@
-//! Another module of the same server calls our commands: from a command, from a thread of its own, from a listener.
+//! Another module of the same server calls our commands: from a command, from a thread of its own,
+//! from a listener.
 
 use std::path::Path;
 use std::process::Command;

@@ -1,4 +1,5 @@
-//! What a saved lock may bring in: a client's payload within limits, the node's own files and its master without.
+//! What a saved lock may bring in: a client's payload within limits, the node's own files and its
+//! master without.
 
 use crate::clock::SteppedServer;
 use crate::lock::{counter, wall_micros};
@@ -19,7 +20,8 @@ fn leb128(mut number: u64) -> Vec<u8> {
     bytes
 }
 
-/// The payload of a lock with another fence. The server is told not to check its checksum: anybody could compute it.
+/// The payload of a lock with another fence. The server is told not to check its checksum: anybody
+/// could compute it.
 fn forged(c: &mut Connection, key: &str, fence: u64) -> Vec<u8> {
     let own = granted(&c.call(&format!("LOCK.ACQUIRE {key} me 60000")));
     let payload = c.call(&format!("DUMP {key}")).bytes().to_vec();

@@ -1,7 +1,8 @@
 //! What a saved lock that comes in (RDB, AOF, RESTORE, MIGRATE) may do to a node.
 //!
-//! What the node's own files and its master say is taken as it is. A payload that a client brings is not: with one, any
-//! user who may call RESTORE could use up the fence counter, or bring in a lease that outlives every quarantine.
+//! What the node's own files and its master say is taken as it is. A payload that a client brings
+//! is not: with one, any user who may call RESTORE could use up the fence counter, or bring in a
+//! lease that outlives every quarantine.
 
 use crate::fence::MAX_LEAD;
 use crate::lock::Lock;
@@ -27,7 +28,8 @@ pub enum Origin {
 pub enum Rejected {
     /// The bytes are not a lock.
     Malformed,
-    /// A fence is ahead of the node's counter, and of its clock by more than [`MAX_LEAD`] and [`CLOCK_DIFFERENCE`].
+    /// A fence is ahead of the node's counter, and of its clock by more than [`MAX_LEAD`] and
+    /// [`CLOCK_DIFFERENCE`].
     FenceTooFarAhead,
     /// A lease is longer than any may be on this node.
     LeaseTooLong,

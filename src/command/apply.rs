@@ -1,7 +1,8 @@
-//! `LOCK._APPLY effect [key …]`: what was decided elsewhere, for the master's link, the AOF and slot import alone.
+//! `LOCK._APPLY effect [key …]`: what was decided elsewhere, for the master's link, the AOF and
+//! slot import alone.
 //!
-//! An effect is a version, the fence counter, what quarantine has to remember, and a change for each key. It is checked like
-//! any input.
+//! An effect is a version, the fence counter, what quarantine has to remember, and a change for
+//! each key. It is checked like any input.
 
 use redis_module::raw;
 use redislock_core::fence::MAX_FENCE;
@@ -87,8 +88,8 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 /// The id of the client by which the server feeds itself its AOF.
 const AOF_CLIENT: u64 = u64::MAX;
 
-/// Whether the effect comes from the master, the AOF, or a slot that is being imported. That the server is loading is
-/// not enough: it listens to its clients meanwhile.
+/// Whether the effect comes from the master, the AOF, or a slot that is being imported. That the
+/// server is loading is not enough: it listens to its clients meanwhile.
 fn is_trusted(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     flags & raw::REDISMODULE_CTX_FLAGS_REPLICATED != 0

@@ -1,4 +1,5 @@
-//! `LOCK._FAIL edge`: the next time that the server calls this edge, it panics. For tests: release builds do not have it.
+//! `LOCK._FAIL edge`: the next time that the server calls this edge, it panics. For tests: release
+//! builds do not have it.
 
 use super::reply::Failure;
 use crate::edge::failpoint;

@@ -1,4 +1,5 @@
-//! `LOCK.FORCE key`: ends every hold of the key; how many holders there were, or null. For administrators.
+//! `LOCK.FORCE key`: ends every hold of the key; how many holders there were, or null. For
+//! administrators.
 
 use redis_module::raw;
 
@@ -36,13 +37,15 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere (7.0) whoever may flush all
-/// data, or run another command like that, may end a lock. A call by another module without a user may do everything.
+/// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere
+/// (7.0) whoever may flush all data, or run another command like that, may end a lock. A call by
+/// another module without a user may do everything.
 fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     if there!(RedisModule_SetCommandACLCategories) || !has_user(ctx, key) {
         return true;
     }
-    // SAFETY: functions of the server's, called with valid arguments, for a client that has a user; the user is freed here.
+    // SAFETY: functions of the server's, called with valid arguments, for a client that has a user;
+    // the user is freed here.
     unsafe {
         let name = api!(RedisModule_GetCurrentUserName(ctx.raw()));
         if name.is_null() {
@@ -72,16 +75,19 @@ fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     }
 }
 
-/// What only administrators may run. The first that the server has decides, as any command may be renamed.
+/// What only administrators may run. The first that the server has decides, as any command may be
+/// renamed.
 const FOR_ADMINISTRATORS: [&[u8]; 5] = [b"flushall", b"flushdb", b"swapdb", b"shutdown", b"debug"];
 
-/// Whether the caller has a user. 7.0 reads the name of one that is not there, and crashes; so it is asked to run
-/// something with the rights of the user, which it refuses in a way of its own if there is none.
+/// Whether the caller has a user. 7.0 reads the name of one that is not there, and crashes; so it
+/// is asked to run something with the rights of the user, which it refuses in a way of its own if
+/// there is none.
 fn has_user(ctx: Ctx, key: Arg<'_>) -> bool {
     if ctx.has_connection() {
         return true;
     }
-    // SAFETY: a valid context; the format says the rights of the user (C) and one string. The reply is freed here.
+    // SAFETY: a valid context; the format says the rights of the user (C) and one string. The reply
+    // is freed here.
     unsafe {
         let probe = PROBE.as_ptr();
         let reply = api!(RedisModule_Call(

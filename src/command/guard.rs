@@ -1,4 +1,5 @@
-//! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock at that moment.
+//! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock
+//! at that moment.
 
 use std::ffi::{CStr, c_int};
 use std::sync::LazyLock;
@@ -95,8 +96,8 @@ impl Name {
     }
 }
 
-/// The flags of the call: the caller's rights (C), what a script could do (S), within memory (M), errors as replies (E),
-/// replicated (!), in the caller's protocol (0).
+/// The flags of the call: the caller's rights (C), what a script could do (S), within memory (M),
+/// errors as replies (E), replicated (!), in the caller's protocol (0).
 struct Formats {
     one: &'static CStr,
     two: &'static CStr,
@@ -136,15 +137,17 @@ fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
     }
 }
 
-/// What the server says, before it runs anything, when there is no user whose rights could be asked for.
+/// What the server says, before it runs anything, when there is no user whose rights could be asked
+/// for.
 const NO_USER: &[u8] = b"-ERR cannot run as user";
 /// What servers say when the user lacks rights.
 const DENIED: [&[u8]; 2] = [b"-ERR acl verification failed", b"-NOPERM"];
 
 fn call(ctx: Ctx, name: &CStr, args: Args<'_>, formats: &Formats) -> Reply {
     let (ctx, argv, name) = (ctx.raw(), args.raw(), name.as_ptr());
-    // The server makes room for as many arguments as the format has letters: for a vector it makes it twice.
-    // SAFETY: a valid context; the formats say flags, and strings or a vector of strings with its length.
+    // The server makes room for as many arguments as the format has letters: for a vector it makes
+    // it twice. SAFETY: a valid context; the formats say flags, and strings or a vector of strings
+    // with its length.
     Reply(unsafe {
         match *argv {
             [one] => api!(RedisModule_Call(ctx, name, formats.one.as_ptr(), one)),
@@ -199,7 +202,8 @@ impl Drop for Reply {
 fn tell_keys(ctx: Ctx, args: Args<'_>) {
     ctx.key_at(1, super::READ);
     let inner = args.from(INNER);
-    // A command of ours is refused when it comes to that; asking it for its keys would lead back here without end.
+    // A command of ours is refused when it comes to that; asking it for its keys would lead back
+    // here without end.
     if inner.get(0).is_none_or(|name| is_ours(name.bytes())) {
         return;
     }

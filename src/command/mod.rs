@@ -1,4 +1,5 @@
-//! The commands: one table, one edge. Each file has its grammar in the first lines, parses, asks core and replies.
+//! The commands: one table, one edge. Each file has its grammar in the first lines, parses, asks
+//! core and replies.
 
 mod acquire;
 pub mod apply;
@@ -64,14 +65,15 @@ pub struct Command {
 /// Where a command is served.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Served {
-    /// It changes locks for a client: on a master that has not failed, even if the server lets a replica write.
+    /// It changes locks for a client: on a master that has not failed, even if the server lets a
+    /// replica write.
     OnMaster,
     /// Everywhere, and after a failure too: it grants nothing.
     Everywhere,
 }
 
-/// Makes what the server calls out of the function of a command. One that changes locks for a client is a
-/// `handler!(master ...)`.
+/// Makes what the server calls out of the function of a command. One that changes locks for a
+/// client is a `handler!(master ...)`.
 macro_rules! handler {
     (master $function:path) => {
         handler!($function, Served::OnMaster)
@@ -300,7 +302,8 @@ fn run(
     raw::REDISMODULE_OK as c_int
 }
 
-/// What a replica answers to every command that would change a lock: its master grants the same locks.
+/// What a replica answers to every command that would change a lock: its master grants the same
+/// locks.
 const REPLICA: &str = "READONLY a replica does not change locks, send the command to its master";
 
 /// What another module is told that calls a LOCK command while one is at work.
