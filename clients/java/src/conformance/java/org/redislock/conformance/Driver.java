@@ -1,0 +1,210 @@
+package org.redislock.conformance;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import io.lettuce.core.AbstractRedisClient;
+import io.lettuce.core.RedisClient;
+import io.lettuce.core.RedisURI;
+import io.lettuce.core.api.StatefulRedisConnection;
+import io.lettuce.core.cluster.RedisClusterClient;
+import io.lettuce.core.codec.StringCodec;
+import io.lettuce.core.output.StatusOutput;
+import io.lettuce.core.protocol.CommandArgs;
+import io.lettuce.core.protocol.CommandType;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.LinkedHashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.logging.LogManager;
+import org.redislock.Held;
+import org.redislock.LockException;
+import org.redislock.LockOptions;
+import org.redislock.Owner;
+import org.redislock.RedisLocks;
+
+/** The library behind the driver protocol (clients/README.md). */
+public final class Driver {
+    /** What the runner opened: the user's client, its connection, and the locks on it. */
+    private record Opened(
+            AbstractRedisClient client, StatefulRedisConnection<String, String> connection,
+            RedisLocks locks) {}
+
+    private static final class Skip extends RuntimeException {
+        private static final long serialVersionUID = 1;
+    }
+
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private final Map<String, Opened> clients = new ConcurrentHashMap<>();
+    private final Map<String, Held> helds = new ConcurrentHashMap<>();
+    private final Map<String, Owner> owners = new ConcurrentHashMap<>();
+    private final Map<Integer, Thread> acquiring = new ConcurrentHashMap<>();
+
+    public static void main(String[] words) throws Exception {
+        LogManager.getLogManager().reset(); // that servers go away is what the scenarios are about
+        var driver = new Driver();
+        var input = new BufferedReader(new InputStreamReader(System.in));
+        for (String line = input.readLine(); line != null; line = input.readLine()) {
+            JsonNode ask = JSON.readTree(line);
+            var thread = new Thread(() -> driver.serve(ask));
+            thread.setDaemon(true);
+            if (ask.get("op").asText().equals("acquire")) {
+                driver.acquiring.put(ask.get("id").asInt(), thread);
+            }
+            thread.start();
+        }
+        System.exit(0);
+    }
+
+    private void serve(JsonNode ask) {
+        Map<String, Object> answer = new LinkedHashMap<>();
+        answer.put("id", ask.get("id").asInt());
+        try {
+            answer.put("ok", work(ask));
+        } catch (Skip skip) {
+            answer.put("skip", "the compiler refuses this");
+        } catch (Throwable error) {
+            answer.put("error", told(error));
+        }
+        acquiring.remove(ask.get("id").asInt());
+        synchronized (JSON) {
+            try {
+                System.out.println(JSON.writeValueAsString(answer));
+            } catch (Exception impossible) {
+                throw new IllegalStateException(impossible);
+            }
+        }
+    }
+
+    private static Map<String, Object> told(Throwable error) {
+        Map<String, Object> told = new LinkedHashMap<>();
+        String kind = error.getClass().getSimpleName();
+        told.put("kind", switch (kind) {
+            case "Busy", "Lost", "Quarantined", "Unavailable", "Misconfigured" ->
+                    kind.toLowerCase();
+            case "InvalidRequest" -> "invalid";
+            case "InterruptedException" -> "cancelled";
+            default -> error.toString();
+        });
+        told.put("message", String.valueOf(error.getMessage()));
+        if (error instanceof LockException.Quarantined quarantined) {
+            told.put("retry_after", quarantined.retryAfter().toMillis());
+        }
+        return told;
+    }
+
+    private Map<String, Object> work(JsonNode ask) throws Exception {
+        Held held = ask.has("held") ? helds.get(ask.get("held").asText()) : null;
+        switch (ask.get("op").asText()) {
+            case "open" -> {
+                Opened before = clients.put(ask.get("client").asText(), open(ask));
+                if (before != null && before.connection() != null) {
+                    before.connection().closeAsync();
+                }
+            }
+            case "acquire" -> {
+                Held got = acquire(ask);
+                helds.put(ask.get("held").asText(), got);
+                return Map.of("fence", got.fence());
+            }
+            case "cancel" -> {
+                Thread thread = acquiring.get(ask.get("acquire").asInt());
+                if (thread != null) {
+                    thread.interrupt();
+                }
+            }
+            case "state" -> {
+                return Map.of("valid_for", held.validFor().toMillis(), "lost", held.isLost());
+            }
+            case "await_lost" -> {
+                return Map.of("valid_for", held.lost().toCompletableFuture().get().toMillis());
+            }
+            case "release" -> {
+                return Map.of("held", held.release());
+            }
+            case "guard" -> {
+                return reply(held.guard(words(ask.get("command")).toArray(String[]::new)));
+            }
+            case "command" -> {
+                List<String> command = words(ask.get("command"));
+                var args = new CommandArgs<>(StringCodec.UTF8);
+                command.subList(1, command.size()).forEach(args::add);
+                var connection = clients.get(ask.get("client").asText()).connection();
+                var type = CommandType.valueOf(command.get(0));
+                var output = new StatusOutput<>(StringCodec.UTF8);
+                return reply(connection.sync().dispatch(type, output, args));
+            }
+            case "close" -> clients.get(ask.get("client").asText()).client().shutdown();
+            default -> throw new IllegalArgumentException("unknown op");
+        }
+        return Map.of();
+    }
+
+    private static Map<String, Object> reply(Object value) {
+        Map<String, Object> reply = new LinkedHashMap<>();
+        reply.put("reply", value);
+        return reply;
+    }
+
+    private static List<String> words(JsonNode array) {
+        List<String> words = new ArrayList<>();
+        array.forEach(one -> words.add(one.asText()));
+        return words;
+    }
+
+    private static Opened open(JsonNode ask) {
+        JsonNode first = ask.get("addresses").get(0);
+        String host = first.get(0).asText();
+        int port = first.get(1).asInt();
+        if (ask.get("mode").asText().equals("cluster")) {
+            var client = RedisClusterClient.create(RedisURI.create(host, port));
+            return new Opened(client, null, RedisLocks.of(client));
+        }
+        var uri = ask.get("mode").asText().equals("sentinel")
+                ? RedisURI.Builder.sentinel(host, port, ask.get("master").asText())
+                : RedisURI.builder().withHost(host).withPort(port);
+        if (ask.has("username")) {
+            uri.withAuthentication(ask.get("username").asText(), ask.get("password").asText());
+        }
+        if (ask.has("timeout")) {
+            uri.withTimeout(Duration.ofMillis(ask.get("timeout").asLong()));
+        }
+        var client = RedisClient.create(uri.build());
+        return new Opened(client, client.connect(), RedisLocks.of(client, uri.build()));
+    }
+
+    private Held acquire(JsonNode ask) throws InterruptedException {
+        if (!ask.get("ttl").isNumber() || ask.get("name").isNumber()) {
+            throw new Skip();
+        }
+        LockOptions options = LockOptions.ttl(Duration.ofMillis(ask.get("ttl").asLong()));
+        if (!ask.get("wait").isNull()) {
+            options = options.waitAtMost(Duration.ofMillis(ask.get("wait").asLong()));
+        }
+        if (ask.has("limit") && !ask.has("shared")) {
+            throw new Skip();
+        }
+        if (ask.has("shared")) {
+            JsonNode limit = ask.get("limit");
+            options = limit == null ? options.shared() : options.shared(limit.asInt());
+        }
+        if (ask.has("renew_every")) {
+            options = options.renewEvery(Duration.ofMillis(ask.get("renew_every").asLong()));
+        }
+        if (ask.has("renew") && !ask.get("renew").asBoolean()) {
+            options = options.withoutRenewal();
+        }
+        if (ask.has("owner")) {
+            String owner = ask.get("owner").asText();
+            options = options.owner(owners.computeIfAbsent(owner, unused -> new Owner()));
+        }
+        RedisLocks locks = clients.get(ask.get("client").asText()).locks();
+        JsonNode name = ask.get("name");
+        return name.isArray()
+                ? locks.acquireAll(words(name), options)
+                : locks.acquire(name.asText(), options);
+    }
+}
