@@ -7,8 +7,9 @@
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{LazyLock, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
+use lazy_static::lazy_static;
 use redislock_core::Table;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
@@ -57,8 +58,8 @@ pub struct Node {
     pub longest_slice_cpu: u64,
 }
 
-static NODE: LazyLock<Global<Node>> = LazyLock::new(|| {
-    Global::new(Node {
+lazy_static! {
+    static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(config::limits()),
         undeliverable: Vec::new(),
         closed: Vec::new(),
@@ -69,10 +70,10 @@ static NODE: LazyLock<Global<Node>> = LazyLock::new(|| {
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: 0,
         longest_slice_cpu: 0,
-    })
-});
+    });
+    static ref FINGERPRINTS: RandomState = RandomState::new();
+}
 static NOTICES: Mutex<Vec<Notice>> = Mutex::new(Vec::new());
-static FINGERPRINTS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
 /// The server itself; its children only read.
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
