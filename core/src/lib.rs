@@ -12,6 +12,7 @@ pub mod lock;
 pub mod payload;
 pub mod quarantine;
 pub mod queue;
+pub mod replication_lease;
 pub mod slots;
 pub mod stats;
 pub mod table;

@@ -29,7 +29,7 @@ pub struct Now {
 
 /// Milliseconds of the wire as microseconds of core.
 #[must_use]
-pub fn from_millis(millis: u64) -> u64 {
+pub const fn from_millis(millis: u64) -> u64 {
     millis.saturating_mul(1000)
 }
 

@@ -11,6 +11,8 @@ mod holding;
 mod lock;
 mod outside;
 mod properties;
+mod replication_lease;
+mod replication_model;
 mod several;
 mod waiting;
 mod wire;

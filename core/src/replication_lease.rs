@@ -1,0 +1,399 @@
+//! The replication lease: when a master with replicas may grant, so that two masters never do at the same time.
+//!
+//! A replica counts for a master only after it has followed it for [`Rule::wait`] on one connection, and only by what it
+//! has acknowledged: stream positions that did not exist before a moment at most [`Rule::lag`] ago, on the master's own
+//! clock. Two masters that each have a majority share a node. That node followed both, one after the other, so the
+//! leases of the first end before the second may grant. The argument uses no wall clock and no bound on the network.
+//!
+//! The caller looks at the server's list of replicas, brings the clock along and says when a connection changes.
+//! The answer is one moment, [`ReplicationLease::permits`], so that a request pays for one comparison.
+
+use std::collections::{BTreeSet, VecDeque};
+
+use crate::time::{Instant, from_millis};
+
+/// By how much the rate of a clock may be wrong, in percent.
+const DRIFT: u64 = 1;
+/// Added to the wait, for the time that reading clocks and lists takes.
+const SLACK: u64 = from_millis(100);
+/// The position is noted at most so many times within the lag.
+const MARKS: u64 = 16;
+/// Heartbeats within the lag.
+const HEARTBEATS: u64 = 4;
+/// While the evidence is too old, the caller looks this often for a new one, µs.
+const IMPATIENCE: u64 = from_millis(50);
+
+/// What is asked of the replicas of a master.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Rule {
+    /// How many replicas must count. With the master they are a majority of all nodes.
+    pub needed: usize,
+    /// The greatest age of evidence that counts, µs.
+    pub lag: u64,
+    /// How long a replica must have followed before it counts, and how long the node must have been a master, µs.
+    pub wait: u64,
+}
+
+/// What the configuration says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// `min-replicas-to-write`.
+    pub needed: u64,
+    /// `min-replicas-max-lag`, µs.
+    pub lag: u64,
+    /// `min-replicas-max-lag` as it was at the start, µs.
+    pub lag_at_start: u64,
+    /// The longest lease that may be out there, µs; 0 when quarantine is off.
+    pub longest_lease: u64,
+}
+
+/// Why there is no rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Off {
+    /// No replica is needed.
+    NoReplicasNeeded,
+    /// Replicas are needed, but the server counts every one, however late it is.
+    NoLag,
+    /// Replicas are needed, but no lease is bounded by a quarantine.
+    NoQuarantine,
+}
+
+impl Rule {
+    /// The rule for this configuration.
+    ///
+    /// The lag may be lowered after the start and raised again up to its first value. The wait always covers that first
+    /// value, because the other nodes may still use it.
+    ///
+    /// # Errors
+    /// When the configuration asks for none.
+    pub fn of(settings: Settings) -> Result<Self, Off> {
+        let lag = settings.lag.min(settings.lag_at_start);
+        let needed = usize::try_from(settings.needed).unwrap_or(usize::MAX);
+        if needed == 0 {
+            Err(Off::NoReplicasNeeded)
+        } else if lag == 0 {
+            Err(Off::NoLag)
+        } else if settings.longest_lease == 0 {
+            Err(Off::NoQuarantine)
+        } else {
+            let span = settings.longest_lease.saturating_add(settings.lag_at_start);
+            Ok(Self {
+                needed,
+                lag,
+                wait: with_drift(span).saturating_add(SLACK),
+            })
+        }
+    }
+
+    /// How often a heartbeat is due, µs.
+    #[must_use]
+    pub fn heartbeat(&self) -> u64 {
+        (self.lag / HEARTBEATS).max(1)
+    }
+}
+
+/// What a span on a clock that is too slow may be on one that is too fast.
+fn with_drift(span: u64) -> u64 {
+    let fast = span.saturating_mul(100 + DRIFT);
+    fast.div_ceil(100 - DRIFT)
+}
+
+/// One connection of a replica, as the server lists it.
+#[derive(Clone, Copy, Debug)]
+pub struct Listed<'a> {
+    /// Where the replica says it is: address and port.
+    pub address: &'a [u8],
+    /// The stream position that it has acknowledged on this connection, 0 if none.
+    pub acknowledged: u64,
+}
+
+/// The server's list of replicas that are online, and the stream, read once.
+#[derive(Clone, Copy, Debug)]
+pub struct Look<'a> {
+    /// The clock, read before the list.
+    pub before: Instant,
+    /// The clock, read after the list.
+    pub after: Instant,
+    /// How much has been written into the stream.
+    pub position: u64,
+    /// The replicas.
+    pub replicas: &'a [Listed<'a>],
+}
+
+/// Whatever is beyond this position was written after this moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Mark {
+    at: Instant,
+    position: u64,
+}
+
+/// A connection of a replica.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Connection {
+    /// Where the replica says it is.
+    pub address: Box<[u8]>,
+    /// When the master had first seen it online.
+    pub online_since: Instant,
+    /// The replica has certainly followed until this moment.
+    pub evidence: Option<Instant>,
+    acknowledged: u64,
+}
+
+/// What operators are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Standing {
+    /// How many replicas must count.
+    pub needed: usize,
+    /// How many do.
+    pub counted: usize,
+    /// Since when the rule has held without a break.
+    pub since: Option<Instant>,
+    /// The age of the evidence that the rule rests on, µs; none while too few replicas have given any.
+    pub evidence_age: Option<u64>,
+}
+
+/// Whether a master may grant, by what its replicas have acknowledged.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct ReplicationLease {
+    rule: Rule,
+    master_since: Instant,
+    marks: VecDeque<Mark>,
+    connections: Vec<Connection>,
+    /// Since when the rule has held, and until when it holds without another look.
+    held: Option<(Instant, Instant)>,
+    seen: BTreeSet<Box<[u8]>>,
+}
+
+impl ReplicationLease {
+    /// The node is a master since `now`, or the rule is new: no replica counts yet.
+    #[must_use]
+    pub fn new(rule: Rule, now: Instant) -> Self {
+        Self {
+            rule,
+            master_since: now,
+            marks: VecDeque::new(),
+            connections: Vec::new(),
+            held: None,
+            seen: BTreeSet::new(),
+        }
+    }
+
+    /// The rule.
+    #[must_use]
+    pub fn rule(&self) -> Rule {
+        self.rule
+    }
+
+    /// Follows a change of the configuration. What was granted before may have been longer, so the wait never shrinks.
+    pub fn set_rule(&mut self, rule: Rule, now: Instant) {
+        let wait = rule.wait.max(self.rule.wait);
+        let rule = Rule { wait, ..rule };
+        if rule != self.rule {
+            self.rule = rule;
+            self.decide(now);
+        }
+    }
+
+    /// Takes in what the server says: at each heartbeat, whenever a connection comes or goes, and before a refusal.
+    ///
+    /// The server names connections by address alone. A connection that ends is seen to be gone before another one of the
+    /// same address is taken for it, because the caller looks at every change; if there are two, neither counts.
+    pub fn observe(&mut self, look: Look<'_>) {
+        if self
+            .marks
+            .back()
+            .is_some_and(|mark| mark.position > look.position)
+        {
+            // Another stream: what was acknowledged of the last one says nothing about this one.
+            self.marks.clear();
+            self.connections.clear();
+        }
+        let known = std::mem::take(&mut self.connections);
+        let listed = look.replicas.iter();
+        self.connections = listed.map(|one| self.followed(one, &known, look)).collect();
+        self.note_position(look);
+        for one in look.replicas {
+            // One more than a majority allows is enough to know.
+            if self.seen.len() <= self.rule.needed.saturating_mul(2)
+                && !self.seen.contains(one.address)
+            {
+                self.seen.insert(one.address.into());
+            }
+        }
+        self.decide(look.after);
+    }
+
+    /// The connection of a listed replica: the known one with its new evidence, or a new one.
+    fn followed(&self, listed: &Listed<'_>, known: &[Connection], look: Look<'_>) -> Connection {
+        let now_listed = look.replicas.iter();
+        let now_listed = now_listed.filter(|other| other.address == listed.address);
+        let mut same = known
+            .iter()
+            .filter(|known| *known.address == *listed.address);
+        let connection = match (same.next(), same.next(), now_listed.count()) {
+            (Some(known), None, 1) if known.acknowledged <= listed.acknowledged => Some(known),
+            _ => None,
+        };
+        let mut newest = self.marks.iter().rev();
+        let passed = newest.find(|mark| mark.position < listed.acknowledged);
+        let evidence = passed.map(|mark| mark.at);
+        Connection {
+            address: listed.address.into(),
+            online_since: connection.map_or(look.after, |known| known.online_since),
+            evidence: evidence.max(connection.and_then(|known| known.evidence)),
+            acknowledged: listed.acknowledged,
+        }
+    }
+
+    /// Notes that what is beyond this position is written after this look began.
+    fn note_position(
+        &mut self,
+        Look {
+            before, position, ..
+        }: Look<'_>,
+    ) {
+        while self
+            .marks
+            .front()
+            .is_some_and(|mark| before.since(mark.at) > self.rule.lag)
+        {
+            self.marks.pop_front();
+        }
+        match self.marks.back_mut() {
+            Some(last) if last.position == position => last.at = last.at.max(before),
+            Some(last) if before.since(last.at) < self.rule.lag / MARKS => {}
+            _ => self.marks.push_back(Mark {
+                at: before,
+                position,
+            }),
+        }
+    }
+
+    fn decide(&mut self, now: Instant) {
+        let since = self
+            .held
+            .filter(|(_, until)| *until >= now)
+            .map(|(since, _)| since);
+        let mut evidence: Vec<_> = self.mature(now).filter_map(|one| one.evidence).collect();
+        evidence.sort_unstable_by(|a, b| b.cmp(a));
+        let decisive = self
+            .rule
+            .needed
+            .checked_sub(1)
+            .and_then(|last| evidence.get(last));
+        let until = decisive.map(|evidence| evidence.plus(self.rule.lag));
+        self.held = until
+            .filter(|until| *until >= now && now.since(self.master_since) >= self.rule.wait)
+            .map(|until| (since.unwrap_or(now), until));
+    }
+
+    /// The replicas that have followed for long enough.
+    fn mature(&self, now: Instant) -> impl Iterator<Item = &Connection> {
+        let wait = self.rule.wait;
+        let all = self.connections.iter();
+        all.filter(move |one| now.since(one.online_since) >= wait)
+    }
+
+    /// Whether the node may grant and extend at this moment. The caller has read the clock after the request.
+    #[must_use]
+    pub fn permits(&self, now: Instant) -> bool {
+        self.held.is_some_and(|(_, until)| now <= until)
+    }
+
+    /// Until when the node may grant without another look.
+    #[must_use]
+    pub fn until(&self) -> Option<Instant> {
+        self.held.map(|(_, until)| until)
+    }
+
+    /// Microseconds until the node may grant, as far as that can be known; none if it may.
+    #[must_use]
+    pub fn left(&self, now: Instant) -> Option<u64> {
+        if self.permits(now) {
+            return None;
+        }
+        let missing = |since: Instant| self.rule.wait.saturating_sub(now.since(since));
+        let mut ages: Vec<_> = self
+            .connections
+            .iter()
+            .map(|one| missing(one.online_since))
+            .collect();
+        ages.sort_unstable();
+        let enough = self
+            .rule
+            .needed
+            .checked_sub(1)
+            .and_then(|last| ages.get(last));
+        // A replica that is not there yet will have to follow for the whole wait.
+        let replicas = enough.copied().unwrap_or(self.rule.wait);
+        Some(
+            replicas
+                .max(missing(self.master_since))
+                .max(self.rule.heartbeat()),
+        )
+    }
+
+    /// When the caller is to look again, if nothing happens before.
+    #[must_use]
+    pub fn next_look(&self, now: Instant) -> Instant {
+        let usual = now.plus(self.rule.heartbeat());
+        if self.permits(now) {
+            return usual;
+        }
+        let moments = self.connections.iter().map(|one| one.online_since);
+        let moments = moments.chain([self.master_since]);
+        let matures = moments
+            .map(|since| since.plus(self.rule.wait))
+            .filter(|at| *at > now)
+            .min();
+        let soon = matures.unwrap_or(usual).min(usual);
+        if self.mature(now).count() >= self.rule.needed {
+            // All that is missing is an acknowledgement.
+            soon.min(now.plus(IMPATIENCE))
+        } else {
+            soon
+        }
+    }
+
+    /// What operators are told.
+    #[must_use]
+    pub fn standing(&self, now: Instant) -> Standing {
+        let fresh = |one: &&Connection| {
+            one.evidence
+                .is_some_and(|at| now.since(at) <= self.rule.lag)
+        };
+        let mut evidence: Vec<_> = self
+            .connections
+            .iter()
+            .filter_map(|one| one.evidence)
+            .collect();
+        evidence.sort_unstable_by(|a, b| b.cmp(a));
+        let decisive = self
+            .rule
+            .needed
+            .checked_sub(1)
+            .and_then(|last| evidence.get(last));
+        Standing {
+            needed: self.rule.needed,
+            counted: self.mature(now).filter(fresh).count(),
+            since: self
+                .held
+                .filter(|(_, until)| now <= *until)
+                .map(|(since, _)| since),
+            evidence_age: decisive.map(|at| now.since(*at)),
+        }
+    }
+
+    /// Whether more replicas were seen than a majority of `needed` and the master allows: then another master may have as
+    /// many, and the rule protects nobody.
+    #[must_use]
+    pub fn has_no_majority(&self) -> bool {
+        self.seen.len() > self.rule.needed.saturating_mul(2)
+    }
+
+    /// The connections of the replicas that were online at the last look.
+    #[must_use]
+    pub fn connections(&self) -> &[Connection] {
+        &self.connections
+    }
+}
