@@ -50,16 +50,18 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     if in_state {
         number(c"failed", edge::has_failed().into());
     }
+    let now = clock::mono();
     node::with(|node| {
         let table = &node.table;
         if in_state {
-            let (left, reason) = match table.quarantine.left(clock::mono()) {
+            let (left, reason) = match table.pause(now) {
                 None => (0, c"none"),
                 Some((left, Reason::Start)) => (left, c"start"),
                 Some((left, Reason::Promotion)) => (left, c"promotion"),
                 Some((left, Reason::Flush)) => (left, c"flush"),
                 Some((left, Reason::Standstill)) => (left, c"standstill"),
                 Some((left, Reason::Settings)) => (left, c"settings"),
+                Some((left, Reason::Replicas)) => (left, c"replicas"),
             };
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);
@@ -75,6 +77,19 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             };
             number(c"longest_expiry_slice_us", node.longest_slice);
             number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu);
+            let standing = table.replication.as_ref();
+            let standing = standing.map(|lease| lease.standing(now));
+            let held = standing.and_then(|standing| standing.since);
+            let age = standing.and_then(|standing| standing.evidence_age);
+            let needed = standing.map_or(0, |standing| standing.needed);
+            let counted = standing.map_or(0, |standing| standing.counted);
+            number(c"replicas_needed", needed as u64);
+            number(c"replicas_counted", counted as u64);
+            number(
+                c"replicas_held_ms",
+                to_millis(held.map_or(0, |since| now.since(since))),
+            );
+            number(c"replicas_evidence_ms", to_millis(age.unwrap_or(0)));
         }
         if section(c"stats") {
             let counters = table.counters;

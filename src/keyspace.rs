@@ -161,7 +161,7 @@ fn decide_at<'a, R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> (R, News<'a>) {
     let mono = clock::mono();
-    lifecycle::notice_standstill(ctx, mono);
+    lifecycle::notice_replacement(ctx, mono);
     let _change = Change::begin();
     let (result, output) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };

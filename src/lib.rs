@@ -12,6 +12,7 @@
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
 //! | `alarm.rs` | when the module runs without being asked |
+//! | `replication.rs` | whether replicas confirm that this is the only master |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
 //! | `watch.rs` | what no event tells of: settings, statistics, removed locks |
 //! | `node.rs` | the node's state, and how callbacks reach it |
@@ -40,6 +41,7 @@ mod keyspace;
 mod lifecycle;
 mod node;
 mod removals;
+mod replication;
 mod server;
 mod waiters;
 mod warnings;

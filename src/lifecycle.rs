@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
-use redislock_core::time::{Instant, from_millis, to_millis};
+use redislock_core::time::{Instant, to_millis};
 use redislock_core::token::Key;
 
 use crate::alarm::{self, OnEvent, wake_at, wake_soon};
@@ -15,8 +15,8 @@ use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, For, Level, Standing, api, log};
 use crate::node::{self, Notice};
 use crate::removals::{self, Caller, Cause};
-use crate::server::{self, ReplicaRule, may_write};
-use crate::{keyspace, waiters, warnings, watch};
+use crate::server::{self, may_write};
+use crate::{keyspace, replication, waiters, warnings, watch};
 
 /// A slice of expiry ends when it has taken this long, µs, so that clients are served in between.
 const SLICE: u64 = 500;
@@ -27,15 +27,15 @@ const BATCH: usize = 32;
 static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A server whose cron did not come by for this long, µs, stood still. (`hz 1` is once a second.)
 const STANDSTILL: u64 = 1_500_000;
-/// How much later than min-replicas-max-lag the server notices that a replica is gone, µs: it counts whole seconds, once a second.
-const COUNTING: u64 = 2_000_000;
+/// How long a node of a cluster that stood still waits for the news that it was replaced, µs.
+const NEWS: u64 = 2_000_000;
 /// The database that MOVE takes a key from.
 static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
 /// Subscribes to everything below.
 pub fn register(ctx: Ctx) -> Result<(), String> {
     alarm::register(catch_up);
-    let events: [(u64, OnEvent); 8] = [
+    let events: [(u64, OnEvent); 9] = [
         (raw::REDISMODULE_EVENT_CRON_LOOP, on_event!(on_cron)),
         (
             raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
@@ -50,6 +50,10 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         ),
         (raw::REDISMODULE_EVENT_FORK_CHILD, on_event!(on_fork)),
         (raw::REDISMODULE_EVENT_CONFIG, on_event!(on_config_change)),
+        (
+            raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+            on_event!(replication::on_replica_change),
+        ),
     ];
     for (id, callback) in events {
         let event = raw::RedisModuleEvent { id, dataver: 1 };
@@ -90,12 +94,13 @@ pub fn started(ctx: Ctx) {
     let now = clock::mono();
     node::with(|node| {
         node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
-        node.table.quarantine.enter(Reason::Start, 0, now);
+        node.table.quarantine.enter(Reason::Start, now);
     });
     server::note_role(ctx);
     server::note_aof(ctx);
     server::read_settings(ctx);
     watch::settings_are_news();
+    replication::refresh(ctx);
     announce_quarantine();
     for warning in warnings::collect(ctx) {
         ctx.log(Level::Warning, &warning);
@@ -113,6 +118,7 @@ fn on_config_change(
     server::read_settings(ctx);
     server::note_aof(ctx);
     watch::notice_settings();
+    replication::refresh(ctx);
 }
 
 /// Wakes the module when the next wait is up.
@@ -131,6 +137,7 @@ fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *
     let now = clock::mono();
     notice_standstill(ctx, now);
     TICKED.store(now.0, Ordering::Relaxed);
+    replication::tick_if_late(now);
     removals::end_second(ctx, now);
     watch::look_now_and_then(ctx, now);
     let due = node::with(|node| {
@@ -204,34 +211,27 @@ fn may_grant(ctx: Ctx) -> bool {
     waited_for.is_none_or(|key| server::may_grant(ctx, key.name()))
 }
 
-/// For how long a master without replicas may go on as if it had some, µs; none if it need not have any.
-fn replicas_lag() -> Option<u64> {
-    match watch::replica_rule() {
-        // While it is unknown, nothing is granted at all.
-        ReplicaRule::Off | ReplicaRule::Unknown => None,
-        ReplicaRule::On(rule) => {
-            let lag = from_millis(rule.max_lag.saturating_mul(1000));
-            Some(lag.saturating_add(COUNTING))
-        }
-    }
+/// Asked before every decision: whether another node may have become the master unnoticed.
+///
+/// Where replicas confirm that this is the only master, they are asked. In a cluster without that rule, a server that stood
+/// still finds what clients have sent meanwhile before it finds that it was replaced, so it grants nothing until it must
+/// have heard of it.
+pub fn notice_replacement(ctx: Ctx, now: Instant) {
+    replication::check(ctx, now);
+    notice_standstill(ctx, now);
 }
 
-/// A server that stood still finds what clients have sent meanwhile before it finds that it was replaced, or that its
-/// replicas have left: it grants nothing until it must have heard of it. Asked before every decision.
-pub fn notice_standstill(ctx: Ctx, now: Instant) {
+fn notice_standstill(ctx: Ctx, now: Instant) {
     let ticked = TICKED.load(Ordering::Relaxed);
     if now.0.saturating_sub(ticked) <= STANDSTILL {
         return;
     }
     TICKED.store(now.0, Ordering::Relaxed);
     let cluster = node::with(|node| node.cluster);
-    let Some(wait) = replicas_lag().or(cluster.then_some(COUNTING)) else {
-        return;
-    };
-    if ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
+    if cluster && !replication::is_on() && ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
         node::with(|node| {
             let quarantine = &mut node.table.quarantine;
-            quarantine.enter_for(Reason::Standstill, wait, now);
+            quarantine.enter_for(Reason::Standstill, NEWS, now);
         });
         announce_quarantine();
     }
@@ -248,11 +248,19 @@ fn on_role_change(
     server::note_role(ctx);
     keyspace::decide(ctx, &[], |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
-        let more = replicas_lag().map_or(0, |lag| to_millis(lag + STANDSTILL));
         let now = clock::mono();
-        node::with(|node| node.table.quarantine.enter(Reason::Promotion, more, now));
+        let wait = replication::promoted(ctx);
+        node::with(|node| {
+            let quarantine = &mut node.table.quarantine;
+            quarantine.enter(Reason::Promotion, now);
+            if let Some(wait) = wait {
+                quarantine.enter_until(Reason::Promotion, now.plus(wait));
+            }
+        });
         announce_quarantine();
         wake_soon();
+    } else {
+        replication::refresh(ctx);
     }
 }
 
@@ -277,7 +285,7 @@ fn on_loading(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u6
         node.listened_to = true;
         if is_master {
             // What is remembered may be longer than what is configured.
-            node.table.quarantine.enter(Reason::Start, 0, now);
+            node.table.quarantine.enter(Reason::Start, now);
         }
         node.table.quarantine.left(now).is_some()
     });
@@ -436,6 +444,7 @@ pub fn why(reason: Reason) -> &'static str {
         Reason::Promotion => "after a promotion",
         Reason::Flush => "after a flush",
         Reason::Standstill => "after a standstill",
+        Reason::Replicas => "while too few replicas confirm that this is the only master",
         Reason::Settings => {
             "while min-replicas-to-write cannot be read (set lock.min-replicas and lock.max-lag)"
         }

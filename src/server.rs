@@ -76,6 +76,11 @@ pub fn read_settings(ctx: Ctx) {
     *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = read;
 }
 
+/// What the server says about replicas, or our own options for a server without CONFIG; none if neither does.
+pub fn min_replicas(fallback: Option<MinReplicas>) -> Option<MinReplicas> {
+    settings().min_replicas.or(fallback)
+}
+
 /// Whether this node needs replicas to write. `fallback` is what our own options say, for a server without CONFIG.
 pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
     let on = |rule: MinReplicas| rule.needed > 0 && rule.max_lag > 0;

@@ -2,7 +2,7 @@
 
 use crate::ffi::Ctx;
 use crate::server::{self, ReplicaRule};
-use crate::{config, node, watch};
+use crate::{config, node, replication, watch};
 
 /// Why a node whose settings cannot be read does not grant.
 pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be read, because CONFIG is \
@@ -33,5 +33,6 @@ pub fn collect(ctx: Ctx) -> Vec<String> {
             "maxmemory-policy {policy} may evict locks that are held: set it to noeviction"
         ));
     }
+    warnings.extend(replication::warnings().into_iter().map(str::to_owned));
     warnings
 }

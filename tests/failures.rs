@@ -152,9 +152,16 @@ const CALLBACKS: &[Edge] = &[
     ("on_fork", |s| s.does("BGSAVE")),
     ("on_config_change", |s| s.does("CONFIG SET maxmemory 0")),
     ("on_keyspace", |s| s.does("RENAME job elsewhere")),
+    ("replication::on_replica_change", |s| {
+        let replica = Server::options().replica_of(&s.server).start();
+        wait_until("the replica is connected", || {
+            s.c.call("INFO replication").text().contains("state=online")
+        });
+        drop(replica);
+    }),
 ];
-/// These run while the server starts or in a child of it.
-const ELSEWHERE: [&str; 3] = ["on_load", "aux_load", "aof_rewrite"];
+/// These run while the server starts, in a child of it, or only where replicas are needed.
+const ELSEWHERE: [&str; 4] = ["on_load", "aux_load", "aof_rewrite", "on_timer"];
 
 #[track_caller]
 fn fails_closed(edges: &[Edge]) {
@@ -202,6 +209,23 @@ fn a_panic_in_a_command_stops_the_module_and_not_the_server() {
 #[test]
 fn a_panic_in_a_callback_stops_the_module_and_not_the_server() {
     fails_closed(CALLBACKS);
+}
+
+#[test]
+fn a_panic_in_the_heartbeat_stops_the_module_and_not_the_server() {
+    let options = fragile(Server::options())
+        .config("lock.quarantine 1000")
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 1");
+    let server = options.start();
+    let mut c = server.connect();
+    c.call("LOCK._FAIL on_timer");
+    wait_until("the heartbeat has failed", || {
+        c.call("LOCK.NODE").number("failed") == 1
+    });
+    // Without replicas the server itself refuses writes.
+    c.ok("CONFIG SET min-replicas-to-write 0");
+    refused(&c.call("LOCK.ACQUIRE job me 1000"), "LOCKFAILED");
 }
 
 #[test]

@@ -50,6 +50,8 @@ mod races;
 mod release;
 mod removals;
 mod replication;
+#[cfg(target_os = "linux")]
+mod replication_lease;
 mod resharding;
 mod sentinel;
 mod settings;

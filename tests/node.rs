@@ -4,7 +4,7 @@ use crate::lock::{counter, wall_micros};
 use crate::resp::{Connection, Value, granted, refused};
 use crate::server::{Server, info_field, wait_until};
 
-const FIELDS: [&str; 12] = [
+const FIELDS: [&str; 16] = [
     "version",
     "incarnation",
     "role",
@@ -17,6 +17,10 @@ const FIELDS: [&str; 12] = [
     "time",
     "warnings",
     "failed",
+    "replicas-needed",
+    "replicas-counted",
+    "replicas-held-ms",
+    "replicas-evidence-ms",
 ];
 
 #[test]

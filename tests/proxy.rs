@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicI64, AtomicU8, AtomicU16, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU16, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,6 +22,10 @@ struct State {
     left: AtomicI64,
     /// Whoever comes from this address is held back, whatever the mode; 0: nobody.
     outcast: AtomicU32,
+    /// What clients send is read and held back.
+    mute: AtomicBool,
+    /// Neither side is told that the other one has closed.
+    hides_ends: AtomicBool,
 }
 
 impl State {
@@ -35,6 +39,11 @@ impl State {
             PASSES if source == self.outcast.load(Ordering::Relaxed) => STALLED,
             mode => mode,
         }
+    }
+
+    /// Whether what this side sends is held back.
+    fn is_mute(&self, is_server: bool) -> bool {
+        !is_server && self.mode() == PASSES && self.mute.load(Ordering::Relaxed)
     }
 }
 
@@ -55,6 +64,8 @@ impl Proxy {
             target: AtomicU16::new(0),
             left: AtomicI64::new(i64::MAX),
             outcast: AtomicU32::new(0),
+            mute: AtomicBool::new(false),
+            hides_ends: AtomicBool::new(false),
         });
         let shared = state.clone();
         let listener = std::thread::spawn(move || listen(&listener, &shared));
@@ -94,6 +105,22 @@ impl Proxy {
         std::thread::sleep(LOOK * 5);
     }
 
+    /// Holds back what clients send from now on; what the server sends passes.
+    pub fn mute_clients(&self) {
+        self.state.mute.store(true, Ordering::Relaxed);
+        std::thread::sleep(LOOK * 5);
+    }
+
+    /// What clients have sent passes again, late.
+    pub fn unmute_clients(&self) {
+        self.state.mute.store(false, Ordering::Relaxed);
+    }
+
+    /// Neither side is told any more that the other one has closed, until the link is healed.
+    pub fn hide_ends(&self) {
+        self.state.hides_ends.store(true, Ordering::Relaxed);
+    }
+
     /// Closes all connections, and new ones at once.
     pub fn cut(&self) {
         self.turn(IS_CUT);
@@ -111,6 +138,8 @@ impl Proxy {
     pub fn heal(&self) {
         self.state.left.store(i64::MAX, Ordering::Relaxed);
         self.state.outcast.store(0, Ordering::Relaxed);
+        self.state.mute.store(false, Ordering::Relaxed);
+        self.state.hides_ends.store(false, Ordering::Relaxed);
         self.turn(PASSES);
     }
 
@@ -176,7 +205,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, source: u32, is_s
                 Ok(0) => break,
                 Ok(count) => {
                     // What was read while the link was being stalled is held back too.
-                    while state.mode_for(source) == STALLED {
+                    while state.mode_for(source) == STALLED || state.is_mute(is_server) {
                         std::thread::sleep(LOOK);
                     }
                     if state.mode_for(source) != PASSES || to.write_all(&bytes[..count]).is_err() {
@@ -191,6 +220,9 @@ fn pass(mut from: TcpStream, mut to: TcpStream, state: &State, source: u32, is_s
             },
             _ => break,
         }
+    }
+    while state.mode() == PASSES && state.hides_ends.load(Ordering::Relaxed) {
+        std::thread::sleep(LOOK);
     }
     let _ = from.shutdown(Shutdown::Both);
     let _ = to.shutdown(Shutdown::Both);

@@ -239,21 +239,12 @@ fn assert_told(server: &Server, c: &mut Connection, reason: &str) {
 
 #[test]
 fn node_info_and_the_log_say_how_long_it_lasts_and_why() {
-    let server = Server::options()
-        .config("lock.quarantine 3000")
-        .config("min-replicas-max-lag 1")
-        .start();
+    let server = Server::options().config("lock.quarantine 3000").start();
     let mut c = server.connect();
     assert_told(&server, &mut c, "start");
     granted(&c.call("LOCK.ACQUIRE job me 3000"));
     c.ok("FLUSHALL");
     assert_told(&server, &mut c, "flush");
-    c.ok("CONFIG SET min-replicas-to-write 1");
-    server.pause();
-    std::thread::sleep(Duration::from_millis(1600));
-    server.resume();
-    assert_told(&server, &mut c, "standstill");
-    c.ok("CONFIG SET min-replicas-to-write 0");
     let master = Server::start();
     c.ok(&format!("REPLICAOF 127.0.0.1 {}", master.port()));
     let mut c = server.connect();
@@ -276,4 +267,21 @@ fn a_replica_without_the_option_saves_the_quarantine_of_its_master() {
     let mut r = replica.connect();
     r.ok("REPLICAOF NO ONE");
     assert!(left(&mut r) > 30_000);
+}
+
+/// A node of a cluster that was paused may have been replaced. Where replicas confirm that it is the only master, they are
+/// asked instead (`replication_lease.rs`).
+#[test]
+fn a_standstill_in_a_cluster_without_min_replicas_begins_a_quarantine() {
+    let server = Server::options()
+        .config("cluster-enabled yes")
+        .config(&format!("cluster-port {}", crate::server::free_port()))
+        .config("lock.quarantine 3000")
+        .start();
+    let mut c = server.connect();
+    wait_for_the_end(&mut c);
+    server.pause();
+    std::thread::sleep(Duration::from_millis(1600));
+    server.resume();
+    assert_told(&server, &mut c, "standstill");
 }

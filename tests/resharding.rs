@@ -24,6 +24,14 @@ fn quarantined() -> Options {
     Server::options().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
 }
 
+/// What is recommended for a cluster, with shorter times.
+fn protected() -> Options {
+    quarantined()
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 1")
+        .config("cluster-allow-replica-migration no")
+}
+
 /// Masters first, then their replicas in the same order. The first master's data port is reached through a link.
 pub struct Cluster {
     pub nodes: Vec<Server>,
@@ -112,9 +120,11 @@ impl Cluster {
             let (masters, replicas) = connections.split_at_mut(MASTERS);
             wait_for_sync(&mut masters[n % MASTERS], &mut replicas[n]);
         }
-        wait_patiently("the quarantine is over", || {
-            connections[0].call("LOCK.NODE").number("quarantine") == 0
-        });
+        for master in &mut connections[..MASTERS] {
+            wait_patiently("the quarantine is over", || {
+                master.call("LOCK.NODE").number("quarantine") == 0
+            });
+        }
     }
 
     /// Any node: it knows where to go on.
@@ -185,14 +195,20 @@ impl Cluster {
 
 /// Holders and waiters, while the slot goes from master to master.
 fn move_a_slot_under_load(cluster: &Cluster, step: impl Fn(&Cluster, usize, usize)) {
+    move_a_slot_held_for(cluster, LONG, step);
+}
+
+/// The same with a lease of this length, which is extended after each move.
+fn move_a_slot_held_for(cluster: &Cluster, ttl: Duration, step: impl Fn(&Cluster, usize, usize)) {
     let plan = Plan::new(&["{job}a", "{job}b", "job"], Duration::from_millis(300));
     let load = plan.start(cluster.route());
     let mut holder = Client::new(cluster.route());
-    let (owner, fence) = holder.acquire("{job}held", LONG, None);
+    let (owner, fence) = holder.acquire("{job}held", ttl, None);
     assert!(matches!(fence, Outcome::Ok(_)), "{fence:?}");
     for round in rounds(4) {
         let (from, to) = (round % MASTERS, (round + 1) % MASTERS);
         load.wait_for_grants(20);
+        assert_eq!(holder.extend(&owner), fence);
         let mut waiter = cluster.nodes[from].connect();
         waiter.send("LOCK.ACQUIRE {job}held waiter 1000 BLOCK 0");
         wait_for_waiters(&mut cluster.nodes[from].connect(), "{job}held", 1);
@@ -239,6 +255,21 @@ fn a_slot_that_moves_as_a_whole_under_load_loses_and_doubles_nothing() {
         let options = Server::options();
         move_a_slot_under_load(&Cluster::start(&options), Cluster::move_by_slot);
         move_a_slot_under_load(&Cluster::without_replicas(&options), Cluster::move_by_slot);
+    }
+}
+
+/// Masters write heartbeats into the stream, which no slot owns.
+#[test]
+fn a_slot_moves_while_masters_ask_their_replicas() {
+    let kind = Server::start().kind();
+    let ttl = Duration::from_secs(15);
+    let options = Server::options()
+        .config(&format!("lock.quarantine {}", ttl.as_millis()))
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 2");
+    move_a_slot_held_for(&Cluster::start(&options), ttl, Cluster::move_by_keys);
+    if kind.valkey && kind.major >= 9 {
+        move_a_slot_held_for(&Cluster::start(&options), ttl, Cluster::move_by_slot);
     }
 }
 
@@ -367,6 +398,23 @@ fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
         assert!(cluster.is_master(MASTERS));
         let history = load.stop();
         history.assert_safe();
+        assert!(history.refusals("QUARANTINE") > 0);
+    }
+}
+
+/// The replica that is elected grants only after the other one has followed it for the lease and the lag.
+#[test]
+fn a_master_that_needs_replicas_is_replaced_under_load_without_a_double_grant() {
+    for _ in rounds(1) {
+        let mut cluster = Cluster::of(2 * MASTERS + 1, &protected());
+        let plan = Plan::new(&["{job}a", "{job}b"], QUARANTINE / 2);
+        let load = plan.start(cluster.route());
+        load.wait_for_grants(30);
+        cluster.nodes[0].kill();
+        load.wait_for_grants(30);
+        let history = load.stop();
+        history.assert_safe();
+        assert_eq!(history.violations_of_one_counter(), []);
         assert!(history.refusals("QUARANTINE") > 0);
     }
 }

@@ -15,6 +15,8 @@ pub enum Reason {
     Standstill,
     /// How long a quarantine has to be cannot be read from the server's settings.
     Settings,
+    /// Too few replicas confirm that this node is their only master.
+    Replicas,
 }
 
 /// What a node whose settings cannot be read answers as the time to retry in, µs. Only an operator can end this state.
@@ -56,6 +58,12 @@ impl Quarantine {
         self.remembered = self.remembered.max(millis);
     }
 
+    /// The longest lease that may be out there, ms; 0 if none is bounded.
+    #[must_use]
+    pub fn longest(&self) -> u64 {
+        self.configured.max(self.remembered)
+    }
+
     /// What the dataset has to remember: the longest lease that may be out there, ms.
     #[must_use]
     pub fn to_save(&self) -> u64 {
@@ -63,13 +71,17 @@ impl Quarantine {
         self.configured.max(self.remembered)
     }
 
-    /// Enters, for as long as the longest lease and `more` ms.
-    pub fn enter(&mut self, reason: Reason, more: u64, mono: Instant) {
-        let span = self.configured.max(self.remembered);
+    /// Enters, for as long as the longest lease.
+    pub fn enter(&mut self, reason: Reason, mono: Instant) {
+        let span = self.longest();
         if span != 0 {
-            let micros = from_millis(span.saturating_add(more));
-            self.until(reason, mono.plus(with_drift(micros)));
+            self.until(reason, mono.plus(with_drift(from_millis(span))));
         }
+    }
+
+    /// Enters until `end`, if no quarantine lasts longer.
+    pub fn enter_until(&mut self, reason: Reason, end: Instant) {
+        self.until(reason, end);
     }
 
     /// Enters for `left` µs: what the last flushed lease had to go, or what it takes to hear of being replaced.
@@ -142,10 +154,10 @@ mod tests {
     #[test]
     fn the_longer_quarantine_counts() {
         let mut quarantine = Quarantine::default();
-        quarantine.enter(Reason::Start, 0, Instant(0));
+        quarantine.enter(Reason::Start, Instant(0));
         assert_eq!(quarantine.left(Instant(0)), None);
         quarantine.configure(1000);
-        quarantine.enter(Reason::Start, 0, Instant(0));
+        quarantine.enter(Reason::Start, Instant(0));
         assert_eq!(
             quarantine.left(Instant(0)),
             Some((1_020_000, Reason::Start))
@@ -156,10 +168,10 @@ mod tests {
             Some((1, Reason::Start))
         );
         assert!(!quarantine.has_just_ended(Instant(1_019_999)));
-        quarantine.enter(Reason::Promotion, 500, Instant(1_000_000));
+        quarantine.enter_until(Reason::Promotion, Instant(2_500_000));
         assert_eq!(
             quarantine.left(Instant(1_000_000)),
-            Some((1_525_000, Reason::Promotion))
+            Some((1_500_000, Reason::Promotion))
         );
         assert!(quarantine.has_just_ended(Instant(9_000_000)));
         assert!(!quarantine.has_just_ended(Instant(9_000_000)));
@@ -175,7 +187,7 @@ mod tests {
         assert!(!quarantine.settings_are_readable(false, Instant(0)));
         let unreadable = Some((UNREADABLE, Reason::Settings));
         assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
-        quarantine.enter(Reason::Start, 0, Instant(0));
+        quarantine.enter(Reason::Start, Instant(0));
         assert!(quarantine.has_just_ended(Instant(9_000_000)));
         assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
         assert!(quarantine.settings_are_readable(true, Instant(9_000_000)));
@@ -188,7 +200,7 @@ mod tests {
         let mut quarantine = Quarantine::default();
         quarantine.configure(1000);
         quarantine.remember(3000);
-        quarantine.enter(Reason::Start, 0, Instant(0));
+        quarantine.enter(Reason::Start, Instant(0));
         assert_eq!(
             quarantine.left(Instant(0)),
             Some((3_040_000, Reason::Start))

@@ -1,12 +1,15 @@
-//! The replication lease: when a master with replicas may grant, so that two masters never do at the same time.
+//! The replication lease: when a master with replicas may grant, so that two masters never do at
+//! the same time.
 //!
-//! A replica counts for a master only after it has followed it for [`Rule::wait`] on one connection, and only by what it
-//! has acknowledged: stream positions that did not exist before a moment at most [`Rule::lag`] ago, on the master's own
-//! clock. Two masters that each have a majority share a node. That node followed both, one after the other, so the
-//! leases of the first end before the second may grant. The argument uses no wall clock and no bound on the network.
+//! A replica counts for a master only after it has followed it for [`Rule::wait`] on one
+//! connection, and only by what it has acknowledged: stream positions that did not exist before a
+//! moment at most [`Rule::lag`] ago, on the master's own clock. Two masters that each have a
+//! majority share a node. That node followed both, one after the other, so the leases of the first
+//! end before the second may grant. The argument uses no wall clock and no bound on the network.
 //!
-//! The caller looks at the server's list of replicas, brings the clock along and says when a connection changes.
-//! The answer is one moment, [`ReplicationLease::permits`], so that a request pays for one comparison.
+//! The caller looks at the server's list of replicas, brings the clock along and says when a
+//! connection changes. The answer is one moment, [`ReplicationLease::permits`], so that a request
+//! pays for one comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -30,7 +33,8 @@ pub struct Rule {
     pub needed: usize,
     /// The greatest age of evidence that counts, µs.
     pub lag: u64,
-    /// How long a replica must have followed before it counts, and how long the node must have been a master, µs.
+    /// How long a replica must have followed before it counts, and how long the node must have been
+    /// a master, µs.
     pub wait: u64,
 }
 
@@ -61,8 +65,8 @@ pub enum Off {
 impl Rule {
     /// The rule for this configuration.
     ///
-    /// The lag may be lowered after the start and raised again up to its first value. The wait always covers that first
-    /// value, because the other nodes may still use it.
+    /// The lag may be lowered after the start and raised again up to its first value. The wait
+    /// always covers that first value, because the other nodes may still use it.
     ///
     /// # Errors
     /// When the configuration asks for none.
@@ -148,7 +152,8 @@ pub struct Standing {
     pub counted: usize,
     /// Since when the rule has held without a break.
     pub since: Option<Instant>,
-    /// The age of the evidence that the rule rests on, µs; none while too few replicas have given any.
+    /// The age of the evidence that the rule rests on, µs; none while too few replicas have given
+    /// any.
     pub evidence_age: Option<u64>,
 }
 
@@ -184,7 +189,8 @@ impl ReplicationLease {
         self.rule
     }
 
-    /// Follows a change of the configuration. What was granted before may have been longer, so the wait never shrinks.
+    /// Follows a change of the configuration. What was granted before may have been longer, so the
+    /// wait never shrinks.
     pub fn set_rule(&mut self, rule: Rule, now: Instant) {
         let wait = rule.wait.max(self.rule.wait);
         let rule = Rule { wait, ..rule };
@@ -194,10 +200,12 @@ impl ReplicationLease {
         }
     }
 
-    /// Takes in what the server says: at each heartbeat, whenever a connection comes or goes, and before a refusal.
+    /// Takes in what the server says: at each heartbeat, whenever a connection comes or goes, and
+    /// before a refusal.
     ///
-    /// The server names connections by address alone. A connection that ends is seen to be gone before another one of the
-    /// same address is taken for it, because the caller looks at every change; if there are two, neither counts.
+    /// The server names connections by address alone. A connection that ends is seen to be gone
+    /// before another one of the same address is taken for it, because the caller looks at every
+    /// change; if there are two, neither counts.
     pub fn observe(&mut self, look: Look<'_>) {
         if self
             .marks
@@ -294,7 +302,8 @@ impl ReplicationLease {
         all.filter(move |one| now.since(one.online_since) >= wait)
     }
 
-    /// Whether the node may grant and extend at this moment. The caller has read the clock after the request.
+    /// Whether the node may grant and extend at this moment. The caller has read the clock after
+    /// the request.
     #[must_use]
     pub fn permits(&self, now: Instant) -> bool {
         self.held.is_some_and(|(_, until)| now <= until)
@@ -384,8 +393,8 @@ impl ReplicationLease {
         }
     }
 
-    /// Whether more replicas were seen than a majority of `needed` and the master allows: then another master may have as
-    /// many, and the rule protects nobody.
+    /// Whether more replicas were seen than a majority of `needed` and the master allows: then
+    /// another master may have as many, and the rule protects nobody.
     #[must_use]
     pub fn has_no_majority(&self) -> bool {
         self.seen.len() > self.rule.needed.saturating_mul(2)

@@ -19,7 +19,7 @@ fn quarantine_grants_nothing_and_lets_go_of_everything() {
     node.table.quarantine.configure(1000);
     node.table
         .quarantine
-        .enter(Reason::Promotion, 0, node.now.mono);
+        .enter(Reason::Promotion, node.now.mono);
     let denial = Denial::Quarantined(1_020_000, Reason::Promotion);
     assert_eq!(
         node.ask("c", "l", Mode::Exclusive, FOR_EVER),

@@ -1,7 +1,7 @@
 //! `LOCK.NODE`: a map about this node.
 
 use redis_module::raw;
-use redislock_core::time::to_millis;
+use redislock_core::time::{Instant, to_millis};
 
 use super::info::{number, text};
 use super::reply::Failure;
@@ -23,21 +23,18 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is told, too.
-        lifecycle::notice_standstill(ctx, now.mono);
+        lifecycle::notice_replacement(ctx, now.mono);
     }
     node::with(|node| {
         let table = &node.table;
-        ctx.reply_map(12);
+        ctx.reply_map(16);
         text(ctx, "version", env!("CARGO_PKG_VERSION").as_bytes());
         text(ctx, "incarnation", node.incarnation.as_bytes());
         text(ctx, "role", role.as_bytes());
         number(
             ctx,
             "quarantine",
-            table
-                .quarantine
-                .left(now.mono)
-                .map_or(0, |(left, _)| to_millis(left)),
+            table.pause(now.mono).map_or(0, |(left, _)| to_millis(left)),
         );
         number(ctx, "durable", durable.into());
         number(ctx, "fence", table.fence());
@@ -52,5 +49,30 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         .iter()
         .for_each(|warning| ctx.reply_bytes(warning.as_bytes()));
     number(ctx, "failed", edge::has_failed().into());
+    tell_replicas(ctx, now.mono);
     Ok(())
+}
+
+/// How many replicas must confirm that this is the only master and how many do, since when the rule has held and how old
+/// its evidence is, ms.
+fn tell_replicas(ctx: Ctx, now: Instant) {
+    let standing = node::with(|node| {
+        let lease = node.table.replication.as_ref();
+        lease.map(|lease| lease.standing(now))
+    });
+    let needed = standing.map_or(0, |standing| standing.needed);
+    let counted = standing.map_or(0, |standing| standing.counted);
+    let held = standing.and_then(|standing| standing.since);
+    number(ctx, "replicas-needed", needed as u64);
+    number(ctx, "replicas-counted", counted as u64);
+    let millis = |name: &str, micros: Option<u64>| {
+        ctx.reply_bytes(name.as_bytes());
+        match micros {
+            Some(micros) => ctx.reply_integer(to_millis(micros)),
+            None => ctx.reply_null(),
+        }
+    };
+    millis("replicas-held-ms", held.map(|since| now.since(since)));
+    let age = standing.and_then(|standing| standing.evidence_age);
+    millis("replicas-evidence-ms", age);
 }

@@ -343,6 +343,7 @@ impl Table {
             hold_times: _,
             limits: _,
             quarantine: _,
+            replication,
             fences: _,
             clock: _,
             slots,
@@ -360,6 +361,7 @@ impl Table {
             undelivered,
             connections,
         } = self;
+        *replication = None;
         *holds_back = false;
         unserved.clear();
         next_up.clear();

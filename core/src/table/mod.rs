@@ -22,8 +22,9 @@ use foldhash::{HashMap, HashMapExt};
 use crate::fence::FenceCounter;
 use crate::few::FewSet;
 use crate::lock::{Hold, Lock};
-use crate::quarantine::Quarantine;
+use crate::quarantine::{Quarantine, Reason};
 use crate::queue::{Queue, WaiterId};
+use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Slots};
 use crate::stats::{Counters, Histogram};
 use crate::time::{Instant, LeaseClock, Now};
@@ -155,6 +156,8 @@ pub struct Table {
     pub limits: Limits,
     /// Whether grants may have been forgotten.
     pub quarantine: Quarantine,
+    /// Whether replicas confirm that this node is the only master; none while no replicas are needed.
+    pub replication: Option<ReplicationLease>,
     /// Whether nobody is granted anything for now, because the server would refuse a command that did.
     pub holds_back: bool,
     fences: FenceCounter,
@@ -184,6 +187,7 @@ impl Table {
             hold_times: Histogram::default(),
             limits,
             quarantine: Quarantine::default(),
+            replication: None,
             holds_back: false,
             fences: FenceCounter::default(),
             clock: LeaseClock::default(),
@@ -223,6 +227,15 @@ impl Table {
     #[must_use]
     pub fn some_waited_key(&self) -> Option<&Key> {
         self.queue.keys().next()
+    }
+
+    /// Why the node grants nothing now, and for how many microseconds as far as that is known; none while it grants.
+    #[must_use]
+    pub fn pause(&self, now: Instant) -> Option<(u64, Reason)> {
+        let lease = self.replication.as_ref().and_then(|lease| lease.left(now));
+        let lease = lease.map(|left| (left, Reason::Replicas));
+        let both = [self.quarantine.left(now), lease].into_iter().flatten();
+        both.max_by_key(|(left, _)| *left)
     }
 
     /// The fence counter.

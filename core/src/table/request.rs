@@ -234,7 +234,7 @@ impl Table {
     }
 
     fn check_quarantine(&mut self, now: Now) -> Result<(), Denial> {
-        match self.quarantine.left(now.mono) {
+        match self.pause(now.mono) {
             None => Ok(()),
             Some((left, reason)) => {
                 self.counters.quarantined += 1;

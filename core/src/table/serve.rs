@@ -70,7 +70,7 @@ impl Table {
 
     /// Serves every line in which something has changed, unless the node may not grant.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
-        if self.holds_back || self.quarantine.left(now.mono).is_some() {
+        if self.holds_back || self.pause(now.mono).is_some() {
             return;
         }
         loop {

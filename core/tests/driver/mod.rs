@@ -388,7 +388,6 @@ impl Driver {
                 table.quarantine.configure(ms.into());
                 table.quarantine.enter(
                     redislock_core::quarantine::Reason::Promotion,
-                    0,
                     self.suspect.node.now.mono,
                 );
                 always(move |model| model.quarantine(u64::from(ms) * 1000))

@@ -1,9 +1,11 @@
-//! The replication lease among several nodes: no two masters ever grant at the same time, whatever becomes of nodes,
-//! clocks and links. `world.rs` is the world around the code of the core, `flaw.rs` has the wrong rules that must be found.
+//! The replication lease among several nodes: no two masters ever grant at the same time, whatever
+//! becomes of nodes, clocks and links. `world.rs` is the world around the code of the core,
+//! `flaw.rs` has the wrong rules that must be found.
 //!
-//! The first search tries every order of a few events in a small world. What makes more grants possible is not a choice
-//! there: masters beat, look and grant at every moment, and links pass everything on unless an event holds it back.
-//! The second search plays long random lives with clocks of different rates and nodes that stand still.
+//! The first search tries every order of a few events in a small world. What makes more grants
+//! possible is not a choice there: masters beat, look and grant at every moment, and links pass
+//! everything on unless an event holds it back. The second search plays long random lives with
+//! clocks of different rates and nodes that stand still.
 
 mod flaw;
 mod world;
@@ -138,7 +140,8 @@ fn rule(nodes: usize, lag: u64, longest_lease: u64) -> Rule {
     Rule::of(settings).expect("a rule")
 }
 
-/// One long random life with leases of seconds and clocks whose rates differ; the step that broke exclusion, if any.
+/// One long random life with leases of seconds and clocks whose rates differ; the step that broke
+/// exclusion, if any.
 fn live(nodes: usize, flaw: Flaw, seed: u64, steps: usize) -> Option<(usize, Step)> {
     let (lease, lag) = (3_000_000, 1_000_000);
     let mut random = Random(seed << 32);

@@ -23,6 +23,9 @@ impl Clock {
     }
 }
 
+/// Where the nodes are.
+const ADDRESSES: [[u8; 1]; 5] = [[0], [1], [2], [3], [4]];
+
 /// What passes on a link; what does not pass waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flow {
@@ -76,7 +79,8 @@ struct Node {
     granted_until: u64,
 }
 
-/// All nodes follow one lock. Every lease has the full length, and every master grants whenever it may.
+/// All nodes follow one lock. Every lease has the full length, and every master grants whenever it
+/// may.
 #[derive(Clone, PartialEq, Eq, Hash)]
 pub struct World {
     pub time: u64,
@@ -280,31 +284,24 @@ impl World {
     }
 
     /// A master reads its list of replicas.
-    fn look(&mut self, node: usize) {
-        let addresses: Vec<[u8; 1]> = (0..self.nodes.len()).map(|at| [at as u8]).collect();
+    fn look(&mut self, at: usize) {
+        let node = &mut self.nodes[at];
+        let now = node.clock.at(self.time);
+        let Some(lease) = node.lease.as_mut().filter(|_| !node.paused) else {
+            return;
+        };
         let links = self.links.iter();
-        let links = links.filter(|link| link.master == node && link.listed);
-        let listed: Vec<_> = links
-            .map(|link| Listed {
-                address: &addresses[link.replica],
-                acknowledged: link.acknowledged,
-            })
-            .collect();
-        let now = self.nodes[node].clock.at(self.time);
-        let Node {
-            lease,
-            position,
-            paused,
-            ..
-        } = &mut self.nodes[node];
-        if let Some(lease) = lease.as_mut().filter(|_| !*paused) {
-            lease.observe(Look {
-                before: now,
-                after: now,
-                position: *position,
-                replicas: &listed,
-            });
-        }
+        let links = links.filter(|link| link.master == at && link.listed);
+        let listed = links.map(|link| Listed {
+            address: &ADDRESSES[link.replica],
+            acknowledged: link.acknowledged,
+        });
+        lease.observe(Look {
+            before: now,
+            after: now,
+            position: node.position,
+            replicas: &Vec::from_iter(listed),
+        });
     }
 
     /// A master grants if it may; whether nobody else's lease is running.

@@ -1,0 +1,311 @@
+//! Whether another node may be a master at the same time: the replication lease of
+//! [`redislock_core::replication_lease`] with the server's list of replicas, and what stands in for
+//! it where no replicas are needed.
+//!
+//! While the rule is on, a timer of its own writes a heartbeat into the replication stream and
+//! reads the list. Between two readings a request pays for one comparison. The heartbeat is
+//! `REPLCONF GETACK *`, by which the server itself asks its replicas for acknowledgements; it goes
+//! to replicas only, and is never sent while writes are not allowed.
+
+use std::ffi::{CString, c_void};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use redis_module::raw;
+use redislock_core::replication_lease::{Listed, Look, Off, ReplicationLease, Rule, Settings};
+use redislock_core::time::{Instant, from_millis, to_millis};
+
+use crate::edge::{self, edge};
+use crate::ffi::{self, Ctx, Level, ServerInfo, api};
+use crate::{alarm, clock, config, node, server};
+
+/// Until when nothing need be asked before a decision, µs: never again while the rule is off.
+static PERMITTED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
+/// When the list was read last.
+static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
+/// A refusal does not read the list again if it was read this recently, µs.
+const RECENT: u64 = 2_000;
+/// The timer of the next reading, while there is one, and when it is due.
+static TIMER: AtomicU64 = AtomicU64::new(0);
+static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
+/// A timer that is this late, µs, follows a wall clock that was set back.
+const LATE: u64 = 100_000;
+/// When the last heartbeat was written.
+static BEAT_AT: AtomicU64 = AtomicU64::new(0);
+/// `min-replicas-max-lag` at the start, µs; `u64::MAX` while it is not known.
+static LAG_AT_START: AtomicU64 = AtomicU64::new(u64::MAX);
+/// What was logged already.
+static HEARTBEAT_FAILED: AtomicBool = AtomicBool::new(false);
+static MAJORITY_WARNED: AtomicBool = AtomicBool::new(false);
+
+/// Why more replicas than a majority allows are dangerous.
+pub const NO_MAJORITY: &str = "more than 2 x min-replicas-to-write replicas were seen since the \
+     start: two masters can have enough replicas at the same time; raise min-replicas-to-write or \
+     remove replicas";
+/// Why replicas without a lag do not make a failover safe.
+pub const NO_LAG: &str = "min-replicas-max-lag is 0, so replicas are not counted: after a failover \
+     two clients can hold one lock; set min-replicas-max-lag on every node and restart";
+
+/// The rule that the configuration asks for.
+fn rule() -> Result<Rule, Off> {
+    let Some(read) = server::min_replicas(config::min_replicas()) else {
+        return Err(Off::NoReplicasNeeded);
+    };
+    let lag = from_millis(read.max_lag.saturating_mul(1000));
+    let unknown = u64::MAX;
+    let _ = LAG_AT_START.compare_exchange(unknown, lag, Ordering::Relaxed, Ordering::Relaxed);
+    let longest = node::with(|node| node.table.quarantine.longest());
+    let is_bounded = config::QUARANTINE.get() != 0;
+    Rule::of(Settings {
+        needed: read.needed,
+        lag,
+        lag_at_start: LAG_AT_START.load(Ordering::Relaxed),
+        longest_lease: from_millis(if is_bounded { longest } else { 0 }),
+    })
+}
+
+/// What an operator should know about the rule.
+pub fn warnings() -> Vec<&'static str> {
+    let no_majority = node::with(|node| {
+        let lease = node.table.replication.as_ref();
+        lease.is_some_and(ReplicationLease::has_no_majority)
+    });
+    let no_lag = rule() == Err(Off::NoLag) && config::QUARANTINE.get() != 0;
+    let warnings = [no_lag.then_some(NO_LAG), no_majority.then_some(NO_MAJORITY)];
+    warnings.into_iter().flatten().collect()
+}
+
+/// Follows the configuration and the role: at the start, when one of them has changed, and at each
+/// heartbeat.
+pub fn refresh(ctx: Ctx) {
+    let rule = rule();
+    let asked = rule.ok().filter(|_| !server::is_replica());
+    let now = clock::mono();
+    let was_on = node::with(|node| {
+        let lease = &mut node.table.replication;
+        let was_on = lease.is_some();
+        match (lease.as_mut(), asked) {
+            (Some(lease), Some(rule)) => lease.set_rule(rule, now),
+            _ => *lease = asked.map(|rule| ReplicationLease::new(rule, now)),
+        }
+        was_on
+    });
+    match (was_on, asked) {
+        (false, Some(rule)) => {
+            let text = format!(
+                "a lock is granted only if {} replicas that have followed for {} ms were heard of \
+                 within {} ms",
+                rule.needed,
+                to_millis(rule.wait),
+                to_millis(rule.lag)
+            );
+            ctx.log(Level::Notice, &text);
+            look(ctx);
+            set_timer(now);
+        }
+        (true, None) if !server::is_replica() => {
+            let text = "locks are granted without a confirmation by replicas from now on";
+            ctx.log(Level::Warning, text);
+            warnings()
+                .iter()
+                .for_each(|text| ctx.log(Level::Warning, text));
+            publish();
+            alarm::wake_soon();
+        }
+        _ => publish(),
+    }
+}
+
+/// The node has become a master: no replica counts yet. How long it waits at least, µs; none
+/// without the rule.
+pub fn promoted(ctx: Ctx) -> Option<u64> {
+    node::with(|node| node.table.replication = None);
+    refresh(ctx);
+    node::with(|node| Some(node.table.replication.as_ref()?.rule().wait))
+}
+
+/// Whether the rule is on.
+pub fn is_on() -> bool {
+    PERMITTED_UNTIL.load(Ordering::Relaxed) != u64::MAX
+}
+
+/// Asked before every decision: the list is read once more before a request is refused.
+pub fn check(ctx: Ctx, now: Instant) {
+    if now.0 > PERMITTED_UNTIL.load(Ordering::Relaxed)
+        && now.0.saturating_sub(LOOKED_AT.load(Ordering::Relaxed)) > RECENT
+    {
+        look(ctx);
+    }
+}
+
+/// The replica list has changed, or the timer was held up: the second wake-up after the timer.
+pub fn tick_if_late(now: Instant) {
+    if is_on() && now.0.saturating_sub(DUE.load(Ordering::Relaxed)) > LATE {
+        set_timer(now);
+    }
+}
+
+/// A replica has come or gone. The event does not say which, so the list is compared each time.
+pub fn on_replica_change(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    if is_on() {
+        // SAFETY: the context of this callback.
+        look(unsafe { Ctx::new(ctx) });
+    }
+}
+
+fn on_timer(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    TIMER.store(0, Ordering::Relaxed);
+    DUE.store(u64::MAX, Ordering::Relaxed);
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    if edge::has_failed() {
+        return;
+    }
+    refresh(ctx);
+    if !is_on() {
+        return;
+    }
+    look(ctx);
+    beat(ctx);
+    let now = clock::mono();
+    let next = node::with(|node| Some(node.table.replication.as_ref()?.next_look(now)));
+    if let Some(next) = next {
+        set_timer(next);
+    }
+}
+
+/// Writes a heartbeat if one is due.
+fn beat(ctx: Ctx) {
+    let now = clock::mono();
+    let period = node::with(|node| Some(node.table.replication.as_ref()?.rule().heartbeat()));
+    let since = now.0.saturating_sub(BEAT_AT.load(Ordering::Relaxed));
+    // A timer may come a little early.
+    if period.is_none_or(|period| since < period - period / 8) || !server::may_write(ctx) {
+        return;
+    }
+    BEAT_AT.store(now.0, Ordering::Relaxed);
+    // SAFETY: a valid context; the format names replicas only (A) and two C strings.
+    let status = unsafe {
+        api!(RedisModule_Replicate(
+            ctx.raw(),
+            c"REPLCONF".as_ptr(),
+            c"Acc".as_ptr(),
+            c"GETACK".as_ptr(),
+            c"*".as_ptr()
+        ))
+    };
+    if status != raw::REDISMODULE_OK as i32 && !HEARTBEAT_FAILED.swap(true, Ordering::Relaxed) {
+        let text =
+            "no heartbeat can be sent to replicas, because REPLCONF is renamed: no lock is granted";
+        ctx.log(Level::Warning, text);
+    }
+}
+
+/// Sets the timer for the next reading; one that was set is stopped.
+fn set_timer(moment: Instant) {
+    let Some(ctx) = ffi::detached() else {
+        return;
+    };
+    let delay = to_millis(moment.since(clock::mono()));
+    DUE.store(moment.0, Ordering::Relaxed);
+    // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
+    // runs, as `on_timer` forgets that one before anything else.
+    unsafe {
+        let before = TIMER.load(Ordering::Relaxed);
+        if before != 0 {
+            api!(RedisModule_StopTimer(
+                ctx.raw(),
+                before,
+                std::ptr::null_mut()
+            ));
+        }
+        let timer = api!(RedisModule_CreateTimer(
+            ctx.raw(),
+            delay as i64,
+            Some(edge!(
+                on_timer as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void)
+            )),
+            std::ptr::null_mut()
+        ));
+        TIMER.store(timer, Ordering::Relaxed);
+    }
+}
+
+/// Reads the list and decides anew; waiters are served if that lets them.
+fn look(ctx: Ctx) {
+    let before = clock::mono();
+    let info = ServerInfo::read(c"replication");
+    let after = clock::mono();
+    let replicas = online(&info);
+    let listed = replicas.iter().map(|(address, acknowledged)| Listed {
+        address: address.as_bytes(),
+        acknowledged: *acknowledged,
+    });
+    let listed: Vec<_> = listed.collect();
+    let news = node::with(|node| {
+        let lease = node.table.replication.as_mut()?;
+        let held = lease.permits(before);
+        lease.observe(Look {
+            before,
+            after,
+            // Without a position nothing that was acknowledged can be dated.
+            position: info.number(c"master_repl_offset").unwrap_or(u64::MAX),
+            replicas: &listed,
+        });
+        Some((held, lease.permits(after), lease.has_no_majority()))
+    });
+    LOOKED_AT.store(after.0, Ordering::Relaxed);
+    publish();
+    let Some((held, holds, no_majority)) = news else {
+        return;
+    };
+    if holds && !held {
+        ctx.log(
+            Level::Notice,
+            "enough replicas confirm this master: locks are granted",
+        );
+        alarm::wake_soon();
+    }
+    if no_majority && !MAJORITY_WARNED.swap(true, Ordering::Relaxed) {
+        ctx.log(Level::Warning, NO_MAJORITY);
+    }
+}
+
+/// Tells the path of a request until when it need not ask.
+fn publish() {
+    let until = node::with(|node| {
+        let lease = node.table.replication.as_ref();
+        lease.map(|lease| lease.until().unwrap_or_default())
+    });
+    let until = until.map_or(u64::MAX, |until| until.0);
+    PERMITTED_UNTIL.store(until, Ordering::Relaxed);
+}
+
+/// The replicas that are online: their addresses, and what they have acknowledged.
+fn online(info: &ServerInfo) -> Vec<(String, u64)> {
+    let mut found = Vec::new();
+    for at in 0.. {
+        let name = CString::new(format!("slave{at}")).unwrap_or_default();
+        let Some(line) = info.text(&name) else {
+            break;
+        };
+        let field = |name: &str| {
+            let mut fields = line.split(',').filter_map(|field| field.split_once('='));
+            fields.find_map(|(field, value)| (field == name).then_some(value))
+        };
+        if field("state") == Some("online") {
+            let address = format!(
+                "{}:{}",
+                field("ip").unwrap_or(""),
+                field("port").unwrap_or("")
+            );
+            let acknowledged = field("offset").and_then(|offset| offset.parse().ok());
+            found.push((address, acknowledged.unwrap_or(0)));
+        }
+    }
+    found
+}
