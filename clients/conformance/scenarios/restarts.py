@@ -80,10 +80,12 @@ def a_slot_that_has_moved_is_followed(scene: Scene) -> None:
     move_slot(nodes, "{a}1", other)
     held = scene.hold(client, ["{a}1", "{a}2"], wait=0)
     assert other.holders("{a}2")[0]["fence"] == held.fence
-    assert held.guard("SET", "{a}data", "1") == "OK"
+    guarding = scene.hold(client, "{a}3")
+    assert guarding.guard("SET", "{a}data", "1") == "OK"
     move_slot(nodes, "{a}1", owner)
-    assert held.guard("GET", "{a}data") == "1"
+    assert guarding.guard("GET", "{a}data") == "1"
     move_slot(nodes, "{a}1", other)
+    assert guarding.release() is True
     assert held.release() is True
     assert scene.refused(client, ["a", "b"], wait=0).kind == "misconfigured"
 
