@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
-use crate::tool::until;
+use crate::tool::{spawn, until};
 
 /// A session with a terminal of its own, ended when dropped.
 pub struct Pty {
@@ -42,8 +42,8 @@ impl Pty {
         };
         // SAFETY: setsid and ioctl are async-signal-safe, nothing is allocated.
         unsafe { command.pre_exec(lead) };
-        let child = command.spawn().unwrap();
-        drop((line, command));
+        let child = spawn(command);
+        drop(line);
         let keyboard = File::from(keyboard);
         let screen = Arc::new(Mutex::new(Vec::new()));
         let (mut output, shown) = (keyboard.try_clone().unwrap(), Arc::clone(&screen));

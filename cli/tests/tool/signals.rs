@@ -34,6 +34,21 @@ fn signals_reach_the_command() {
     }
 }
 
+/// As under `nohup … &`.
+#[test]
+fn signals_reach_the_command_where_the_tests_themselves_ignore_them() {
+    let tests = std::env::current_exe().unwrap();
+    let mut command = std::process::Command::new("sh");
+    command
+        .arg("-c")
+        .arg("trap '' HUP INT QUIT PIPE; exec \"$0\" --exact signals::signals_reach_the_command")
+        .arg(tests);
+    command.stdout(std::process::Stdio::piped());
+    let ended = outcome(command);
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.out.contains("1 passed"), "{ended:?}");
+}
+
 #[test]
 fn a_signal_that_ends_the_command_gives_128_plus_its_number() {
     let servers = masters::<1>();

@@ -1,10 +1,12 @@
 //! Starting the tool and reading its output.
 
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{self, SigHandler};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use serde_json::Value;
 
@@ -67,13 +69,38 @@ pub fn outcome(command: Command) -> Outcome {
     Running::start(command).end()
 }
 
+/// Starts it with every signal at its default: what ignores them (`nohup`, a shell's `&`) would
+/// otherwise pass that on to the tool under test.
+#[track_caller]
+pub fn spawn(mut command: Command) -> Child {
+    let defaults = || {
+        for signal in IGNORED {
+            // SAFETY: no handler of ours is replaced: the child has none yet.
+            unsafe { signal::signal(signal, SigHandler::SigDfl) }?;
+        }
+        Ok(())
+    };
+    // SAFETY: signal(2) is async-signal-safe, nothing is allocated.
+    unsafe { command.pre_exec(defaults) };
+    command.spawn().unwrap()
+}
+
+/// What may be ignored where the tests run.
+const IGNORED: [nix::sys::signal::Signal; 5] = [
+    signal::Signal::SIGHUP,
+    signal::Signal::SIGINT,
+    signal::Signal::SIGQUIT,
+    signal::Signal::SIGTERM,
+    signal::Signal::SIGPIPE,
+];
+
 /// A tool that runs, ended when dropped.
 pub struct Running(Option<Child>);
 
 impl Running {
     #[track_caller]
-    pub fn start(mut command: Command) -> Self {
-        Self(Some(command.spawn().unwrap()))
+    pub fn start(command: Command) -> Self {
+        Self(Some(spawn(command)))
     }
 
     fn child(&mut self) -> &mut Child {
