@@ -39,6 +39,8 @@ pub struct Slots<T> {
     chunks: Vec<Chunk<T>>,
     /// Chunks that may have room; the last one is used first.
     roomy: Vec<u32>,
+    /// The chunk that was the last to become empty: if it still is, it keeps its memory.
+    emptied: Option<u32>,
     generation: u32,
     len: usize,
 }
@@ -61,6 +63,7 @@ impl<T> Default for Slots<T> {
         Self {
             chunks: Vec::new(),
             roomy: Vec::new(),
+            emptied: None,
             generation: 0,
             len: 0,
         }
@@ -173,7 +176,8 @@ impl<T> Slots<T> {
         })
     }
 
-    /// Takes `id` out. A chunk that nobody uses any more gives its memory back.
+    /// Takes `id` out. Of the chunks that nobody uses any more all but one give their memory back:
+    /// one that is used and left again and again would otherwise be allocated each time.
     pub fn remove(&mut self, id: LockId) -> Option<T> {
         let at = id.index as usize / CHUNK;
         let chunk = self.chunks.get_mut(at)?;
@@ -187,14 +191,19 @@ impl<T> Slots<T> {
             self.roomy.push(at as u32);
         }
         chunk.used -= 1;
-        if chunk.used == 0 && self.roomy.len() > 1 {
-            *chunk = Chunk {
-                slots: Vec::new(),
-                free: Vec::new(),
-                used: 0,
-            };
-        } else {
-            chunk.free.push((id.index as usize % CHUNK) as u16);
+        chunk.free.push((id.index as usize % CHUNK) as u16);
+        if chunk.used == 0 {
+            let before = self.emptied.replace(at as u32);
+            let before = before.filter(|before| *before != at as u32);
+            if let Some(chunk) = before.and_then(|before| self.chunks.get_mut(before as usize))
+                && chunk.used == 0
+            {
+                *chunk = Chunk {
+                    slots: Vec::new(),
+                    free: Vec::new(),
+                    used: 0,
+                };
+            }
         }
         Some(value)
     }
@@ -252,6 +261,30 @@ mod tests {
             assert!(slots.get(LockId::from_bits(bits)).is_none());
             assert!(slots.remove(LockId::from_bits(bits)).is_none());
         }
+    }
+
+    #[test]
+    fn a_chunk_that_is_used_and_left_again_and_again_keeps_its_memory() {
+        let mut slots = Slots::default();
+        let full: Vec<_> = (0..CHUNK).map(|i| slots.insert(i)).collect();
+        let other = slots.insert(CHUNK);
+        slots.remove(full[0]);
+        let place = slots.chunks[1].slots.as_ptr();
+        let mut id = other;
+        for _ in 0..3 {
+            slots.remove(id);
+            assert_eq!(slots.chunks[1].slots.as_ptr(), place);
+            assert!(slots.chunks[1].slots.capacity() > 0);
+            // The first chunk has room for one, the second takes the other.
+            let first = slots.insert(0);
+            id = slots.insert(1);
+            if id.index() < CHUNK as u32 {
+                id = first;
+            } else {
+                slots.remove(first);
+            }
+        }
+        assert_eq!(slots.chunks[1].slots.as_ptr(), place);
     }
 
     #[test]

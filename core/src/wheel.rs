@@ -11,8 +11,10 @@ const BITS: u32 = 6;
 const BUCKETS: usize = 1 << BITS;
 /// One tick is 1.024 ms.
 const TICK_BITS: u32 = 10;
-/// Room for this many entries is kept when the wheel gets empty.
-const KEPT: usize = 4096;
+/// Links that are allocated at once: growing never copies what is there.
+const CHUNK: usize = 1024;
+/// So many chunks are kept when the wheel gets empty.
+const KEPT: usize = 4;
 
 /// Links of an entry that is in no bucket.
 const UNSET: Link = Link {
@@ -32,7 +34,7 @@ struct Link {
 /// Deadlines of entries, which are small numbers that the caller chooses.
 #[derive(Debug)]
 pub struct Wheel {
-    links: Vec<Link>,
+    links: Vec<Box<[Link; CHUNK]>>,
     heads: [[u32; BUCKETS]; LEVELS],
     occupied: [u64; LEVELS],
     /// The first tick that has not been looked at.
@@ -77,30 +79,27 @@ impl Wheel {
 
     /// Forgets the deadline of `entry`, if it has one.
     pub fn unset(&mut self, entry: u32) {
-        let Some(&link) = self.links.get(entry as usize) else {
+        let Some(&mut link) = self.link_of(entry).filter(|link| **link != UNSET) else {
             return;
         };
-        if link == UNSET {
-            return;
-        }
         if link.previous & BUCKET != 0 {
             let (level, bucket) = (
                 (link.previous & !BUCKET) as usize / BUCKETS,
                 (link.previous as usize) % BUCKETS,
             );
             self.set_head(level, bucket, link.next);
-        } else if let Some(previous) = self.links.get_mut(link.previous as usize) {
+        } else if let Some(previous) = self.link_of(link.previous) {
             previous.next = link.next;
         }
-        if let Some(next) = self.links.get_mut(link.next as usize) {
+        if let Some(next) = self.link_of(link.next) {
             next.previous = link.previous;
         }
-        if let Some(link) = self.links.get_mut(entry as usize) {
+        if let Some(link) = self.link_of(entry) {
             *link = UNSET;
         }
         self.len -= 1;
         if self.len == 0 && self.links.len() > KEPT {
-            self.links = Vec::new();
+            self.links.truncate(KEPT);
         }
     }
 
@@ -152,9 +151,15 @@ impl Wheel {
         starts.min_by_key(|(_, _, start)| *start)
     }
 
+    #[inline]
+    fn link_of(&mut self, entry: u32) -> Option<&mut Link> {
+        let chunk = self.links.get_mut(entry as usize / CHUNK)?;
+        chunk.get_mut(entry as usize % CHUNK)
+    }
+
     fn link(&mut self, entry: u32, level: usize, bucket: usize) {
-        if self.links.len() <= entry as usize {
-            self.links.resize(entry as usize + 1, UNSET);
+        while self.links.len() <= entry as usize / CHUNK {
+            self.links.push(Box::new([UNSET; CHUNK]));
         }
         let head = self
             .heads
@@ -162,10 +167,10 @@ impl Wheel {
             .and_then(|heads| heads.get(bucket))
             .copied()
             .unwrap_or(END);
-        if let Some(old) = self.links.get_mut(head as usize) {
+        if let Some(old) = self.link_of(head) {
             old.previous = entry;
         }
-        if let Some(link) = self.links.get_mut(entry as usize) {
+        if let Some(link) = self.link_of(entry) {
             *link = Link {
                 previous: BUCKET | (level * BUCKETS + bucket) as u32,
                 next: head,
@@ -244,7 +249,7 @@ mod tests {
             wheel.unset(entry);
             wheel.unset(entry);
         }
-        assert!(wheel.is_empty() && wheel.next().is_none() && wheel.links.is_empty());
+        assert!(wheel.is_empty() && wheel.next().is_none() && wheel.links.len() <= KEPT);
     }
 
     proptest! {
