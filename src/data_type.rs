@@ -18,7 +18,7 @@ use crate::clock;
 use crate::config::QUARANTINE;
 use crate::edge::edge;
 use crate::ffi::{self, Arg, Ctx, Level, api, lock_of, value_of};
-use crate::node::{self, Notice};
+use crate::node;
 
 /// Nine characters, as the server wants it; the last ten bits of a type's name are its version.
 const NAME: &std::ffi::CStr = c"redislock";
@@ -96,8 +96,8 @@ fn saved(id: LockId) -> Vec<u8> {
     let now = clock::mono();
     let mut bytes = Vec::new();
     node::with(|node| {
-        if let Some(lock) = node.table.lock(id) {
-            wire::save(lock, node.table.lease_now(now), &mut bytes);
+        if let Some(lock) = node.table.as_seen(id) {
+            wire::save(&lock, node.table.lease_now(now), &mut bytes);
         }
     });
     bytes
@@ -237,8 +237,8 @@ fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, va
     let mut effect = Vec::new();
     node::with(|node| {
         node.table.put_head(&mut effect);
-        if let Some(lock) = node.table.lock(lock_of(value)) {
-            wire::put_whole(lock, node.table.lease_now(now), &mut effect);
+        if let Some(lock) = node.table.as_seen(lock_of(value)) {
+            wire::put_whole(&lock, node.table.lease_now(now), &mut effect);
         }
     });
     let command = crate::command::APPLY.as_ptr();
@@ -280,7 +280,7 @@ fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
 
 /// May run on any thread.
 fn free(value: *mut c_void) {
-    node::post(Notice::Freed(lock_of(value)));
+    node::freed(lock_of(value));
 }
 
 /// The key is about to be removed, by us (then it is no news) or by anything else.

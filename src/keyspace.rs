@@ -163,7 +163,7 @@ fn decide_at<'a, R>(
     let mono = clock::mono();
     lifecycle::notice_replacement(ctx, mono);
     let _change = Change::begin();
-    let (result, output) = node::with(|node| {
+    let (result, output, unfinished) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
@@ -172,9 +172,12 @@ fn decide_at<'a, R>(
             let listened_to = node.listened_to || own.is_empty();
             node.table.take_output(now, listened_to)
         });
-        (result, output)
+        (result, output, node.table.has_more_to_serve(now))
     });
     let news = output.map_or_else(News::default, |output| apply(ctx, own, output));
+    if unfinished && !own.is_empty() {
+        alarm::wake_soon();
+    }
     (result, news)
 }
 
@@ -182,7 +185,7 @@ fn decide_at<'a, R>(
 /// told is left.
 fn apply<'a>(ctx: Ctx, own: &[Opened<'a>], mut output: Output) -> News<'a> {
     let mut news = News::default();
-    if !output.touched.is_empty() {
+    if !(output.touched.is_empty() && output.ended_before.is_empty()) {
         news = apply_changes(ctx, own, &output);
         if output.effect.is_empty() {
             // Nobody listens, so nothing is sent; this only counts the change, for the server's
@@ -230,6 +233,16 @@ fn apply_changes<'a>(ctx: Ctx, own: &[Opened<'a>], output: &Output) -> News<'a> 
         }
         let events = touched.events;
         news.add(Told { db, name, events });
+    }
+    for (key, times) in &output.ended_before {
+        news.add(Told {
+            db: key.db(),
+            name: Name::Made(OwnedString::new(key.name())),
+            events: Events {
+                expired: *times,
+                ..Events::default()
+            },
+        });
     }
     if let Some(mut effects) = effects {
         effects.send(ctx);
@@ -381,7 +394,7 @@ fn key_of(touched: &Touched) -> Option<Key> {
     touched
         .gone_from
         .clone()
-        .or_else(|| node::with(|node| node.table.key(touched.id).cloned()))
+        .or_else(|| node::with(|node| node.table.key(touched.id)))
 }
 
 /// Whether this open key is the one of a touched lock.
@@ -389,8 +402,8 @@ fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
     match (touched.presence, opened.lock) {
         (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
         (Presence::New, None) => node::with(|node| {
-            let key = node.table.key(touched.id);
-            key.is_some_and(|key| key.db() == opened.db && key.name() == opened.name.bytes())
+            let table = &node.table;
+            table.is_at(touched.id, opened.db, opened.name.bytes())
         }),
         _ => false,
     }

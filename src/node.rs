@@ -4,7 +4,7 @@
 //! thread. So these callbacks never touch the table. They leave a notice, and whoever uses the
 //! table next reads the notices first. `global.rs` states the thread model.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -13,7 +13,8 @@ use lazy_static::lazy_static;
 use redislock_core::Table;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
-use redislock_core::time::Instant;
+use redislock_core::table::Keyspace;
+use redislock_core::time::Now;
 
 use crate::clock;
 use crate::config;
@@ -24,8 +25,6 @@ use crate::removals::{Caller, Cause, Removal};
 pub enum Notice {
     /// The key of a lock was removed by something else than us.
     Unlinked(LockId),
-    /// The value of a lock was freed.
-    Freed(LockId),
     /// What removed the key of a lock, and who.
     RemovedBy(LockId, Cause, Option<Caller>),
     /// A waiter is gone.
@@ -34,13 +33,25 @@ pub enum Notice {
     Delivered(WaiterId),
 }
 
+/// Whether more is to be done than fits into a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum More {
+    No,
+    /// For everybody it is as if it were done.
+    Later,
+    /// Somebody waits for it.
+    Soon,
+}
+
 /// Everything that belongs to this node.
 pub struct Node {
     pub table: Table,
     /// Grants that could not be delivered, to be taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
-    /// Connections with ephemeral holds that have closed, and when those holds end.
-    pub closed: Vec<(u64, Instant)>,
+    /// Locks whose values were freed, to be forgotten.
+    freed: Vec<Vec<LockId>>,
+    /// What removed the keys of those of them that are not forgotten yet, and who, where it is known.
+    removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
     /// Locks that were removed while they were held, to be counted and logged.
     pub removals: VecDeque<Removal>,
     /// Whether the server is in cluster mode.
@@ -62,7 +73,8 @@ lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(config::limits()),
         undeliverable: Vec::new(),
-        closed: Vec::new(),
+        freed: Vec::new(),
+        removed_by: HashMap::default(),
         removals: VecDeque::new(),
         cluster: false,
         listened_to: true,
@@ -74,6 +86,7 @@ lazy_static! {
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
 static NOTICES: Mutex<Vec<Notice>> = Mutex::new(Vec::new());
+static FREED: Mutex<Vec<LockId>> = Mutex::new(Vec::new());
 
 /// The server itself; its children only read.
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -82,6 +95,9 @@ static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 /// The name of the last lock that was removed, as a fingerprint, and the lock.
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
+
+/// So many freed locks are forgotten whenever the table is used, and more when there is time.
+const FORGOTTEN_AT_ONCE: usize = 16;
 
 /// Room for this many notices is kept.
 const KEPT_NOTICES: usize = 1024;
@@ -109,7 +125,7 @@ pub fn started() {
 /// Leaves a notice.
 pub fn post(notice: Notice) {
     let about = match &notice {
-        Notice::Unlinked(id) | Notice::Freed(id) => id.to_bits(),
+        Notice::Unlinked(id) => id.to_bits(),
         _ => 0,
     };
     if about == 0 || about != OURS.load(Ordering::Relaxed) {
@@ -117,6 +133,18 @@ pub fn post(notice: Notice) {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(notice);
+        HAS_NOTICES.store(true, Ordering::Release);
+    }
+}
+
+/// The value of a lock was freed, on any thread. A flush frees very many of them, and nobody can
+/// reach them any more: they are forgotten a few at a time.
+pub fn freed(id: LockId) {
+    if id.to_bits() != OURS.load(Ordering::Relaxed) {
+        FREED
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(id);
         HAS_NOTICES.store(true, Ordering::Release);
     }
 }
@@ -160,8 +188,9 @@ impl Node {
         let Self {
             table,
             undeliverable,
-            closed,
             listened_to,
+            freed: _,
+            removed_by: _,
             removals: _,
             cluster: _,
             counter_is_due: _,
@@ -171,7 +200,6 @@ impl Node {
         } = self;
         table.role_changed();
         undeliverable.clear();
-        closed.clear();
         // A change of roles may bring a backlog.
         *listened_to = true;
     }
@@ -188,13 +216,81 @@ impl Node {
         let Self {
             table,
             undeliverable,
-            closed,
+            freed,
             counter_is_due,
             removals,
             ..
         } = self;
-        let queues_are_empty = undeliverable.is_empty() && closed.is_empty() && removals.is_empty();
-        table.has_unserved() || !queues_are_empty || *counter_is_due
+        let of_table = table.has_unserved() || table.is_closing() || table.is_sweeping();
+        let to_forget = !freed.is_empty() || table.has_remains();
+        let to_tell = !removals.is_empty() || !undeliverable.is_empty();
+        of_table || to_forget || to_tell || *counter_is_due
+    }
+
+    /// Forgets locks whose values were freed, at most so many.
+    pub fn forget_freed(&mut self, most: usize) -> More {
+        for _ in 0..most {
+            match self.freed.last_mut().map(Vec::pop) {
+                Some(Some(id)) => {
+                    self.note_removal(id);
+                    self.table.forget(id);
+                }
+                Some(None) => _ = self.freed.pop(),
+                None => break,
+            }
+        }
+        if self.freed.is_empty() {
+            More::No
+        } else {
+            More::Later
+        }
+    }
+
+    /// Notes that a lock is gone, if it was held and its key was removed.
+    fn note_removal(&mut self, id: LockId) {
+        let by = self.removed_by.remove(&id);
+        if self.table.lock(id).is_some() && !self.table.is_attached(id) {
+            let now = self.table.lease_now(clock::mono());
+            let (cause, caller) = by.unwrap_or((Cause::Other, None));
+            if let Some(mut removal) = Removal::of(&self.table, id, cause, now) {
+                removal.caller = caller;
+                self.removals.push_back(removal);
+            }
+        }
+    }
+
+    /// Goes on with what is done in slices: `most` things of those that are due.
+    pub fn go_on(&mut self, most: usize, now: Now, keys: &mut dyn Keyspace) -> More {
+        let Self {
+            table,
+            undeliverable,
+            ..
+        } = self;
+        let kinds = [
+            table.is_closing(),
+            table.is_sweeping(),
+            table.has_remains(),
+            !undeliverable.is_empty(),
+        ];
+        // Leases end all the time.
+        let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
+        let first = undeliverable.len().min(share);
+        for waiter in undeliverable.drain(..first) {
+            table.undeliverable(waiter, now, keys);
+        }
+        table.close(share, now, keys);
+        table.sweep(share, keys);
+        table.clear_remains(share);
+        let leases = table.expire(share, now, keys);
+        table.serve(now, keys);
+        let waiters = table.is_sweeping() || table.has_more_to_serve(now);
+        if leases || waiters || !undeliverable.is_empty() {
+            More::Soon
+        } else if table.is_closing() || table.has_remains() {
+            More::Later
+        } else {
+            More::No
+        }
     }
 }
 
@@ -206,15 +302,6 @@ pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Notes that a lock is gone, if it was held and its key was removed.
-fn note_removal(node: &mut Node, id: LockId) {
-    if node.table.lock(id).is_some() && !node.table.is_attached(id) {
-        let now = node.table.lease_now(clock::mono());
-        let removal = Removal::of(&node.table, id, Cause::Other, now);
-        node.removals.extend(removal);
-    }
-}
-
 fn read_notices(node: &mut Node) {
     if std::process::id() != OWN_PROCESS.load(Ordering::Relaxed) {
         // A child that saves: the thread that may have been writing a notice at the fork is not
@@ -222,11 +309,15 @@ fn read_notices(node: &mut Node) {
         return;
     }
     HAS_NOTICES.store(false, Ordering::Release);
+    let freed = std::mem::take(&mut *FREED.lock().unwrap_or_else(PoisonError::into_inner));
+    if !freed.is_empty() {
+        node.freed.push(freed);
+    }
     let mut notices = std::mem::take(&mut *NOTICES.lock().unwrap_or_else(PoisonError::into_inner));
     for notice in notices.drain(..) {
         match notice {
             Notice::Unlinked(id) => {
-                let key = node.table.key(id).cloned();
+                let key = node.table.key(id);
                 node.table.unlinked(id);
                 // In a cluster the lock may live on elsewhere: nobody is granted anything, all come
                 // again.
@@ -234,18 +325,16 @@ fn read_notices(node: &mut Node) {
                     node.table.unblock_line(&key);
                 }
             }
-            Notice::Freed(id) => {
-                note_removal(node, id);
-                node.table.forget(id);
-            }
             Notice::RemovedBy(id, cause, caller) => {
-                // It was freed a moment ago, so it is the last one or nearly so.
-                if let Some(removal) = node
+                if node.table.lock(id).is_some() {
+                    node.removed_by.insert(id, (cause, caller));
+                } else if let Some(removal) = node
                     .removals
                     .iter_mut()
                     .rev()
                     .find(|removal| removal.id == id)
                 {
+                    // It was forgotten a moment ago, so it is the last one or nearly so.
                     (removal.cause, removal.caller) = (cause, caller);
                 }
             }
@@ -255,6 +344,10 @@ fn read_notices(node: &mut Node) {
             }
             Notice::Delivered(id) => node.table.delivered(id),
         }
+    }
+    // What was unlinked before it was freed has been told of by now.
+    if node.forget_freed(FORGOTTEN_AT_ONCE) != More::No {
+        HAS_NOTICES.store(true, Ordering::Release);
     }
     // Its memory is used again, unless a notice has come meanwhile.
     let mut since = NOTICES.lock().unwrap_or_else(PoisonError::into_inner);

@@ -57,6 +57,8 @@ mod sentinel;
 mod settings;
 mod shared;
 #[cfg(target_os = "linux")]
+mod stalls;
+#[cfg(target_os = "linux")]
 mod suspended;
 mod transactions;
 mod upgrade;

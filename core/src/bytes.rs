@@ -51,6 +51,18 @@ impl<const INLINE: usize> Bytes<INLINE> {
         }
     }
 
+    /// The bytes, to be changed in place.
+    pub fn get_mut(&mut self) -> &mut [u8] {
+        match &mut self.0 {
+            Place::Inline { len, bytes } => {
+                // What is not there is not changed: it stays filled up with zeros.
+                let len = usize::from(*len).min(INLINE);
+                bytes.get_mut(..len).unwrap_or_default()
+            }
+            Place::Heap(bytes) => bytes,
+        }
+    }
+
     /// How many bytes are kept elsewhere.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {

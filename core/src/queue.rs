@@ -46,6 +46,13 @@ pub struct Waiter {
     pub since: Instant,
 }
 
+/// A place from which to go on through all requests and their keys.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Place {
+    seat: usize,
+    key: usize,
+}
+
 /// Those who wait for one key.
 #[derive(Debug, Default)]
 pub struct Line {
@@ -198,6 +205,32 @@ impl Queue {
             line.lock = lock;
             true
         })
+    }
+
+    /// Forgets that this lock stands at a key that is waited for.
+    pub fn forget_lock(&mut self, key: &Key, lock: LockId) {
+        if let Some(line) = self.lines.get_mut(key) {
+            line.lock.take_if(|known| *known == lock);
+        }
+    }
+
+    /// The first key that is waited for from a place of the queue on, and the place behind it. A key
+    /// comes once for each request for it.
+    #[must_use]
+    pub fn key_from(&self, mut place: Place) -> Option<(Key, Place)> {
+        loop {
+            let waiter = self.seats.get(place.seat)?;
+            if let Some((_, waiter)) = waiter
+                && let Some(key) = waiter.keys.get(place.key)
+            {
+                place.key += 1;
+                return Some((key.clone(), place));
+            }
+            place = Place {
+                seat: place.seat + 1,
+                key: 0,
+            };
+        }
     }
 
     /// Every key that is waited for.

@@ -24,6 +24,12 @@ impl Token {
         Some(Self(Bytes::of([bytes])))
     }
 
+    /// The first of all tokens in their order.
+    #[must_use]
+    pub fn smallest() -> Self {
+        Self(Bytes::of([&[0]]))
+    }
+
     /// The secret itself. For comparing, saving and replicating, never for showing.
     #[must_use]
     pub fn secret(&self) -> &[u8] {
@@ -73,6 +79,15 @@ impl Key {
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()
+    }
+
+    /// This key in another database.
+    #[must_use]
+    pub fn into_db(mut self, db: u32) -> Self {
+        if let Some(own) = self.0.get_mut().first_chunk_mut() {
+            *own = db.to_le_bytes();
+        }
+        self
     }
 
     /// The same name in another database.

@@ -14,5 +14,6 @@ mod properties;
 mod replication_lease;
 mod replication_model;
 mod several;
+mod slices;
 mod waiting;
 mod wire;

@@ -35,7 +35,8 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let mono = clock::mono();
     node::with(|node| {
         let now = node.table.lease_now(mono);
-        let lock = lock.and_then(|id| node.table.lock(id));
+        let lock = lock.and_then(|id| node.table.as_seen(id));
+        let lock = lock.as_deref();
         let holds = || {
             lock.into_iter()
                 .flat_map(|lock| lock.holds_in_order())

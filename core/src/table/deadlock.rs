@@ -17,7 +17,7 @@ use foldhash::{HashMap, HashSet};
 
 use super::Table;
 use crate::few::FewSet;
-use crate::lock::{Lock, Mode, Terms};
+use crate::lock::{Hold, Lock, Mode, Terms};
 use crate::queue::{Line, Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::Instant;
@@ -104,7 +104,7 @@ impl Table {
             .iter()
             .zip(locks)
             .map(|(key, lock)| (key, lock.and_then(|id| self.lock(id))))
-            .filter(|(_, lock)| !holds(*lock, &terms.token, now))
+            .filter(|(_, lock)| !self.holds(*lock, &terms.token, now))
             .collect();
         let mut search = Search::new(self, &terms.token, now);
         let deadlock = search.reaches_newcomer(&wanted) && {
@@ -115,13 +115,18 @@ impl Table {
         deadlock
     }
 
+    fn holds(&self, lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
+        let hold = lock.and_then(|lock| lock.hold(owner));
+        hold.is_some_and(|hold| self.end_of(hold) > now)
+    }
+
     fn holds_what_is_waited_for(&self, token: &Token, now: Instant) -> bool {
         let Some(held) = self.holdings.of(token) else {
             return false;
         };
         let is_waited_for = |id: &LockId| {
             let entry = self.slots.get(*id).filter(|entry| entry.queued);
-            entry.is_some_and(|entry| holds(Some(&entry.lock), token, now))
+            entry.is_some_and(|entry| self.holds(Some(&entry.lock), token, now))
         };
         held.len() > HOLDINGS_LOOKED_AT || held.iter().any(is_waited_for)
     }
@@ -183,7 +188,7 @@ impl<'a> Search<'a> {
         while let Some(&Reached { line, lock, .. }) = self.reached.get(next) {
             next += 1;
             self.steps += 1;
-            found |= holds(lock, self.newcomer, self.now);
+            found |= self.table.holds(lock, self.newcomer, self.now);
             self.reach_holders(lock);
             for waiter in line.linked.iter() {
                 if let Some(waiter) = self.table.queue.get(*waiter) {
@@ -219,7 +224,10 @@ impl<'a> Search<'a> {
             self.by_key.insert(key, self.reached.len());
             self.reached.push(Reached {
                 line,
-                lock: line.lock.and_then(|id| self.table.lock(id)),
+                lock: self
+                    .table
+                    .lock_in_line(key)
+                    .and_then(|id| self.table.lock(id)),
                 free: Vec::new(),
                 free_holders: 0,
                 is_held_up: false,
@@ -236,7 +244,7 @@ impl<'a> Search<'a> {
             let waiters = waiters.filter_map(|id| Some((*id, &**self.table.queue.get(*id)?)));
             let blocked = waiters.filter(|(_, waiter)| {
                 let token = &waiter.terms.token;
-                token != self.newcomer && !holds(lock, token, self.now)
+                token != self.newcomer && !self.table.holds(lock, token, self.now)
             });
             reached.free = blocked.collect();
             reached.free_holders = lock.map_or(0, |lock| lock.live_holders(self.now));
@@ -258,18 +266,21 @@ impl<'a> Search<'a> {
         let lines: Vec<usize> = match few {
             Some(held) => {
                 let keys = held.iter().filter_map(|id| self.table.key(*id));
-                keys.filter_map(|key| self.by_key.get(key).copied())
+                keys.filter_map(|key| self.by_key.get(&key).copied())
                     .collect()
             }
             None => (0..self.reached.len()).collect(),
         };
         for at in lines {
             self.steps += 1;
-            let now = self.now;
+            let (now, table) = (self.now, self.table);
             let Some(reached) = self.reached.get_mut(at) else {
                 continue;
             };
-            let Some(lock) = reached.lock.filter(|lock| holds(Some(lock), owner, now)) else {
+            let Some(lock) = reached
+                .lock
+                .filter(|lock| table.holds(Some(lock), owner, now))
+            else {
                 continue;
             };
             reached.free_holders = reached.free_holders.saturating_sub(1);
@@ -346,14 +357,15 @@ impl<'a> Search<'a> {
     }
 
     fn are_holders_stuck(&self, lock: &Lock, mode: Mode) -> bool {
-        let mut holders = lock.holds().filter(|hold| hold.end > self.now);
+        let lives = |hold: &&Hold| self.table.end_of(hold) > self.now;
+        let mut holders = lock.holds().filter(lives);
         if needs_any(lock, mode) {
             holders.all(|hold| self.stuck.contains(&hold.token))
         } else if lock.holders() <= self.stuck.len() {
             holders.any(|hold| self.stuck.contains(&hold.token))
         } else {
             let mut stuck = self.stuck.iter();
-            stuck.any(|token| holds(Some(lock), token, self.now))
+            stuck.any(|token| self.table.holds(Some(lock), token, self.now))
         }
     }
 }
@@ -361,9 +373,4 @@ impl<'a> Search<'a> {
 /// Whether a request in `mode` needs only one of the holders to release: a full semaphore.
 fn needs_any(lock: &Lock, mode: Mode) -> bool {
     matches!((lock, mode), (Lock::Shared(_), Mode::Shared { .. }))
-}
-
-fn holds(lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
-    lock.and_then(|lock| lock.hold(owner))
-        .is_some_and(|hold| hold.end > now)
 }

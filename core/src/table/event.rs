@@ -1,12 +1,12 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
 
-use super::{Answer, Entry, Keyspace, PARTS, Table};
-use crate::lock::{Hold, Lock};
+use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table};
+use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
-use crate::queue::WaiterId;
+use crate::queue::{Place, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
-use crate::token::{Key, Token};
+use crate::token::Key;
 use crate::wire::{Change, Malformed, load};
 
 /// What became of a lock by an effect that was loaded or replicated.
@@ -21,10 +21,12 @@ pub enum Loaded {
 }
 
 impl Table {
-    /// Ends leases whose time is over, of at most `most` locks; whether more are due.
+    /// Ends leases whose time is over, at most so many; whether more are due.
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
-        for _ in 0..most {
+        let (mut left, mut looks) = (most, most);
+        while left > 0 && looks > 0 {
+            looks -= 1;
             let Some(index) = self.wheel.pop(lease_now) else {
                 return false;
             };
@@ -34,6 +36,9 @@ impl Table {
             let Some(entry) = self.slots.get(id) else {
                 continue;
             };
+            if self.spaces.db(&entry.key).is_none() {
+                continue;
+            }
             if let Some(end) = entry.lock.first_end().filter(|end| *end > lease_now)
                 && entry.touch == 0
             {
@@ -41,7 +46,11 @@ impl Table {
                 continue;
             }
             // A crowd's leases are ended in parts, too: what is left is found again at once.
-            self.take_ended_off(id, PARTS, now);
+            left -= self.take_ended_off(id, left.min(TAKEN_AT_ONCE), now).max(1);
+            let first_end = self.lock(id).and_then(Lock::first_end);
+            if let Some(end) = first_end.filter(|end| *end <= lease_now) {
+                self.wheel.set(index, end);
+            }
             // The wheel has forgotten it, whatever else becomes of it in this decision.
             if let Some(touched) = self.touch(id) {
                 touched.end_before = None;
@@ -51,18 +60,22 @@ impl Table {
         true
     }
 
-    /// Tells those whose time to wait is up.
-    pub fn time_out(&mut self, now: Now) {
-        while let Some(id) = self.queue.overdue(now.mono) {
+    /// Tells those whose time to wait is up, at most so many; whether there may be more.
+    pub fn time_out(&mut self, most: usize, now: Now) -> bool {
+        for _ in 0..most {
+            let Some(id) = self.queue.overdue(now.mono) else {
+                return false;
+            };
             self.dismiss(id, Answer::Nothing);
         }
+        true
     }
 
     /// Whether the quarantine has ended since this was asked last; then all lines are to be served.
     pub fn quarantine_has_ended(&mut self, now: Now) -> bool {
         let ended = self.quarantine.has_just_ended(now.mono);
         if ended {
-            self.unserved.extend(self.queue.keys().cloned());
+            self.start_sweep();
         }
         ended
     }
@@ -117,6 +130,8 @@ impl Table {
         let id = self.new_lock(key);
         if let Some(entry) = self.slots.get_mut(id) {
             entry.lock = lock;
+            let last = entry.lock.last_end().unwrap_or(end);
+            self.spaces.lasts(&entry.key, last);
         }
         self.wheel.set(id.index(), end);
         self.note_sharers(id);
@@ -148,6 +163,8 @@ impl Table {
             self.forget(id);
             return Loaded::Gone;
         };
+        let last = entry.lock.last_end().unwrap_or(end);
+        self.spaces.lasts(&entry.key, last);
         self.wheel.set(id.index(), end);
         self.note_holders(id);
         Loaded::Kept
@@ -170,13 +187,11 @@ impl Table {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
-        *entry = Entry {
-            key,
-            attached: true,
-            queued,
-            lock: std::mem::take(&mut entry.lock),
-            touch: entry.touch,
-        };
+        self.spaces.left(&entry.key, entry.attached);
+        entry.key = self.spaces.inside(key);
+        self.spaces.arrived(&entry.key, entry.lock.last_end());
+        entry.attached = true;
+        entry.queued = queued;
         if let Some(end) = entry.lock.first_end() {
             self.wheel.set(id.index(), end);
         }
@@ -193,7 +208,7 @@ impl Table {
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
         };
-        self.unserved.insert(entry.key.clone());
+        self.unserved.extend(self.spaces.outside(&entry.key));
         let holders = self.queue.waiting_holders(&entry.lock).into_iter();
         self.next_up
             .extend(holders.flat_map(|token| self.queue.of(token)));
@@ -205,11 +220,18 @@ impl Table {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
-        entry.attached = false;
-        if entry.queued {
-            self.queue.note_lock(&entry.key, None);
-            self.unserved.insert(entry.key.clone());
+        if std::mem::replace(&mut entry.attached, false) {
+            self.spaces.unlinked(&entry.key);
+        }
+        let key = self.spaces.outside(&entry.key);
+        if (entry.queued || self.sweep.is_some())
+            && let Some(key) = key
+        {
+            self.queue.forget_lock(&key, id);
             self.note_unqueued(id);
+            if self.queue.line(&key).is_some() {
+                self.unserved.insert(key);
+            }
         }
         self.wheel.unset(id.index());
     }
@@ -222,103 +244,78 @@ impl Table {
         };
         self.wheel.unset(id.index());
         let known = entry.is_known();
-        for hold in entry.lock.holds() {
-            self.unbind(id, hold);
-            if known {
-                self.holdings.remove(&hold.token, id);
-            }
-        }
-        if entry.queued {
-            self.queue.note_lock(&entry.key, None);
-            self.unserved.insert(entry.key);
+        self.forget_holders(id, entry.lock, known);
+        let key = self.spaces.outside(&entry.key);
+        self.spaces.left(&entry.key, entry.attached);
+        if entry.queued
+            && let Some(key) = key
+        {
+            self.queue.forget_lock(&key, id);
+            self.unserved.insert(key);
         }
     }
 
-    /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease had to go, µs.
+    /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease may
+    /// have had to go, µs: never less than it had.
     pub fn flushed(&mut self, db: Option<u32>, now: Now) -> u64 {
-        let flushed = |key: &Key| db.is_none_or(|db| key.db() == db);
-        let ids: Vec<_> = self
-            .slots
-            .iter()
-            .filter(|(_, entry)| entry.attached && flushed(&entry.key))
-            .map(|(id, _)| id)
-            .collect();
-        let lease_now = self.clock.at(now.mono);
-        let mut last = 0;
-        for id in ids {
-            last = last.max(
-                self.lock(id)
-                    .and_then(Lock::last_end)
-                    .map_or(0, |end| end.since(lease_now)),
-            );
-            self.forget(id);
-        }
-        self.unserved
-            .extend(self.queue.keys().filter(|key| flushed(key)).cloned());
-        last
+        self.start_sweep();
+        self.spaces.flush(db, self.clock.at(now.mono))
     }
 
-    /// Two databases have changed places.
+    /// Two databases have changed places. Those who wait do so for the keys that stand there now.
     pub fn swapped(&mut self, a: u32, b: u32) {
-        let other = |db| {
-            if db == a {
-                Some(b)
-            } else if db == b {
-                Some(a)
-            } else {
-                None
-            }
-        };
-        let moved: Vec<_> = self
-            .slots
-            .iter()
-            .filter(|(_, entry)| entry.attached)
-            .filter_map(|(id, entry)| other(entry.key.db()).map(|db| (id, entry.key.in_db(db))))
-            .collect();
-        let lines: Vec<_> = self
-            .queue
-            .keys()
-            .filter(|key| other(key.db()).is_some())
-            .cloned()
-            .collect();
-        for key in &lines {
-            self.queue.note_lock(key, None);
-        }
-        for (id, key) in moved {
-            self.attach(id, key);
-        }
-        self.unserved.extend(lines);
+        self.start_sweep();
+        self.spaces.swap(a, b);
     }
 
-    /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not before.
-    pub fn hang_up(
-        &mut self,
-        connection: u64,
-        end: Instant,
-        now: Now,
-        keyspace: &mut dyn Keyspace,
-    ) {
-        let Some(bound) = self.connections.remove(&connection) else {
-            return;
-        };
-        let end = self.clock.at(end.max(now.mono));
-        let is_tied = |(id, token): &(LockId, Token)| {
-            let entry = self.slots.get(*id).filter(|entry| entry.attached);
-            let hold = entry.and_then(|entry| entry.lock.hold(token));
-            hold.and_then(Hold::connection) == Some(connection)
-        };
-        let tied: Vec<_> = bound.into_iter().filter(is_tied).collect();
-        // All of them first: nobody is granted anything while some of them seem to last.
-        for (id, token) in &tied {
-            self.touch_hold(*id, token, |_| ());
-            if let Some(entry) = self.slots.get_mut(*id) {
-                entry
-                    .lock
-                    .change(token, |hold| hold.end = hold.end.min(end));
+    /// Every key that is waited for is to be looked at again.
+    pub(super) fn start_sweep(&mut self) {
+        self.sweep = (!self.queue.is_empty()).then(Place::default);
+    }
+
+    /// Whether keys that are waited for are still to be looked at again.
+    #[must_use]
+    pub fn is_sweeping(&self) -> bool {
+        self.sweep.is_some()
+    }
+
+    /// Looks again at what stands at keys that are waited for, at most at so many of them; those who
+    /// wait there are to be served.
+    pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
+        for _ in 0..most {
+            let Some(place) = self.sweep else {
+                return;
+            };
+            let Some((key, next)) = self.queue.key_from(place) else {
+                self.sweep = None;
+                return;
+            };
+            self.sweep = Some(next);
+            // One that this decision has made is not in the keyspace yet.
+            let found = self
+                .lock_in_line(&key)
+                .or_else(|| match keyspace.find(&key) {
+                    Found::Lock(id) => Some(id),
+                    Found::Nothing | Found::Other => None,
+                });
+            let before = self.queue.line(&key).and_then(|line| line.lock);
+            self.attach_line(&key, found);
+            if let Some(before) = before.filter(|before| Some(*before) != found) {
+                self.note_moved(before);
+            }
+            match found {
+                Some(id) => self.has_arrived(id),
+                None => self.unserved.insert(key),
             }
         }
-        for (id, _) in tied {
-            self.settle(id, now, keyspace);
+    }
+
+    /// A lock is no longer at a key that is waited for. It may be at another one.
+    fn note_moved(&mut self, id: LockId) {
+        let key = self.key(id);
+        let line = key.and_then(|key| self.queue.line(&key));
+        if line.and_then(|line| line.lock) != Some(id) {
+            self.note_unqueued(id);
         }
     }
 
@@ -347,6 +344,7 @@ impl Table {
             fences: _,
             clock: _,
             slots,
+            spaces: _,
             wheel: _,
             // Empty by now.
             queue: _,
@@ -360,13 +358,20 @@ impl Table {
             deadlock_steps: _,
             undelivered,
             connections,
+            closing,
+            // Are forgotten as before.
+            remains: _,
+            sweep,
         } = self;
         *replication = None;
+        *sweep = None;
         *holds_back = false;
         unserved.clear();
         next_up.clear();
         undelivered.clear();
-        for (id, token) in std::mem::take(connections).into_values().flatten() {
+        let closing = std::mem::take(closing).into_values().map(Closing::holds);
+        let tied = std::mem::take(connections).into_values().chain(closing);
+        for (id, token) in tied.flatten() {
             if let Some(entry) = slots.get_mut(id) {
                 entry.lock.change(&token, |hold| hold.bind(None));
             }

@@ -4,18 +4,24 @@
 //! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
 //! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
 
+mod closing;
 mod deadlock;
 mod event;
 mod outcome;
+mod remains;
 mod request;
 mod serve;
+mod spaces;
 
 use std::collections::BTreeSet;
 
+use closing::Closing;
 use deadlock::Holdings;
 pub use event::Loaded;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
+use remains::Remains;
 use serve::Undelivered;
+use spaces::Spaces;
 
 use foldhash::{HashMap, HashMapExt};
 
@@ -23,7 +29,7 @@ use crate::fence::FenceCounter;
 use crate::few::FewSet;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::{Quarantine, Reason};
-use crate::queue::{Queue, WaiterId};
+use crate::queue::{Place, Queue, WaiterId};
 use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Slots};
 use crate::stats::{Counters, Histogram};
@@ -76,7 +82,10 @@ pub struct Events {
 }
 
 /// Changed holds of a shared lock that are written one by one.
-const PARTS: usize = 64;
+const PARTS: usize = 160;
+/// So many ended holds are taken off a shared lock in one decision: with what else it may change,
+/// fewer than [`PARTS`].
+const TAKEN_AT_ONCE: usize = 32;
 
 /// What a decision means for the key of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,11 +130,14 @@ pub struct Output {
     pub answers: Vec<(WaiterId, Answer)>,
     /// The first of the leases that end sooner than known before, on the monotonic clock.
     pub soonest_end: Option<Instant>,
+    /// Leases that have ended and were not told of at once: at which key, and how many.
+    pub ended_before: Vec<(Key, u32)>,
 }
 
 /// One lock with its key.
 #[derive(Debug)]
 struct Entry {
+    /// Its own key: see [`Spaces`].
     key: Key,
     lock: Lock,
     /// 1 + its place in the output's list, 0 while it is not there.
@@ -163,6 +175,7 @@ pub struct Table {
     fences: FenceCounter,
     clock: LeaseClock,
     slots: Slots<Entry>,
+    spaces: Spaces,
     wheel: Wheel,
     queue: Queue,
     /// Keys in whose lines something has changed, to be served when writing is allowed.
@@ -174,6 +187,12 @@ pub struct Table {
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
+    /// The connections that have closed, and their holds that have not been ended yet.
+    closing: HashMap<u64, Closing>,
+    /// The holders of shared locks that have gone and are not forgotten yet.
+    remains: Vec<Remains>,
+    /// Every key that is waited for is to be looked at again, from this place of the queue on.
+    sweep: Option<Place>,
     output: Output,
 }
 
@@ -192,6 +211,7 @@ impl Table {
             fences: FenceCounter::default(),
             clock: LeaseClock::default(),
             slots: Slots::default(),
+            spaces: Spaces::default(),
             wheel: Wheel::default(),
             queue: Queue::default(),
             unserved: FewSet::default(),
@@ -200,6 +220,9 @@ impl Table {
             deadlock_steps: 0,
             undelivered: HashMap::new(),
             connections: HashMap::new(),
+            closing: HashMap::new(),
+            remains: Vec::new(),
+            sweep: None,
             output: Output::default(),
         }
     }
@@ -214,7 +237,7 @@ impl Table {
     /// How many locks are held.
     #[must_use]
     pub fn locks(&self) -> usize {
-        self.slots.len()
+        self.slots.len() - self.spaces.gone()
     }
 
     /// How many requests wait.
@@ -255,10 +278,10 @@ impl Table {
         self.slots.get(id).map(|entry| &entry.lock)
     }
 
-    /// The key of `id`.
+    /// The key of `id`, unless it stands nowhere.
     #[must_use]
-    pub fn key(&self, id: LockId) -> Option<&Key> {
-        self.slots.get(id).map(|entry| &entry.key)
+    pub fn key(&self, id: LockId) -> Option<Key> {
+        self.spaces.outside(&self.slots.get(id)?.key)
     }
 
     /// Whether the value of `id` stands at its key, as far as is known.
@@ -267,10 +290,35 @@ impl Table {
         self.slots.get(id).is_some_and(|entry| entry.attached)
     }
 
-    /// Whether somebody waits for the key of `id`.
+    /// Whether `id` stands at this key.
+    #[must_use]
+    pub fn is_at(&self, id: LockId, db: u32, name: &[u8]) -> bool {
+        let entry = self.slots.get(id);
+        entry.is_some_and(|entry| self.spaces.is_at(&entry.key, db, name))
+    }
+
+    /// Whether somebody waits for the key of `id`, or may.
     #[must_use]
     pub fn is_waited_for(&self, id: LockId) -> bool {
-        self.slots.get(id).is_some_and(|entry| entry.queued)
+        let entry = self.slots.get(id);
+        entry.is_some_and(|entry| entry.queued || self.sweep.is_some())
+    }
+
+    /// The key of a lock, if somebody waits for it.
+    fn waited_key(&self, entry: &Entry) -> Option<Key> {
+        if !entry.queued && self.sweep.is_none() {
+            return None;
+        }
+        let key = self.spaces.outside(&entry.key)?;
+        self.queue.line(&key).is_some().then_some(key)
+    }
+
+    /// The lock at a key that is waited for, as far as is known.
+    fn lock_in_line(&self, key: &Key) -> Option<LockId> {
+        let id = self.queue.line(key)?.lock?;
+        let entry = self.slots.get(id).filter(|entry| entry.attached)?;
+        let is_there = self.spaces.is_at(&entry.key, key.db(), key.name());
+        is_there.then_some(id)
     }
 
     /// What the lease clock shows.
@@ -298,7 +346,13 @@ impl Table {
     /// Whether the last calls have led to something.
     #[must_use]
     pub fn has_output(&self) -> bool {
-        !self.output.touched.is_empty() || !self.output.answers.is_empty()
+        let Output {
+            touched,
+            answers,
+            ended_before,
+            ..
+        } = &self.output;
+        !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
     /// Takes what the last calls have led to; with the effect, if somebody listens. Give it back with
@@ -313,6 +367,7 @@ impl Table {
         output.touched.clear();
         output.effect.clear();
         output.answers.clear();
+        output.ended_before.clear();
         output.soonest_end = None;
         if !self.has_output() {
             self.output = output;
@@ -364,9 +419,10 @@ impl Table {
 
     /// A lock for a key at which there is none yet.
     fn new_lock(&mut self, key: Key) -> LockId {
-        // Who waits for one key waits for a lock that is there, unless it was just removed.
-        let may_have_line = self.queue.has_several_keys() || self.has_unserved();
-        let queued = may_have_line && self.queue.line(&key).is_some();
+        let queued = self.may_have_lines() && self.queue.line(&key).is_some();
+        let line = queued.then(|| key.clone());
+        let key = self.spaces.inside(key);
+        self.spaces.arrived(&key, None);
         let entry = Entry {
             key,
             lock: Lock::Free,
@@ -375,10 +431,16 @@ impl Table {
             queued,
         };
         let id = self.slots.insert(entry);
-        if queued && let Some(entry) = self.slots.get(id) {
-            self.queue.note_lock(&entry.key, Some(id));
+        if let Some(line) = line {
+            self.queue.note_lock(&line, Some(id));
         }
         id
+    }
+
+    /// Whether somebody may wait for a key at which there is no lock. Who waits for one key waits
+    /// for a lock that is there, unless it was just removed.
+    fn may_have_lines(&self) -> bool {
+        self.queue.has_several_keys() || self.has_unserved() || self.sweep.is_some()
     }
 
     /// Writes down what became of each touched lock, removes those that nobody holds any more, and sets deadlines.
@@ -405,6 +467,8 @@ impl Table {
             }
             match entry.lock.first_end() {
                 Some(end) => {
+                    self.spaces
+                        .lasts(&entry.key, entry.lock.last_end().unwrap_or(end));
                     if touched.end_before.is_none_or(|before| end < before) {
                         self.wheel.set(touched.id.index(), end);
                         let end = self.clock.when(end);
@@ -416,10 +480,13 @@ impl Table {
                     touched.presence = Presence::Gone;
                     self.wheel.unset(touched.id.index());
                     if let Some(entry) = self.slots.remove(touched.id) {
+                        let db = self.spaces.db(&entry.key).unwrap_or_default();
+                        self.spaces.left(&entry.key, entry.attached);
+                        let key = entry.key.into_db(db);
                         if entry.queued {
-                            self.queue.note_lock(&entry.key, None);
+                            self.queue.forget_lock(&key, touched.id);
                         }
-                        touched.gone_from = Some(entry.key);
+                        touched.gone_from = Some(key);
                     }
                 }
             }
@@ -444,13 +511,16 @@ impl Table {
     }
 
     fn unbind(&mut self, id: LockId, hold: &Hold) {
-        if let Some(connection) = hold.connection()
-            && let Some(bound) = self.connections.get_mut(&connection)
-        {
+        let Some(connection) = hold.connection() else {
+            return;
+        };
+        if let Some(bound) = self.connections.get_mut(&connection) {
             bound.remove(&(id, hold.token.clone()));
             if bound.is_empty() {
                 self.connections.remove(&connection);
             }
+        } else {
+            self.unbind_closing(connection, id, &hold.token);
         }
     }
 }

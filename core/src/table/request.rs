@@ -22,7 +22,7 @@ impl Table {
         if let Err(denial) = self.check_quarantine(now) {
             return Verdict::Denied(denial);
         }
-        let locks = self.settled(wanted, now, keyspace);
+        let locks = self.settled(wanted, &terms.token, now, keyspace);
         let mut free = true;
         for (want, lock) in wanted.iter().zip(&locks) {
             match self.standing(*lock, terms) {
@@ -76,7 +76,8 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> u32 {
-        let found = want.lock.filter(|lock| self.settle(*lock, now, keyspace));
+        let settle = |lock: &LockId| self.settle(*lock, Some(token), now, keyspace);
+        let found = want.lock.filter(settle);
         let mut taken = 0;
         if let Some(id) = found.or_else(|| self.place(want)) {
             taken = self.take_off(id, token, all, now);
@@ -106,7 +107,8 @@ impl Table {
         if let Err(denial) = self.check_quarantine(now) {
             return Extended::Denied(denial);
         }
-        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+        let settle = |lock: &LockId| self.settle(*lock, Some(token), now, keyspace);
+        let Some(id) = lock.filter(settle) else {
             return Extended::NotHeld;
         };
         if self.lock(id).is_none_or(|lock| lock.hold(token).is_none()) {
@@ -146,13 +148,15 @@ impl Table {
 
     /// Ends every hold of a lock; how many holders there were.
     pub fn force(&mut self, want: &Wanted<'_>, now: Now, keyspace: &mut dyn Keyspace) -> u64 {
-        let Some(id) = want.lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+        let settle = |lock: &LockId| self.settle(*lock, None, now, keyspace);
+        let Some(id) = want.lock.filter(settle) else {
             return 0;
         };
         if self.lock(id).is_none_or(Lock::is_free) {
             return 0;
         }
         let lease_now = self.clock.at(now.mono);
+        let queued = self.slots.get(id).and_then(|entry| self.waited_key(entry));
         if let Some(touched) = self.touch(id) {
             touched.events.forced += 1;
             touched.whole = true;
@@ -160,7 +164,6 @@ impl Table {
         let Some(entry) = self.slots.get_mut(id) else {
             return 0;
         };
-        let queued = entry.queued.then(|| entry.key.clone());
         let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
         for hold in lock.holds() {
@@ -185,7 +188,8 @@ impl Table {
         keyspace: &mut dyn Keyspace,
     ) -> Result<bool, Denial> {
         self.check_quarantine(now)?;
-        let Some(id) = lock.filter(|lock| self.settle(*lock, now, keyspace)) else {
+        let settle = |lock: &LockId| self.settle(*lock, Some(token), now, keyspace);
+        let Some(id) = lock.filter(settle) else {
             return Ok(false);
         };
         let holds = self.lock(id).is_some_and(|lock| lock.hold(token).is_some());
@@ -200,15 +204,17 @@ impl Table {
     fn settled(
         &mut self,
         wanted: &[Wanted<'_>],
+        token: &Token,
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Few<Option<LockId>> {
+        let mut settle = |lock: LockId| self.settle(lock, Some(token), now, keyspace);
         if let [want] = wanted {
-            return Few::One(want.lock.filter(|lock| self.settle(*lock, now, keyspace)));
+            return Few::One(want.lock.filter(|lock| settle(*lock)));
         }
         // All of them first: settling one may lead to a grant of another.
         for want in wanted {
-            want.lock.map(|lock| self.settle(lock, now, keyspace));
+            want.lock.map(&mut settle);
         }
         wanted.iter().map(|want| self.place(want)).collect()
     }
@@ -218,12 +224,8 @@ impl Table {
         if want.lock.is_some_and(|id| self.slots.get(id).is_some()) {
             return want.lock;
         }
-        let is_there = |id| {
-            let entry = self.slots.get(id);
-            entry.is_some_and(|entry| entry.key.db() == want.db && entry.key.name() == want.name)
-        };
         let mut made = self.output.touched.iter().map(|touched| touched.id);
-        made.find(|id| is_there(*id))
+        made.find(|id| self.is_at(*id, want.db, want.name))
     }
 
     pub(super) fn standing(&self, lock: Option<LockId>, terms: &Terms) -> Standing {
@@ -275,8 +277,8 @@ impl Table {
     /// Whether somebody may wait for the key of this lock, or for a key that has none.
     fn may_have_line(&self, lock: Option<LockId>) -> bool {
         match lock.and_then(|id| self.slots.get(id)) {
-            Some(entry) => entry.queued,
-            None => self.queue.has_several_keys() || self.has_unserved(),
+            Some(entry) => entry.queued || self.sweep.is_some(),
+            None => self.may_have_lines(),
         }
     }
 
@@ -398,9 +400,7 @@ impl Table {
         }
         let known = entry.is_known();
         let hold = entry.lock.take(token);
-        if entry.queued {
-            self.unserved.insert(entry.key.clone());
-        }
+        self.note_room(id);
         if let Some(hold) = hold {
             self.ended(id, &hold, known, lease_now);
         }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::{Answer, Denial, Found, Keyspace, Table};
+use super::{Answer, Denial, Found, Keyspace, TAKEN_AT_ONCE, Table};
 use crate::few::Few;
-use crate::lock::{Lock, Standing};
+use crate::lock::{Hold, Lock, Standing};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
@@ -18,6 +18,9 @@ pub(super) struct Undelivered {
     counted: Few<(Key, u64)>,
 }
 
+/// So many waiters are served in one decision.
+const SERVED_AT_ONCE: usize = 64;
+
 /// Whether a waiter can have its locks now.
 enum Turn {
     Comes(Few<Option<LockId>>),
@@ -26,62 +29,119 @@ enum Turn {
 }
 
 impl Table {
-    /// Takes ended leases off a lock, and serves its line if that made room. Says whether the lock still is one.
-    pub(super) fn settle(&mut self, id: LockId, now: Now, keyspace: &mut dyn Keyspace) -> bool {
+    /// Takes ended leases off a lock, and serves its line if that made room. Says whether the lock
+    /// still is one. No more than [`TAKEN_AT_ONCE`] are taken off, but that of `token` is among them.
+    pub(super) fn settle(
+        &mut self,
+        id: LockId,
+        token: Option<&Token>,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> bool {
         let lease_now = self.clock.at(now.mono);
         let Some(entry) = self.slots.get(id) else {
             return false;
         };
-        if entry.lock.first_end().is_some_and(|end| end > lease_now) {
+        if entry.lock.first_end().is_some_and(|end| end > lease_now) && self.closing.is_empty() {
             return true;
         }
-        self.take_ended_off(id, usize::MAX, now);
+        self.take_off_what_ended(id, token, now);
         self.serve_unserved_if_any(now, keyspace);
         true
     }
 
-    /// Takes ended leases off a lock, at most so many; what follows for waiters is noted, not done.
-    pub(super) fn take_ended_off(&mut self, id: LockId, most: usize, now: Now) {
+    /// Takes off what has ended, so far that what is left of it makes no difference to `token`; what
+    /// follows for waiters is noted, not done.
+    fn take_off_what_ended(&mut self, id: LockId, token: Option<&Token>, now: Now) {
+        self.end_ties_at(id, token);
         let lease_now = self.clock.at(now.mono);
-        for _ in 0..most {
-            let Some(entry) = self.slots.get_mut(id) else {
-                break;
-            };
-            if entry.lock.first_end().is_none_or(|end| end > lease_now) {
-                break;
+        let Some(lock) = self.lock(id) else {
+            return;
+        };
+        if lock.holders() > TAKEN_AT_ONCE {
+            if lock.last_end().is_some_and(|end| end <= lease_now) {
+                return self.discard_ended(id, lease_now);
             }
-            let known = entry.is_known();
-            if entry.queued {
-                self.unserved.insert(entry.key.clone());
+            // Its own hold may be behind many others that have ended.
+            let own = token.and_then(|token| lock.hold(token));
+            if let Some(token) = own.filter(|hold| hold.end <= lease_now).and(token) {
+                self.take_ended_hold(id, lease_now, |lock| lock.take(token));
             }
-            self.touch(id);
-            let Some(hold) = self
-                .slots
-                .get_mut(id)
-                .and_then(|entry| entry.lock.take_ended(lease_now))
-            else {
-                break;
-            };
+        }
+        let taken = self.slots.get(id).and_then(|entry| {
+            let touched = self
+                .output
+                .touched
+                .get((entry.touch as usize).checked_sub(1)?)?;
+            Some(touched.events.expired as usize)
+        });
+        let most = TAKEN_AT_ONCE.saturating_sub(taken.unwrap_or(0));
+        self.take_ended_off(id, most, now);
+    }
+
+    /// Takes ended leases off a lock, at most so many, and says how many; what follows for waiters
+    /// is noted, not done.
+    pub(super) fn take_ended_off(&mut self, id: LockId, most: usize, now: Now) -> usize {
+        let lease_now = self.clock.at(now.mono);
+        for taken in 0..most {
+            let lock = self.lock(id).and_then(Lock::first_end);
+            if lock.is_none_or(|end| end > lease_now) {
+                return taken;
+            }
+            self.take_ended_hold(id, lease_now, |lock| lock.take_ended(lease_now));
+        }
+        most
+    }
+
+    fn take_ended_hold(
+        &mut self,
+        id: LockId,
+        now: Instant,
+        take: impl FnOnce(&mut Lock) -> Option<Hold>,
+    ) {
+        self.note_room(id);
+        self.touch(id);
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        let known = entry.is_known();
+        if let Some(hold) = take(&mut entry.lock) {
             self.touch_hold(id, &hold.token, |events| events.expired += 1);
             self.counters.expiries += 1;
-            self.ended(id, &hold, known, lease_now);
+            self.ended(id, &hold, known, now);
         }
     }
 
-    /// Serves every line in which something has changed, unless the node may not grant.
+    /// A hold has ended: those who wait for the lock are to be served.
+    pub(super) fn note_room(&mut self, id: LockId) {
+        if let Some(key) = self.slots.get(id).and_then(|entry| self.waited_key(entry)) {
+            self.unserved.insert(key);
+        }
+    }
+
+    /// Serves the lines in which something has changed, unless the node may not grant. Where very
+    /// many can be served, the others are left for the next call.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
         if self.holds_back || self.pause(now.mono).is_some() {
             return;
         }
-        loop {
+        let mut left = SERVED_AT_ONCE;
+        while left > 0 {
             if let Some(waiter) = self.next_up.pop_first() {
+                left -= 1;
                 self.serve_waiter(waiter, now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
-                self.serve_line(&key, now, keyspace);
+                self.serve_line(&key, &mut left, now, keyspace);
             } else {
                 return;
             }
         }
+    }
+
+    /// Whether waiters can be served that were not, because too many could be at once.
+    #[must_use]
+    pub fn has_more_to_serve(&self, now: Now) -> bool {
+        self.has_unserved() && !self.holds_back && self.pause(now.mono).is_none()
     }
 
     /// [`Table::serve`], at next to no cost when there is nothing to do.
@@ -97,11 +157,13 @@ impl Table {
         !(self.unserved.is_empty() && self.next_up.is_empty())
     }
 
-    fn serve_line(&mut self, key: &Key, now: Now, keyspace: &mut dyn Keyspace) {
+    fn serve_line(&mut self, key: &Key, left: &mut usize, now: Now, keyspace: &mut dyn Keyspace) {
+        // To look at a line counts, whether somebody is served or not.
+        *left -= 1;
         while let Some(line) = self.queue.line(key)
             && let Some(head) = line.waiting.first().copied()
         {
-            let lock = line.lock;
+            let lock = self.lock_in_line(key);
             // What has changed in this line until now is looked at here.
             self.unserved.remove(key);
             if !self.serve_waiter(head, now, keyspace) {
@@ -114,6 +176,13 @@ impl Table {
             if let Some(Lock::Exclusive(_)) = lock.and_then(|id| self.lock(id)) {
                 // Nobody else can have it now but who shows the same token, and those are next up.
                 self.unserved.remove(key);
+                return;
+            }
+            *left = left.saturating_sub(1);
+            if *left == 0 {
+                if self.queue.line(key).is_some() {
+                    self.unserved.insert(key.clone());
+                }
                 return;
             }
         }
@@ -145,7 +214,7 @@ impl Table {
         let (keys, terms) = (&waiter.keys, &waiter.terms);
         let mut comes = true;
         let look = |key| {
-            let lock = self.lock_at(key, now, keyspace)?;
+            let lock = self.lock_at(key, &terms.token, now, keyspace)?;
             match self.standing(lock, terms) {
                 Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
                 Standing::Excluded => comes = false,
@@ -167,15 +236,11 @@ impl Table {
     fn lock_at(
         &mut self,
         key: &Key,
+        token: &Token,
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Result<Option<LockId>, Denial> {
-        let known = self.queue.line(key).and_then(|line| line.lock);
-        let known = known.filter(|id| {
-            self.slots
-                .get(*id)
-                .is_some_and(|entry| entry.attached && entry.key == *key)
-        });
+        let known = self.lock_in_line(key);
         let lock = match known {
             Some(id) => Some(id),
             None => match keyspace.find(key) {
@@ -188,7 +253,7 @@ impl Table {
             self.attach_line(key, lock);
         }
         if let Some(id) = lock {
-            self.take_ended_off(id, usize::MAX, now);
+            self.take_off_what_ended(id, Some(token), now);
         }
         Ok(lock)
     }
@@ -295,13 +360,12 @@ impl Table {
     /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead of that owner.
     pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token, now: Instant) -> bool {
         waiter.keys.iter().any(|key| {
-            let lock = self
-                .queue
-                .line(key)
-                .and_then(|line| line.lock)
-                .and_then(|id| self.lock(id));
+            let lock = self.lock_in_line(key).and_then(|id| self.lock(id));
             lock.is_some_and(|lock| {
-                let holds = |token| lock.hold(token).is_some_and(|hold| hold.end > now);
+                let holds = |token| {
+                    let hold = lock.hold(token);
+                    hold.is_some_and(|hold| self.end_of(hold) > now)
+                };
                 holds(token) && !holds(&waiter.terms.token) && lock.excludes(waiter.terms.mode, now)
             })
         })
@@ -317,7 +381,7 @@ impl Table {
         };
         let others = head.keys.iter().filter(|other| *other != key);
         let locks = others
-            .filter_map(|other| self.queue.line(other)?.lock)
+            .filter_map(|other| self.lock_in_line(other))
             .filter_map(|id| self.lock(id));
         let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
         let waiting = owners
@@ -342,7 +406,7 @@ impl Table {
         for (key, fence) in &counted {
             // A hold with another fence is a later grant of its own.
             if let Found::Lock(id) = keyspace.find(key)
-                && self.settle(id, now, keyspace)
+                && self.settle(id, Some(&token), now, keyspace)
                 && self.fence_of(id, &token) == Some(*fence)
             {
                 self.take_off(id, &token, false, now);
@@ -363,12 +427,16 @@ impl Table {
         let Some(entry) = self.slots.get(id) else {
             return;
         };
+        let Some(db) = self.spaces.db(&entry.key) else {
+            return;
+        };
         for grant in self
             .undelivered
             .values_mut()
             .filter(|grant| grant.token == *token)
         {
-            grant.counted.retain(|(key, _)| *key != entry.key);
+            let is_here = |key: &Key| key.db() == db && key.name() == entry.key.name();
+            grant.counted.retain(|(key, _)| !is_here(key));
         }
     }
 }

@@ -324,6 +324,17 @@ impl Suspect {
         self.node.abandon(self.inner(id));
     }
 
+    /// Several requests leave in one step.
+    pub fn abandon_all(&mut self, ids: impl Iterator<Item = WaiterId>) {
+        if !self.has(Bug::ADisconnectedWaiterStaysInLine) {
+            for id in ids {
+                let id = self.inner(id);
+                self.node.table.abandon(id);
+            }
+        }
+        self.node.serve();
+    }
+
     pub fn undeliverable(&mut self, id: WaiterId) {
         if !self.has(Bug::AnUndeliveredGrantStands) {
             self.node.undeliverable(self.inner(id));

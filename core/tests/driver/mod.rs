@@ -12,7 +12,7 @@ use redislock_core::time::Instant;
 use redislock_core::token as core_token;
 
 use crate::node::{Node, Value};
-use crate::reference::{Answer, Error, Key, Limits, Mode, Model, Reply, Request, Token};
+use crate::reference::{Answer, Error, Key, Limits, Mode, Model, Reply, Request, Token, Waiter};
 use bug::{Bug, Suspect};
 use step::{Step, Wish};
 
@@ -355,8 +355,18 @@ impl Driver {
                 let next = self.connections[connection as usize] + 3;
                 let connection =
                     std::mem::replace(&mut self.connections[connection as usize], next);
+                // Its requests leave the queue in the same step of the server.
+                let by_it = |waiter: &&Waiter| waiter.request.connection == connection;
+                let gone: Vec<_> = self.model().queue.iter().filter(by_it).collect();
+                let gone: Vec<_> = gone.iter().map(|waiter| waiter.id).collect();
                 self.suspect.node.hang_up(connection, grace);
-                always(move |model| model.hang_up(connection, grace))
+                self.suspect.abandon_all(gone.iter().copied().map(WaiterId));
+                // What ends by that is taken off when the timer runs next.
+                self.timer_ran = 0;
+                always(move |model| {
+                    model.hang_up(connection, grace);
+                    gone.iter().for_each(|id| model.abandon(*id));
+                })
             }
             Step::Abandon(nth) if !self.model().queue.is_empty() => {
                 let id = self.model().queue[nth % self.model().queue.len()].id;
@@ -430,7 +440,7 @@ impl Driver {
         let actions = match *step {
             Step::Reload { loading } => {
                 self.suspect.reload(loading);
-                self.replica.reload(loading);
+                self.replica.sync(&self.suspect.node);
                 always(move |model| model.reload(loading))
             }
             Step::Flush(db) => {
@@ -446,9 +456,10 @@ impl Driver {
                 let flush: Action = Box::new(move |model| {
                     let last = model.flush(db);
                     if spans {
-                        model.quarantine(last);
+                        model.quarantine(left);
                     }
-                    last == left
+                    // A lease that was released early may still count.
+                    last <= left
                 });
                 vec![flush]
             }

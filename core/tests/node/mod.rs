@@ -112,7 +112,7 @@ impl Node {
             let key = touched
                 .gone_from
                 .clone()
-                .or_else(|| self.table.key(touched.id).cloned())
+                .or_else(|| self.table.key(touched.id))
                 .expect("its key");
             let present = self.at(&key);
             match touched.presence {
@@ -204,13 +204,22 @@ impl Node {
 
     /// What the module's timer does.
     pub fn tick(&mut self) {
+        while self.table.is_closing() {
+            self.table.close(2, self.now, &mut self.keys);
+        }
         while self.table.expire(2, self.now, &mut self.keys) {}
-        self.table.time_out(self.now);
+        while self.table.time_out(2, self.now) {}
         self.table.quarantine_has_ended(self.now);
         self.serve();
     }
 
     pub fn serve(&mut self) {
+        while self.table.is_sweeping() {
+            self.table.sweep(2, &mut self.keys);
+        }
+        while self.table.has_more_to_serve(self.now) {
+            self.table.serve(self.now, &mut self.keys);
+        }
         self.table.serve(self.now, &mut self.keys);
         self.apply();
     }
@@ -219,14 +228,10 @@ impl Node {
         self.now.mono = self.now.mono.plus(micros);
     }
 
+    /// The connection closes; its holds are taken off by the timer.
     pub fn hang_up(&mut self, connection: u64, grace: u64) {
-        self.table.hang_up(
-            connection,
-            self.now.mono.plus(grace),
-            self.now,
-            &mut self.keys,
-        );
-        self.serve();
+        self.table
+            .hang_up(connection, self.now.mono.plus(grace), self.now);
     }
 
     pub fn abandon(&mut self, id: WaiterId) {
@@ -299,15 +304,24 @@ impl Node {
                 self.flushed.push(*id);
             }
         }
+        // What is unlinked and not freed yet counts as gone, too.
+        let stood_there = |id: &mut LockId| self.table.key(*id).is_some_and(|key| is_flushed(&key));
+        self.flushed
+            .extend(self.unlinked.extract_if(.., stood_there));
         self.keys.0.retain(|key, _| !is_flushed(key));
         self.table.flushed(db, self.now)
+    }
+
+    /// Whether values that were flushed are not freed yet.
+    pub fn has_flushed(&self) -> bool {
+        !self.flushed.is_empty()
     }
 
     /// The saved form of the lock at a key.
     pub fn dump(&self, key: &Key) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         save(
-            self.lock(key)?,
+            &*self.table.as_seen(self.at(key)?)?,
             self.table.lease_now(self.now.mono),
             &mut bytes,
         );
@@ -343,6 +357,20 @@ impl Node {
         }
         self.advance(loading);
         self.table.loading_ended(self.now.mono);
+    }
+
+    /// A replica starts anew with what its master has.
+    pub fn sync(&mut self, master: &Self) {
+        (self.unlinked, self.flushed) = (Vec::new(), Vec::new());
+        self.now = master.now;
+        self.table = Table::new(master.table.limits);
+        self.table.raise_fence(master.table.fence());
+        self.keys.0.retain(|_, value| *value == Value::Other);
+        for key in master.keys.0.keys() {
+            if let Some(bytes) = master.dump(key) {
+                self.restore(key, &bytes);
+            }
+        }
     }
 
     /// A replica receives what its master has changed.

@@ -1,0 +1,168 @@
+//! Ephemeral holds of connections that have closed.
+//!
+//! A connection may have very many of them, so they are ended in slices. Until its turn comes, a hold
+//! is ended by whoever looks at its lock ([`Table::end_ties_at`]), and whoever only reads sees the
+//! end that it will have ([`Table::end_of`]). So all of them end at the same moment for everybody;
+//! only where one connection has more than [`TAKEN_AT_ONCE`] holds of one shared lock, others may find that
+//! lock held a little longer.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+
+use super::{Keyspace, TAKEN_AT_ONCE, Table};
+use crate::lock::{Hold, Lock};
+use crate::slots::LockId;
+use crate::time::{Instant, Now};
+use crate::token::Token;
+
+/// So many holds are ended soon enough for those who wait for them.
+const SOON_DONE: usize = 1024;
+
+/// What is left to do about a connection that has closed.
+#[derive(Debug)]
+pub(super) struct Closing {
+    /// When its holds end, on the lease clock, if not before.
+    end: Instant,
+    holds: BTreeSet<(LockId, Token)>,
+}
+
+impl Closing {
+    /// The holds that have not been ended yet.
+    pub(super) fn holds(self) -> BTreeSet<(LockId, Token)> {
+        self.holds
+    }
+}
+
+impl Table {
+    /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not
+    /// before.
+    pub fn hang_up(&mut self, connection: u64, end: Instant, now: Now) {
+        if let Some(holds) = self.connections.remove(&connection) {
+            let end = self.clock.at(end.max(now.mono));
+            if holds.len() > SOON_DONE {
+                // Those who wait for one of them do not have to wait for its turn.
+                self.start_sweep();
+            }
+            self.closing.insert(connection, Closing { end, holds });
+        }
+    }
+
+    /// Whether holds of closed connections are still to be ended.
+    #[must_use]
+    pub fn is_closing(&self) -> bool {
+        !self.closing.is_empty()
+    }
+
+    /// Ends holds of closed connections, at most so many.
+    pub fn close(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) {
+        for _ in 0..most {
+            let Some((&connection, closing)) = self.closing.iter_mut().next() else {
+                return;
+            };
+            let (end, hold) = (closing.end, closing.holds.pop_first());
+            if closing.holds.is_empty() {
+                self.closing.remove(&connection);
+            }
+            if let Some((id, token)) = hold
+                && self.end_tie(id, &token, connection, end)
+            {
+                self.settle(id, Some(&token), now, keyspace);
+            }
+        }
+    }
+
+    /// When a hold ends: with its lease, or with its connection if that has closed.
+    #[must_use]
+    pub fn end_of(&self, hold: &Hold) -> Instant {
+        if self.closing.is_empty() {
+            return hold.end;
+        }
+        let connection = hold.connection();
+        let closing = connection.and_then(|connection| self.closing.get(&connection));
+        closing.map_or(hold.end, |closing| closing.end.min(hold.end))
+    }
+
+    /// The lock of `id` with the ends that its holds have: see [`Table::end_of`].
+    #[must_use]
+    pub fn as_seen(&self, id: LockId) -> Option<Cow<'_, Lock>> {
+        let lock = self.lock(id)?;
+        if self.closing.is_empty() {
+            return Some(Cow::Borrowed(lock));
+        }
+        let mut seen = Cow::Borrowed(lock);
+        for hold in lock.holds() {
+            let end = self.end_of(hold);
+            if end != hold.end {
+                seen.to_mut().change(&hold.token, |hold| hold.end = end);
+            }
+        }
+        Some(seen)
+    }
+
+    /// Ends the holds of a lock whose connections have closed; that of `token` is among them.
+    pub(super) fn end_ties_at(&mut self, id: LockId, token: Option<&Token>) {
+        if self.closing.is_empty() {
+            return;
+        }
+        let Some(lock) = self.lock(id) else {
+            return;
+        };
+        let is_closing = |hold: &&Hold| {
+            let connection = hold.connection();
+            connection.is_some_and(|connection| self.closing.contains_key(&connection))
+        };
+        let own = token.and_then(|token| lock.hold(token)).filter(is_closing);
+        let mut ties: Vec<_> = own.into_iter().chain(lock.holds().take(1)).collect();
+        if lock.holders() > 1 {
+            let from = (id, Token::smallest());
+            let some = self
+                .closing
+                .values()
+                .take(TAKEN_AT_ONCE)
+                .flat_map(|closing| {
+                    let tied = closing.holds.range(from.clone()..);
+                    tied.take_while(|(at, _)| *at == id).take(TAKEN_AT_ONCE)
+                });
+            ties.extend(some.filter_map(|(_, token)| lock.hold(token)));
+        }
+        let ties = ties.into_iter().filter(is_closing);
+        let ties: Vec<_> = ties
+            .filter_map(|hold| Some((hold.token.clone(), hold.connection()?)))
+            .collect();
+        for (token, connection) in ties {
+            let end = self.closing.get(&connection).map(|closing| closing.end);
+            if let Some(end) = end {
+                self.end_tie(id, &token, connection, end);
+                self.unbind_closing(connection, id, &token);
+            }
+        }
+    }
+
+    /// A hold that is tied to a connection ends then, if not before. Says whether it still is, and
+    /// its lock stands at a key.
+    fn end_tie(&mut self, id: LockId, token: &Token, connection: u64, end: Instant) -> bool {
+        let entry = self.slots.get(id).filter(|entry| entry.attached);
+        let entry = entry.filter(|entry| self.spaces.db(&entry.key).is_some());
+        let hold = entry.and_then(|entry| entry.lock.hold(token));
+        let Some(hold) = hold.filter(|hold| hold.connection() == Some(connection)) else {
+            return false;
+        };
+        if hold.end > end {
+            self.touch_hold(id, token, |_| ());
+            if let Some(entry) = self.slots.get_mut(id) {
+                entry.lock.change(token, |hold| hold.end = end);
+            }
+        }
+        true
+    }
+
+    /// A hold is no longer tied to a connection that has closed.
+    pub(super) fn unbind_closing(&mut self, connection: u64, id: LockId, token: &Token) {
+        if let Some(closing) = self.closing.get_mut(&connection) {
+            closing.holds.remove(&(id, token.clone()));
+            if closing.holds.is_empty() {
+                self.closing.remove(&connection);
+            }
+        }
+    }
+}

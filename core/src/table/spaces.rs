@@ -1,0 +1,172 @@
+//! Where locks stand: which database a key of a lock is in, however often databases change places
+//! or are flushed.
+//!
+//! A lock's own key names a *space* instead of a database. SWAPDB gives two databases each other's
+//! space; a flush gives a database a new one. Neither looks at a lock, whatever their number: the
+//! locks of a flushed space count as gone from that moment, and each is forgotten when the server
+//! frees its value.
+
+use crate::time::Instant;
+use crate::token::Key;
+
+/// A database that has no space yet.
+const NONE: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Space {
+    /// The database; none once it was flushed.
+    db: Option<u32>,
+    /// How many locks there are, those included that have lost their keys.
+    locks: usize,
+    /// How many of them stand at their keys.
+    standing: usize,
+    /// No lease here ends later, on the lease clock. It may be later than the last one does: a lease
+    /// that is released early leaves it as it is, until no lock is left.
+    last_end: Instant,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Spaces {
+    /// The space of each database.
+    of_db: Vec<u32>,
+    all: Vec<Space>,
+    /// Those that can be used again.
+    free: Vec<u32>,
+    /// How many locks count as gone and are not forgotten yet.
+    gone: usize,
+}
+
+impl Spaces {
+    /// The key by which a lock knows its place, made of the key that clients know.
+    pub(super) fn inside(&mut self, key: Key) -> Key {
+        let space = self.of(key.db());
+        key.into_db(space)
+    }
+
+    /// The key that clients know; none if the lock stands nowhere.
+    pub(super) fn outside(&self, key: &Key) -> Option<Key> {
+        Some(key.in_db(self.db(key)?))
+    }
+
+    /// The database of a lock's own key; none if it stands nowhere.
+    pub(super) fn db(&self, key: &Key) -> Option<u32> {
+        self.all.get(key.db() as usize)?.db
+    }
+
+    /// Whether a lock's own key is this one of the clients'.
+    pub(super) fn is_at(&self, own: &Key, db: u32, name: &[u8]) -> bool {
+        self.db(own) == Some(db) && own.name() == name
+    }
+
+    /// How many locks count as gone and are not forgotten yet.
+    pub(super) fn gone(&self) -> usize {
+        self.gone
+    }
+
+    /// A lock has come to its key.
+    pub(super) fn arrived(&mut self, own: &Key, last_end: Option<Instant>) {
+        if let Some(space) = self.all.get_mut(own.db() as usize) {
+            space.locks += 1;
+            space.standing += 1;
+            space.last_end = space.last_end.max(last_end.unwrap_or_default());
+        }
+    }
+
+    /// The leases of a lock have changed.
+    pub(super) fn lasts(&mut self, own: &Key, last_end: Instant) {
+        if let Some(space) = self.all.get_mut(own.db() as usize) {
+            space.last_end = space.last_end.max(last_end);
+        }
+    }
+
+    /// A lock has lost its key.
+    pub(super) fn unlinked(&mut self, own: &Key) {
+        if let Some(space) = self.all.get_mut(own.db() as usize) {
+            space.standing = space.standing.saturating_sub(1);
+            if space.standing == 0 {
+                space.last_end = Instant::default();
+            }
+        }
+    }
+
+    /// A lock is forgotten, or goes to another key. `standing`: it has not lost its key before.
+    pub(super) fn left(&mut self, own: &Key, standing: bool) {
+        if standing {
+            self.unlinked(own);
+        }
+        let at = own.db();
+        let Some(space) = self.all.get_mut(at as usize) else {
+            return;
+        };
+        space.locks = space.locks.saturating_sub(1);
+        let is_flushed = space.db.is_none();
+        if space.locks == 0 && is_flushed {
+            self.free.push(at);
+        }
+        self.gone -= usize::from(is_flushed);
+    }
+
+    /// A database, or every one, was flushed. How long its last lease may have had to go, µs.
+    pub(super) fn flush(&mut self, db: Option<u32>, now: Instant) -> u64 {
+        let mut left = 0;
+        let dbs = match db {
+            Some(db) => db as usize..(db as usize).saturating_add(1),
+            None => 0..self.of_db.len(),
+        };
+        for of_db in self.of_db.get_mut(dbs).unwrap_or_default() {
+            let at = std::mem::replace(of_db, NONE);
+            if let Some(space) = self.all.get_mut(at as usize) {
+                left = left.max(space.last_end.since(now));
+                space.db = None;
+                self.gone += space.locks;
+                if space.locks == 0 {
+                    *space = Space::default();
+                    self.free.push(at);
+                }
+            }
+        }
+        left
+    }
+
+    /// Two databases have changed places.
+    pub(super) fn swap(&mut self, a: u32, b: u32) {
+        let (space_a, space_b) = (self.of(a), self.of(b));
+        for (db, space) in [(a, space_b), (b, space_a)] {
+            if let (Some(of_db), Some(space_there)) = (
+                self.of_db.get_mut(db as usize),
+                self.all.get_mut(space as usize),
+            ) {
+                *of_db = space;
+                space_there.db = Some(db);
+            }
+        }
+    }
+
+    #[inline]
+    fn of(&mut self, db: u32) -> u32 {
+        match self.of_db.get(db as usize) {
+            Some(space) if *space != NONE => *space,
+            _ => self.new_space(db),
+        }
+    }
+
+    #[cold]
+    fn new_space(&mut self, db: u32) -> u32 {
+        let space = Space {
+            db: Some(db),
+            ..Space::default()
+        };
+        let at = self.free.pop().unwrap_or(self.all.len() as u32);
+        match self.all.get_mut(at as usize) {
+            Some(old) => *old = space,
+            None => self.all.push(space),
+        }
+        if self.of_db.len() <= db as usize {
+            self.of_db.resize(db as usize + 1, NONE);
+        }
+        if let Some(of_db) = self.of_db.get_mut(db as usize) {
+            *of_db = at;
+        }
+        at
+    }
+}

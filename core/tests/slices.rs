@@ -1,0 +1,188 @@
+//! What belongs to very many locks or holders is done in slices, and seen by everybody at once.
+
+use redislock_core::lock::Terms;
+use redislock_core::table::Verdict;
+use redislock_core::token::Key;
+
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, terms, token};
+
+const MANY: usize = 5000;
+
+fn numbered(n: usize) -> Key {
+    key(&format!("key-{n}"))
+}
+
+/// Many owners share a lock for a second.
+fn crowd(node: &mut Node) {
+    for n in 0..MANY {
+        let terms = Terms {
+            mode: SHARED,
+            ..terms(&token(&format!("owner-{n}")), SECOND)
+        };
+        let verdict = node.acquire(&[key("k")], &terms, None);
+        assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+    }
+    node.take();
+}
+
+#[test]
+fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
+    let mut node = Node::new(ROOMY);
+    crowd(&mut node);
+    node.advance(SECOND);
+    node.hold("a", "k");
+    let (changes, _) = node.take();
+    assert_eq!(changes.len(), 1);
+    assert!(changes[0].bytes.len() < 100, "the holders are not written");
+    assert_eq!(node.table.counters.expiries, MANY as u64);
+    let mut told = 0;
+    while node.table.has_remains() {
+        node.table.clear_remains(100);
+        let output = node.table.take_output(node.now, true);
+        told += output
+            .ended_before
+            .iter()
+            .map(|(_, times)| times)
+            .sum::<u32>();
+        assert!(output.touched.is_empty());
+        node.table.return_output(output);
+    }
+    assert_eq!(told, MANY as u32);
+    assert_eq!(node.table.holding_owners(), 0);
+    assert!(node.holds("a", "k"));
+}
+
+#[test]
+fn of_many_ended_holders_some_are_taken_off_and_the_requesters_own_is_among_them() {
+    let mut node = Node::new(ROOMY);
+    crowd(&mut node);
+    let live = Terms {
+        mode: SHARED,
+        ..terms(&token("live"), 10 * SECOND)
+    };
+    node.acquire(&[key("k")], &live, None);
+    node.advance(SECOND);
+    node.take();
+    let own = token(&format!("owner-{}", MANY - 1));
+    assert_eq!(node.release(&key("k"), &own, true), 0, "it has ended");
+    let (changes, _) = node.take();
+    assert_eq!(changes.len(), 1);
+    assert!(changes[0].events.expired < 100, "{:?}", changes[0].events);
+    assert!(
+        changes[0].bytes.len() < 5000,
+        "only what has changed is written"
+    );
+    assert!(
+        node.lock(&key("k"))
+            .is_some_and(|lock| lock.hold(&own).is_none())
+    );
+}
+
+#[test]
+fn a_semaphore_that_was_full_of_holds_that_have_ended_has_room() {
+    let mut node = Node::new(ROOMY);
+    let semaphore = crate::node::semaphore(MANY as u32);
+    for n in 0..MANY {
+        let ttl = if n == 0 { 10 * SECOND } else { SECOND };
+        let terms = Terms {
+            mode: semaphore,
+            ..terms(&token(&format!("owner-{n}")), ttl)
+        };
+        node.acquire(&[key("k")], &terms, None);
+    }
+    assert_eq!(node.ask("a", "k", semaphore, None), Verdict::Busy);
+    node.advance(SECOND);
+    for owner in ["a", "b", "c"] {
+        let verdict = node.ask(owner, "k", semaphore, None);
+        assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+    }
+}
+
+#[test]
+fn the_holds_of_a_closed_connection_end_at_once_and_are_taken_off_in_slices() {
+    let mut node = Node::new(ROOMY);
+    let ephemeral = Terms {
+        ephemeral: true,
+        connection: 7,
+        ..terms(&token("me"), 100 * SECOND)
+    };
+    for n in 0..MANY {
+        node.acquire(&[numbered(n)], &ephemeral, None);
+    }
+    let terms_of = |owner: &str| terms(&token(owner), SECOND);
+    let both = [numbered(MANY - 1), numbered(0)];
+    let waiting = node.acquire(&both, &terms_of("waiter"), crate::node::FOR_EVER);
+    assert!(matches!(waiting, Verdict::Waits(_)));
+    node.take();
+    node.hang_up(7, 0);
+    assert!(!node.table.has_output(), "nothing is touched yet");
+    let seen = node.at(&numbered(9)).and_then(|id| node.table.as_seen(id));
+    let now = node.table.lease_now(node.now.mono);
+    assert!(seen.is_some_and(|lock| lock.last_end().is_some_and(|end| end <= now)));
+    let verdict = node.acquire(&[numbered(MANY - 2)], &terms_of("other"), None);
+    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+    node.table.close(10, node.now, &mut node.keys);
+    node.apply();
+    let (changes, answers) = node.take();
+    assert!(changes.len() < 20, "{} changes", changes.len());
+    assert_eq!(
+        answers.len(),
+        1,
+        "the one who waited for two of them has both"
+    );
+    node.tick();
+    assert_eq!(node.table.locks(), 3);
+}
+
+#[test]
+fn a_flush_and_a_swap_look_at_no_lock_and_at_waiters_in_slices() {
+    let mut node = Node::new(ROOMY);
+    for n in 0..MANY {
+        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), None);
+    }
+    for n in 0..100 {
+        let owner = terms(&token(&format!("waiter-{n}")), SECOND);
+        node.acquire(&[numbered(n)], &owner, crate::node::FOR_EVER);
+    }
+    node.take();
+    node.swap(0, 1);
+    node.table.sweep(10, &mut node.keys);
+    assert!(node.table.is_sweeping(), "a slice is not all");
+    assert_eq!(node.table.locks(), MANY);
+    node.serve();
+    assert_eq!(
+        node.granted().len(),
+        100,
+        "their keys are free in this database"
+    );
+    assert_eq!(node.flush(Some(1)), SECOND, "what the last lease had to go");
+    assert_eq!(node.table.locks(), 100);
+    let verdict = node.acquire(
+        &[Key::new(1, b"key-7")],
+        &terms(&token("other"), SECOND),
+        None,
+    );
+    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+    node.free();
+    assert_eq!(node.table.locks(), 101);
+    assert_eq!(node.flush(None), SECOND);
+    assert_eq!(node.flush(None), 0, "nothing is left");
+}
+
+#[test]
+fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_order() {
+    let mut node = Node::new(ROOMY);
+    node.hold("a", "k");
+    let waiting: Vec<_> = (0..1000)
+        .map(|n| node.wait_in(&format!("waiter-{n}"), "k", SHARED))
+        .collect();
+    assert_eq!(node.release(&key("k"), &token("a"), false), 1);
+    let first = node.granted();
+    assert!(first.len() < 200 && first[..] == waiting[..first.len()]);
+    assert_eq!(node.ask("late", "k", SHARED, None), Verdict::Busy);
+    node.serve();
+    let rest = node.granted();
+    assert_eq!(rest[..], waiting[waiting.len() - rest.len()..]);
+    let verdict = node.ask("late", "k", SHARED, None);
+    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+}

@@ -1,0 +1,157 @@
+//! Nothing that is not asked for keeps clients waiting: what belongs to very many locks is done in
+//! slices, or not at all. Measured by the CPU time of the server's main thread, which a busy machine
+//! does not change; a server that does it all at once takes several times what is allowed.
+
+use std::time::{Duration, Instant};
+
+use crate::lock::wait_for_waiters;
+use crate::resp::{Connection, Value, granted};
+use crate::server::{Server, info_number, wait_until};
+
+const LOCKS: usize = 150_000;
+/// The most CPU time between two replies to a client that only sends PING.
+const ALLOWED: Duration = Duration::from_millis(12);
+
+/// CPU time that the main thread of a process has used so far.
+fn main_thread(pid: i64) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/schedstat")).expect("schedstat");
+    let nanos = stat.split(' ').next().and_then(|first| first.parse().ok());
+    Duration::from_nanos(nanos.expect("a number"))
+}
+
+fn acquire(c: &mut Connection, options: &str) {
+    for first in (0..LOCKS).step_by(10_000) {
+        let lines: Vec<_> = (first..first + 10_000)
+            .map(|n| format!("LOCK.ACQUIRE lock-{n} me 3600000 {options}"))
+            .collect();
+        c.pipeline(&lines).iter().for_each(|told| _ = granted(told));
+    }
+}
+
+/// The longest time of the main thread between two replies, from before `action` until `done`.
+fn longest_stall(
+    server: &Server,
+    action: impl FnOnce(),
+    mut done: impl FnMut(&mut Connection) -> bool,
+) -> Duration {
+    let (mut c, mut longest) = (server.connect(), Duration::ZERO);
+    let pid = info_number(&mut c, "server", "process_id");
+    let cpu = || main_thread(pid);
+    c.call("PING");
+    let before = cpu();
+    action();
+    // What follows may begin with the next turns of the server only.
+    let start = Instant::now();
+    let mut last = before;
+    loop {
+        c.call("PING");
+        longest = longest.max(cpu() - last);
+        if start.elapsed() > Duration::from_millis(300) && done(&mut c) {
+            return longest;
+        }
+        last = cpu();
+    }
+}
+
+#[track_caller]
+fn assert_short(stall: Duration) {
+    assert!(stall <= ALLOWED, "{stall:?} of the main thread at once");
+}
+
+#[test]
+fn a_connection_with_very_many_ephemeral_holds_closes_in_slices() {
+    let server = Server::start();
+    let mut holder = server.connect();
+    acquire(&mut holder, "EPHEMERAL");
+    let mut c = server.connect();
+    let stall = longest_stall(
+        &server,
+        || drop(holder),
+        |c| c.call("LOCK.NODE").number("locks") == 0,
+    );
+    assert_short(stall);
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+    assert_eq!(info_number(&mut c, "lock", "lock_expiries"), LOCKS as i64);
+}
+
+/// The holds of a closed connection end for everybody at once, whenever they are taken off.
+#[test]
+fn every_hold_of_a_closed_connection_has_ended_for_whoever_asks() {
+    let server = Server::start();
+    let mut holder = server.connect();
+    acquire(&mut holder, "EPHEMERAL");
+    let (mut c, mut waiter) = (server.connect(), server.connect());
+    // Those that were made last are taken off last.
+    let last = LOCKS - 1;
+    let (one, two) = (format!("lock-{last}"), format!("lock-{}", last - 1));
+    waiter.send(&format!("LOCK.MACQUIRE 2 {one} lock-0 you 600000 BLOCK 0"));
+    wait_for_waiters(&mut c, &one, 1);
+    drop(holder);
+    wait_until("the connection is seen to be closed", || {
+        c.call("LOCK.INFO lock-1 me") == Value::Null
+    });
+    for n in [last - 1, last - 2, last / 2] {
+        assert_eq!(c.call(&format!("LOCK.INFO lock-{n} me")), Value::Null);
+        assert_eq!(
+            c.call(&format!("LOCK.EXTEND lock-{n} me 1000")),
+            Value::Null
+        );
+    }
+    granted(&c.call(&format!("LOCK.ACQUIRE {two} other 600000")));
+    assert_eq!(waiter.receive().items().len(), 2);
+}
+
+#[test]
+fn swapdb_and_flushes_do_not_look_at_every_lock() {
+    let server = Server::start();
+    let mut c = server.connect();
+    acquire(&mut c, "");
+    let swap = longest_stall(&server, || _ = c.ok("SWAPDB 0 1"), |_| true);
+    assert_short(swap);
+    c.ok("SELECT 1");
+    assert_ne!(c.call("LOCK.INFO lock-7 me"), Value::Null);
+    c.ok("LOCK.RELEASE lock-7 me");
+    let flush = longest_stall(
+        &server,
+        || _ = c.ok("FLUSHALL ASYNC"),
+        |c| info_number(c, "memory", "lazyfree_pending_objects") == 0,
+    );
+    assert_short(flush);
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+    granted(&c.call("LOCK.ACQUIRE lock-7 other 600000"));
+    assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+}
+
+#[test]
+fn a_wait_among_very_many_others_costs_what_it_costs_alone() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE busy holder 3600000"));
+    let pid = info_number(&mut c, "server", "process_id");
+    let cost = |c: &mut Connection| {
+        let before = main_thread(pid);
+        for _ in 0..100 {
+            assert_eq!(c.call("LOCK.ACQUIRE busy other 1000 BLOCK 1"), Value::Null);
+        }
+        main_thread(pid) - before
+    };
+    let alone = cost(&mut c);
+    let mut waiters = Vec::new();
+    for waiter in 0..20 {
+        let keys: Vec<_> = (0..1000).map(|key| format!("key-{waiter}-{key}")).collect();
+        let shared: Vec<_> = keys
+            .iter()
+            .map(|key| format!("LOCK.ACQUIRE {key} reader 3600000 SHARED"))
+            .collect();
+        c.pipeline(&shared);
+        let mut connection = server.connect();
+        let keys = keys.join(" ");
+        connection.send(&format!(
+            "LOCK.MACQUIRE 1000 {keys} writer-{waiter} 1000 BLOCK 0"
+        ));
+        waiters.push(connection);
+    }
+    wait_for_waiters(&mut c, "key-19-999", 1);
+    let among = cost(&mut c);
+    assert!(among <= alone * 10, "{among:?}, alone {alone:?}");
+}
