@@ -40,19 +40,7 @@ pub(crate) async fn acquire(
     loop {
         let started = Moment::now();
         let mut attempt = Attempt::new(Arc::clone(client), Arc::clone(&spec));
-        // With no time left to wait, it tries once.
-        let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
-        let outcome = match can_queue && client.seems_busy(&spec) {
-            true => {
-                // Boxed, so that the future of an acquire that does not wait stays small.
-                let waiting = Box::pin(attempt.queue(deadline));
-                waiting.instrument(tracing::debug_span!("wait")).await
-            }
-            false => attempt.try_all(may_wait).await,
-        };
-        if !matches!(outcome, Outcome::Won { .. }) {
-            tracing::debug!(lock = %spec.name(), ?outcome, nodes = %attempt.reports(), "attempt failed");
-        }
+        let outcome = try_or_wait(&mut attempt, may_wait, deadline).await;
         let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
         let lock = || spec.name();
         match outcome {
@@ -63,31 +51,19 @@ pub(crate) async fn acquire(
                 return Ok(Hold::begin(&mut attempt, started, fence));
             }
             Outcome::Refused => {
-                let nodes = attempt.describe_all().await;
-                return Err(Error::Refused {
-                    lock: lock(),
-                    nodes,
-                });
+                let (lock, nodes) = (lock(), attempt.describe_all().await);
+                return Err(Error::Refused { lock, nodes });
             }
-            Outcome::Busy => {
-                client.was_busy(&spec);
-                if over {
-                    let nodes = attempt.describe().await;
-                    return Err(Error::Busy {
-                        lock: lock(),
-                        nodes,
-                    });
-                }
-                pauses = self::pauses(FIRST_PAUSE, LONGEST_PAUSE);
+            Outcome::Busy if over => {
+                let (lock, nodes) = (lock(), attempt.describe().await);
+                return Err(Error::Busy { lock, nodes });
             }
+            Outcome::NoQuorum if over => {
+                let (lock, nodes) = (lock(), attempt.describe_all().await);
+                return Err(Error::NoQuorum { lock, nodes });
+            }
+            Outcome::Busy => {}
             Outcome::NoQuorum => {
-                if over {
-                    let nodes = attempt.describe_all().await;
-                    return Err(Error::NoQuorum {
-                        lock: lock(),
-                        nodes,
-                    });
-                }
                 let hint = retry_in(&attempt.verdicts);
                 drop(attempt);
                 client.record(&spec, Event::Retried);
@@ -100,6 +76,29 @@ pub(crate) async fn acquire(
             }
         }
     }
+}
+
+/// One attempt: in the queue if the lock was busy a moment ago, otherwise at all nodes at once.
+async fn try_or_wait(attempt: &mut Attempt, may_wait: bool, deadline: Option<Moment>) -> Outcome {
+    let (client, spec) = (Arc::clone(&attempt.client), Arc::clone(&attempt.spec));
+    // With no time left to wait, it tries once.
+    let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
+    let outcome = match can_queue && client.seems_busy(&spec) {
+        true => {
+            // Boxed, so that the future of an acquire that does not wait stays small.
+            let waiting = Box::pin(attempt.queue(deadline));
+            waiting.instrument(tracing::debug_span!("wait")).await
+        }
+        false => attempt.try_all(may_wait).await,
+    };
+    if !matches!(outcome, Outcome::Won { .. }) {
+        let nodes = || attempt.reports();
+        tracing::debug!(lock = %spec.name(), ?outcome, nodes = %nodes(), "attempt failed");
+    }
+    if outcome == Outcome::Busy {
+        client.was_busy(&spec);
+    }
+    outcome
 }
 
 /// How long to wait before enough nodes that say so can grant again.

@@ -112,6 +112,9 @@ impl Attempt {
         let proposal = fleet.proposal(sent);
         let mut electorate = fleet.electorate();
         held.iter().for_each(|place| electorate.insert(place));
+        // What cannot be sent need not be released.
+        let connected = |place: &usize| fleet.nodes[*place].is_connected();
+        let electorate: NodeSet = electorate.iter().filter(connected).collect();
         let extend = (!held.is_empty()).then(|| {
             let ttl = self.spec.ttl;
             Arc::new(command::extend(&self.spec, self.token, ttl, proposal))

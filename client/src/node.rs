@@ -16,6 +16,8 @@ use crate::reply::Reply;
 
 /// Idle connections for BLOCK and WAIT that are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
+/// Releases that are repeated for a node which does not accept them.
+const OWED_RELEASES: usize = 10_000;
 
 /// One master, or the one Sentinel-named master or cluster of a client with N = 1.
 pub(crate) struct Node {
@@ -27,6 +29,7 @@ pub(crate) struct Node {
     trouble: Notify,
     asked: AtomicBool,
     dependents: AtomicUsize,
+    owed: AtomicUsize,
     idle: Mutex<Vec<(u64, Connection)>>,
     clock_lead: AtomicI64,
     fence: AtomicU64,
@@ -82,6 +85,7 @@ impl Node {
             trouble: Notify::new(),
             asked: AtomicBool::new(false),
             dependents: AtomicUsize::new(0),
+            owed: AtomicUsize::new(0),
             idle: Mutex::default(),
             clock_lead: AtomicI64::new(0),
             fence: AtomicU64::new(0),
@@ -185,6 +189,11 @@ impl Node {
             self.change(|standing| standing.up = false);
             self.complain();
         }
+    }
+
+    /// Whether anything can be sent to it.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state().connection.is_some()
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -382,6 +391,13 @@ impl Node {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Counts a release that is still to be delivered. `None`: there are so many that the leases of
+    /// the others run out.
+    pub(crate) fn owe(self: &Arc<Self>) -> Option<Owed> {
+        let owed = Owed(Arc::clone(self));
+        (self.owed.fetch_add(1, Ordering::Relaxed) < OWED_RELEASES).then_some(owed)
+    }
+
     /// Counts somebody who depends on this node without sending anything: it is then asked now and
     /// then whether it lives.
     pub(crate) fn depend(self: &Arc<Self>) -> Dependent {
@@ -396,5 +412,14 @@ pub(crate) struct Dependent(Arc<Node>);
 impl Drop for Dependent {
     fn drop(&mut self) {
         self.0.dependents.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A release is still to be delivered while this exists.
+pub(crate) struct Owed(Arc<Node>);
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.owed.fetch_sub(1, Ordering::Relaxed);
     }
 }

@@ -96,6 +96,12 @@ impl Spec {
         if self.limit == Some(0) {
             return invalid("limit 0 lets nobody in: it must be 1 or more".to_owned());
         }
+        self.check_options(nodes)
+    }
+
+    /// What of it does not go together.
+    fn check_options(&self, nodes: usize) -> Result<(), Error> {
+        let invalid = |problem: String| Err(Error::Invalid(problem));
         if nodes > 1 && self.limit.is_some() {
             return invalid(format!(
                 "limit needs a single node, this client has {nodes}: permits have no quorum"

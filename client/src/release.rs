@@ -140,6 +140,11 @@ fn is_delivered(reply: &Reply) -> bool {
 
 async fn deliver(client: Arc<Client>, place: usize, request: Arc<Request>, until: Moment) {
     let node = &client.fleet.nodes[place];
+    let Some(_owed) = node.owe() else {
+        let once = node.ask(request);
+        let _ = tokio::time::timeout(client.fleet.node_timeout, once).await;
+        return;
+    };
     let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
     let trying = async {
         loop {

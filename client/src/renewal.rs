@@ -97,6 +97,8 @@ impl Hold {
         let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
         let lock = || self.spec.name();
         let Ok(_turn) = turn else {
+            // Another renewal takes long; what this one was for may have come too late for it.
+            self.lock().renew_at = Some(Moment::now() + ttl / RETRY_AFTER);
             let nodes = fleet.reports(|_| Verdict::TimedOut(fleet.node_timeout * 2));
             return Err(Error::NoQuorum {
                 lock: lock(),
