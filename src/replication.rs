@@ -29,18 +29,21 @@ static TIMER: AtomicU64 = AtomicU64::new(0);
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A timer that is this late, µs, follows a wall clock that was set back.
 const LATE: u64 = 100_000;
+/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. One that comes early is set again.
+const LONGEST_DELAY: u64 = 1_000_000;
 /// When the last heartbeat was written.
 static BEAT_AT: AtomicU64 = AtomicU64::new(0);
 /// `min-replicas-max-lag` at the start, µs; `u64::MAX` while it is not known.
 static LAG_AT_START: AtomicU64 = AtomicU64::new(u64::MAX);
 /// What was logged already.
+static HELD: AtomicBool = AtomicBool::new(false);
 static HEARTBEAT_FAILED: AtomicBool = AtomicBool::new(false);
 static MAJORITY_WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Why more replicas than a majority allows are dangerous.
-pub const NO_MAJORITY: &str = "more than 2 x min-replicas-to-write replicas were seen since the \
-     start: two masters can have enough replicas at the same time; raise min-replicas-to-write or \
-     remove replicas";
+pub const NO_MAJORITY: &str = "more than 2 x min-replicas-to-write different replicas have \
+     followed this master: two masters can have enough replicas at the same time; raise \
+     min-replicas-to-write or remove replicas";
 /// Why replicas without a lag do not make a failover safe.
 pub const NO_LAG: &str = "min-replicas-max-lag is 0, so replicas are not counted: after a failover \
      two clients can hold one lock; set min-replicas-max-lag on every node and restart";
@@ -118,6 +121,7 @@ pub fn refresh(ctx: Ctx) {
 /// The node has become a master: no replica counts yet. How long it waits at least, µs; none
 /// without the rule.
 pub fn promoted(ctx: Ctx) -> Option<u64> {
+    HELD.store(false, Ordering::Relaxed);
     node::with(|node| node.table.replication = None);
     refresh(ctx);
     node::with(|node| Some(node.table.replication.as_ref()?.rule().wait))
@@ -210,7 +214,7 @@ fn set_timer(moment: Instant) {
     let Some(ctx) = ffi::detached() else {
         return;
     };
-    let delay = to_millis(moment.since(clock::mono()));
+    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
     DUE.store(moment.0, Ordering::Relaxed);
     // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
     // runs, as `on_timer` forgets that one before anything else.
@@ -248,7 +252,6 @@ fn look(ctx: Ctx) {
     let listed: Vec<_> = listed.collect();
     let news = node::with(|node| {
         let lease = node.table.replication.as_mut()?;
-        let held = lease.permits(before);
         lease.observe(Look {
             before,
             after,
@@ -256,19 +259,23 @@ fn look(ctx: Ctx) {
             position: info.number(c"master_repl_offset").unwrap_or(u64::MAX),
             replicas: &listed,
         });
-        Some((held, lease.permits(after), lease.has_no_majority()))
+        Some((lease.permits(after), lease.has_no_majority()))
     });
     LOOKED_AT.store(after.0, Ordering::Relaxed);
     publish();
-    let Some((held, holds, no_majority)) = news else {
+    let Some((holds, no_majority)) = news else {
         return;
     };
-    if holds && !held {
-        ctx.log(
-            Level::Notice,
-            "enough replicas confirm this master: locks are granted",
-        );
+    let held = HELD.swap(holds, Ordering::Relaxed);
+    if holds && node::with(|node| node.table.has_unserved()) {
         alarm::wake_soon();
+    }
+    if holds && !held {
+        let text = "enough replicas confirm that this is the only master: locks are granted";
+        ctx.log(Level::Notice, text);
+    } else if held && !holds {
+        let text = "too few replicas confirm that this is the only master: no lock is granted";
+        ctx.log(Level::Warning, text);
     }
     if no_majority && !MAJORITY_WARNED.swap(true, Ordering::Relaxed) {
         ctx.log(Level::Warning, NO_MAJORITY);

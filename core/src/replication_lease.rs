@@ -25,6 +25,9 @@ const MARKS: u64 = 16;
 const HEARTBEATS: u64 = 4;
 /// While the evidence is too old, the caller looks this often for a new one, µs.
 const IMPATIENCE: u64 = from_millis(50);
+/// What a client is told to wait if all that is missing is an acknowledgement, µs; less if heartbeats
+/// are more frequent.
+const SHORT_WAIT: u64 = from_millis(250);
 
 /// What is asked of the replicas of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -338,7 +341,7 @@ impl ReplicationLease {
         Some(
             replicas
                 .max(missing(self.master_since))
-                .max(self.rule.heartbeat()),
+                .max(self.rule.heartbeat().min(SHORT_WAIT)),
         )
     }
 
