@@ -30,7 +30,7 @@ test: build ## Run every test, also against a real server (REDIS_SERVER=path sel
 	-@scripts/setup.sh test
 	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
 
-clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients (CLIENTS='python node', PLANTED=1)
+clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients, and the recipes (CLIENTS='python node', PLANTED=1)
 	@scripts/clients.sh $(CLIENTS)
 
 chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)

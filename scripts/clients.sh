@@ -1,5 +1,6 @@
 #!/bin/sh
-# Runs the conformance suite against the client libraries of every language whose tools are installed.
+# Runs the conformance suite against the client libraries of every language whose tools are installed,
+# and, with Python, the recipes of docs/RECIPES.md.
 #
 #   clients.sh [language ...]     python, node, go, java, rust; all without arguments
 #
@@ -44,3 +45,4 @@ export REDIS_SERVER
 python3 clients/conformance/run.py $chosen
 # shellcheck disable=SC2086
 [ -z "${PLANTED:-}" ] || python3 clients/conformance/run.py --planted $chosen
+case " $chosen " in *" python "*) python3 clients/recipes/tests/run.py ;; esac

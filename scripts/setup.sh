@@ -5,7 +5,7 @@
 #   setup.sh lint     rustfmt, clippy and cargo-deny too
 #   setup.sh test     zsh and fish too, for the tests of the completions
 #   setup.sh matrix   debootstrap too
-#   setup.sh clients  Python 3, Node, Go, a JDK and Maven too
+#   setup.sh clients  Python 3, Node, Go, a JDK, Maven and PostgreSQL too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
 set -eu
@@ -81,6 +81,14 @@ server_works() {
     [ -n "${REDIS_SERVER:-}" ] || have redis-cli || have valkey-cli
 }
 
+# Debian keeps the programs of each version in a directory of their own.
+postgresql_works() {
+    for file in /usr/lib/postgresql/*/bin/initdb; do
+        ! exists "$file" || return 0
+    done
+    have initdb
+}
+
 find_missing() {
     missing=
     compiler_works || missing="$missing compiler"
@@ -93,6 +101,7 @@ find_missing() {
     { have node && have npm; } || missing="$missing node"
     have go || missing="$missing go"
     { have javac && have mvn; } || missing="$missing java"
+    postgresql_works || missing="$missing postgresql"
 }
 
 # Describes what is missing, for people who install it by hand.
@@ -108,6 +117,7 @@ in_words() {
         node) echo "  Node 20 or newer with npm" ;;
         go) echo "  Go 1.21 or newer" ;;
         java) echo "  a JDK of Java 17 or newer, and Maven" ;;
+        postgresql) echo "  PostgreSQL, the server" ;;
         esac
     done
 }
@@ -142,6 +152,8 @@ packages() {
     for part in $missing; do
         case $manager:$part in
         *:shells) echo zsh fish ;;
+        dnf:postgresql) echo postgresql-server ;;
+        *:postgresql) echo postgresql ;;
         apt-get:compiler) echo gcc libc6-dev ;;
         apt-get:libclang) echo libclang-dev ;;
         apt-get:server) apt_server_package || echo too-old ;;
@@ -200,7 +212,7 @@ keep_services_stopped() {
     cat >"$scratch/policy" <<POLICY
 #!/bin/sh
 # Exists only while the setup of redislock installs a server.
-for word; do case \$word in redis-server* | valkey-server*) exit 101 ;; esac; done
+for word; do case \$word in redis-server* | valkey-server* | postgresql*) exit 101 ;; esac; done
 [ ! -x $policy_before ] || exec $policy_before "\$@"
 exit 0
 POLICY
@@ -225,6 +237,24 @@ disable_service() {
 
 installed() { [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]; }
 
+# Debian's PostgreSQL comes with a cluster that is started at every boot: prevent that, too.
+# Where clusters are managed already, their administrator has decided.
+cluster_settings=/etc/postgresql-common/createcluster.conf
+install_postgresql_without_cluster() {
+    as_before=
+    if ! installed postgresql-common; then
+        install_packages postgresql-common || return 1
+        run as_root pg_conftool "$cluster_settings" set create_main_cluster false || return 1
+        as_before=yes
+    fi
+    install_packages postgresql || return 1
+    [ -z "$as_before" ] || run as_root pg_conftool "$cluster_settings" remove create_main_cluster
+}
+
+install_packages() {
+    run as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends "$@"
+}
+
 install_by_apt() {
     run as_root apt-get -q update || say "apt-get update failed: continuing with the existing package lists"
     names=$(packages)
@@ -234,8 +264,9 @@ install_by_apt() {
         case $name in redis-server | valkey-server) installed "$name" || fresh=$name ;; esac
     done
     keep_services_stopped
+    case " $names " in *" postgresql "*) install_postgresql_without_cluster || return 1 ;; esac
     # shellcheck disable=SC2086 # names are words
-    run as_root env DEBIAN_FRONTEND=noninteractive apt-get -q -o DPkg::Lock::Timeout=300 install -y --no-install-recommends $names || return 1
+    install_packages $names || return 1
     [ -z "$fresh" ] || disable_service "$fresh"
 }
 
