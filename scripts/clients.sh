@@ -23,7 +23,8 @@ missing() {
 }
 
 chosen=
-for language in ${*:-python node go java rust}; do
+[ $# -gt 0 ] || set -- python node go java rust
+for language; do
     [ -e "clients/$language/drivers.json" ] || continue
     lacking=$(missing "$language")
     if [ -z "$lacking" ]; then

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import weakref
 from collections import defaultdict, deque
@@ -22,11 +23,15 @@ class _Link:
 
     def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
-        self._idle: dict[Any, deque[Any]] = defaultdict(deque)
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self._start()
         self.follows_master = isinstance(client, redis.RedisCluster) or hasattr(
             getattr(client, "connection_pool", None), "sentinel_manager"
         )
+
+    def _start(self) -> None:
+        self._process = os.getpid()
+        self._idle: dict[Any, deque[Any]] = defaultdict(deque)
+        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
 
     def _take(self, key: Name) -> tuple[Any, Any]:
         client: Any = self._client()
@@ -40,6 +45,8 @@ class _Link:
             return where, pool.connection_class(**settings(pool.connection_kwargs))
 
     def ask(self, key: Name, step: Ask, calling: _Calling | None = None) -> Any:
+        if self._process != os.getpid():
+            self._start()  # after a fork, the connections belong to the parent
         if not step.waiting:
             return self._ask_where_it_is(key, step, calling)
         while not self._waiting.acquire(timeout=0.1):
