@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 
-PATIENCE = 60.0  # seconds for any answer; only a broken driver uses them up
+PATIENCE = 120.0  # seconds for any answer; only a broken driver uses them up
 
 
 class Skip(Exception):

@@ -32,6 +32,7 @@ class Library:
         self.language, self.name = language, entry["name"]
         self.command = [part.replace("{root}", str(ROOT)) for part in entry["command"]]
         self.build = entry["build"].replace("{root}", str(ROOT))
+        self.lanes = entry.get("lanes", LANES)
         self.planted = entry.get("planted", [])
 
     def built(self, directory: Path) -> bool:
@@ -86,7 +87,7 @@ def run(library: Library, names: list[str], directory: Path, loud: bool = True) 
                 driver.close()
                 driver = library.start(directory)
 
-    lanes = [threading.Thread(target=lane) for _ in range(min(LANES, len(names)))]
+    lanes = [threading.Thread(target=lane) for _ in range(min(library.lanes, len(names)))]
     for thread in lanes:
         thread.start()
     for thread in lanes:

@@ -110,13 +110,22 @@ func newHold(own *link, asked *request, token string, fence int64, sent time.Dur
 func (h *hold) confirm(sent, ttl time.Duration) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
+	if h.done.Err() != nil {
+		return // a loss is final
+	}
 	h.sent = max(h.sent, sent)
 	h.validUntil = max(h.validUntil, sent+ttl-ttl/100-2*time.Millisecond)
 }
 
 // lossAt: the holder is told of the loss a little before validity ends.
 func (h *hold) lossAt() time.Duration { return h.validUntil - h.ttl/10 }
-func (h *hold) isLost() bool          { return h.done.Err() != nil || now() >= h.lossAt() }
+
+func (h *hold) isLost() bool {
+	if now() >= h.lossAt() {
+		h.end()
+	}
+	return h.done.Err() != nil
+}
 
 func (h *hold) times() (sent, lossAt, ttl time.Duration) {
 	h.mutex.Lock()

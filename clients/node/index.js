@@ -52,6 +52,7 @@ class Hold {
         this.confirm(sent, request.ttl);
     }
     confirm(sent, ttl) {
+        if (this.signal.aborted) return; // a loss is final
         this.sent = Math.max(this.sent, sent);
         this.validUntil = Math.max(this.validUntil, validUntil(sent, ttl));
     }
@@ -60,7 +61,8 @@ class Hold {
         return this.validUntil - this.ttl / 10;
     }
     get isLost() {
-        return this.signal.aborted || now() >= this.lossAt;
+        if (!this.signal.aborted && now() >= this.lossAt) this.lose(this.validUntil - now());
+        return this.signal.aborted;
     }
     get signal() {
         return this.#gone.signal;

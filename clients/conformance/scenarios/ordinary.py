@@ -150,9 +150,9 @@ def several_keys_are_taken_all_or_none(scene: Scene) -> None:
     assert scene.refused(client, ["a", "b"]).kind == "busy"
     assert server.lock("a") is None
     give_back_by_hand(server, "b")
-    both = scene.hold(client, ["a", "b"], ttl=600)
+    both = scene.hold(client, ["a", "b"], ttl=2_000, renew_every=300)
     assert server.holders("a")[0]["fence"] == server.holders("b")[0]["fence"] == both.fence
-    time.sleep(1.5)
+    time.sleep(2.5)
     assert not both.state()["lost"] and server.holders("a") and server.holders("b")
     assert both.release() is True
     assert server.lock("a") is None and server.lock("b") is None

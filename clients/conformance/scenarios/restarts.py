@@ -110,10 +110,10 @@ def a_slot_that_moves_takes_holder_and_waiter_along(scene: Scene) -> None:
 
 @scenario
 def a_quarantined_server_is_named_and_waited_for(scene: Scene) -> None:
-    server = scene.server("lock.quarantine 3000")
+    server = scene.server("lock.quarantine 6000")
     client = scene.open(server)
     error = scene.refused(client, ttl=2_000, wait=0)
-    assert error.kind == "quarantined" and 0 < error.retry_after <= 4_000, (
+    assert error.kind == "quarantined" and 0 < error.retry_after <= 7_000, (
         error,
         error.retry_after,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import secrets
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
@@ -125,12 +126,15 @@ class Hold:
     ttl: float
     entries: int = 1
     gone: bool = False  # lost for certain, or released
-    confirmed: float = field(default=0.0)  # when the last confirmed command was sent
+    confirmed: float = 0.0  # when the last confirmed command was sent
+    mutex: threading.Lock = field(default_factory=threading.Lock)
 
     def confirm(self, sent: float, ttl: float) -> None:
-        """The lease began after `sent`, so it does not end before this."""
-        self.confirmed = max(self.confirmed, sent)
-        self.valid_until = max(self.valid_until, sent + ttl - ttl / 100 - 0.002)
+        """The lease began after `sent`, so it does not end before this. A loss is final."""
+        with self.mutex:
+            if not self.gone:
+                self.confirmed = max(self.confirmed, sent)
+                self.valid_until = max(self.valid_until, sent + ttl - ttl / 100 - 0.002)
 
     @property
     def loss_at(self) -> float:
@@ -138,7 +142,9 @@ class Hold:
         return self.valid_until - self.ttl / 10
 
     def is_lost(self) -> bool:
-        return self.gone or now() >= self.loss_at
+        with self.mutex:
+            self.gone = self.gone or now() >= self.loss_at
+            return self.gone
 
 
 class Ask(NamedTuple):

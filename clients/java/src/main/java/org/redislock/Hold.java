@@ -28,6 +28,7 @@ final class Hold {
     private long sent;
     private long validUntil;
     private int entries = 1;
+    private volatile boolean isOver;
 
     Hold(Link link, List<String> keys, LockOptions options, String token, long fence, long sent) {
         this.link = link;
@@ -47,6 +48,9 @@ final class Hold {
 
     /** The lease began after the sending, so it does not end before this. */
     private synchronized void confirm(long at, long lease) {
+        if (isOver || end.isDone()) {
+            return; // a loss is final
+        }
         sent = Math.max(sent, at);
         validUntil = Math.max(validUntil, at + lease - lease / 100 - 3 - BootClock.STEP);
     }
@@ -57,7 +61,14 @@ final class Hold {
     }
 
     boolean isLost() {
-        return end.isDone() || BootClock.now() >= lossAt();
+        long left = validFor();
+        synchronized (this) {
+            isOver |= BootClock.now() >= lossAt();
+        }
+        if (isOver) {
+            end.complete(left);
+        }
+        return end.isDone();
     }
 
     synchronized long validFor() {
@@ -111,8 +122,7 @@ final class Hold {
         try {
             while (!end.isDone()) {
                 long now = BootClock.now();
-                if (now >= lossAt()) {
-                    end.complete(validFor());
+                if (isLost()) {
                     return;
                 }
                 if (!options.renews()) {

@@ -3,8 +3,10 @@ package org.redislock.conformance;
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
 import io.lettuce.core.AbstractRedisClient;
+import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
+import io.lettuce.core.SocketOptions;
 import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.codec.StringCodec;
@@ -173,6 +175,8 @@ public final class Driver {
             uri.withTimeout(Duration.ofMillis(ask.get("timeout").asLong()));
         }
         var client = RedisClient.create(uri.build());
+        var patient = SocketOptions.builder().connectTimeout(Duration.ofMinutes(1)).build();
+        client.setOptions(ClientOptions.builder().socketOptions(patient).build());
         return new Opened(client, client.connect(), RedisLocks.of(client, uri.build()));
     }
 
