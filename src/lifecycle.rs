@@ -20,9 +20,9 @@ use crate::{keyspace, replication, waiters, warnings, watch};
 
 /// A slice ends when it has taken this long, µs, so that clients are served in between. What was
 /// begun is ended first: all in all it takes less than 1 ms of the main thread.
-const SLICE: u64 = 400;
+const SLICE: u64 = 300;
 /// Between two slices of what nobody waits for, µs.
-const PAUSE: u64 = 1000;
+const PAUSE: u64 = 3000;
 /// What is done between two looks at the clock: leases that end, keys that are looked at, …
 const BATCH: usize = 32;
 
