@@ -8,7 +8,7 @@ use redislock_core::table::Limits;
 use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
 use crate::edge::edge;
-use crate::ffi::{Args, Ctx, api};
+use crate::ffi::{Arg, Args, Ctx, api};
 use crate::node;
 use crate::server::MinReplicas;
 
@@ -20,6 +20,8 @@ pub struct Setting {
     max: i64,
     /// Only what the start says counts.
     fixed: bool,
+    /// It says yes (1) or no (0).
+    is_switch: bool,
     value: AtomicI64,
 }
 
@@ -31,6 +33,7 @@ impl Setting {
             min,
             max,
             fixed: false,
+            is_switch: false,
             value: AtomicI64::new(default),
         }
     }
@@ -43,6 +46,42 @@ impl Setting {
     /// The present value; none if the option says nothing.
     fn given(&self) -> Option<u64> {
         u64::try_from(self.value.load(Ordering::Relaxed)).ok()
+    }
+
+    /// Whether a switch says yes.
+    pub fn is_on(&self) -> bool {
+        self.get() == 1
+    }
+
+    /// The value that a text stands for, if it is one for this option.
+    fn read(&self, value: Arg<'_>) -> Option<i64> {
+        if !self.is_switch {
+            let number = value.number();
+            return number.filter(|number| (self.min..=self.max).contains(number));
+        }
+        match value.bytes().to_ascii_lowercase().as_slice() {
+            b"yes" => Some(1),
+            b"no" => Some(0),
+            _ => None,
+        }
+    }
+
+    /// What [`Setting::read`] accepts, in words.
+    fn range(&self) -> String {
+        if self.is_switch {
+            "yes or no".to_owned()
+        } else {
+            format!("a number from {} to {}", self.min, self.max)
+        }
+    }
+
+    /// The present value as redis.conf has it; none if the option says nothing.
+    fn shown(&self) -> Option<String> {
+        let given = self.given()?;
+        if !self.is_switch {
+            return Some(given.to_string());
+        }
+        Some(if self.is_on() { "yes" } else { "no" }.to_owned())
     }
 
     fn name(&self) -> &'static str {
@@ -66,6 +105,13 @@ pub static QUARANTINE: Setting = Setting {
     ..Setting::new(c"quarantine", 0, 0, 3_600_000)
 };
 
+/// Whether a string at a key counts as a lock of a client that does not know this module.
+pub static LEGACY_STRINGS: Setting = Setting {
+    fixed: true,
+    is_switch: true,
+    ..Setting::new(c"legacy-strings", 0, 0, 1)
+};
+
 /// What min-replicas-to-write is, for a server whose CONFIG cannot be asked; -1 if it is not given.
 static MIN_REPLICAS: Setting = Setting {
     fixed: true,
@@ -80,13 +126,14 @@ static MAX_LAG: Setting = Setting {
 /// The value of an option that says nothing.
 const NOT_GIVEN: i64 = -1;
 
-static SETTINGS: [&Setting; 8] = [
+static SETTINGS: [&Setting; 9] = [
     &MAX_LEASE,
     &MAX_HOLD,
     &MAX_WAITERS,
     &HOLDERS,
     &EPHEMERAL_GRACE,
     &QUARANTINE,
+    &LEGACY_STRINGS,
     &MIN_REPLICAS,
     &MAX_LAG,
 ];
@@ -120,7 +167,7 @@ pub fn min_replicas() -> Option<MinReplicas> {
 
 /// Every option that says something, as one line for the log.
 pub fn summary() -> String {
-    let given = |setting: &&Setting| Some(format!("lock.{} {}", setting.name(), setting.given()?));
+    let given = |setting: &&Setting| Some(format!("lock.{} {}", setting.name(), setting.shown()?));
     let given: Vec<_> = SETTINGS.iter().filter_map(given).collect();
     given.join(", ")
 }
@@ -129,34 +176,7 @@ pub fn summary() -> String {
 pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     let defaults = parse(args)?;
     for (setting, default) in SETTINGS.iter().zip(defaults) {
-        let flags = if setting.fixed {
-            raw::REDISMODULE_CONFIG_IMMUTABLE
-        } else {
-            raw::REDISMODULE_CONFIG_DEFAULT
-        };
-        // SAFETY: the names are constants; the private data is a static setting, which outlives the module's use.
-        let status = unsafe {
-            api!(RedisModule_RegisterNumericConfig(
-                ctx.raw(),
-                setting.name.as_ptr(),
-                default,
-                flags,
-                setting.min,
-                setting.max,
-                Some(
-                    edge!(get as fn(name: *const c_char, setting: *mut c_void) -> c_longlong, or 0)
-                ),
-                Some(edge!(set as fn(
-                    name: *const c_char,
-                    value: c_longlong,
-                    setting: *mut c_void,
-                    error: *mut *mut raw::RedisModuleString,
-                ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
-                None,
-                std::ptr::from_ref::<Setting>(setting).cast_mut().cast(),
-            ))
-        };
-        if status != raw::REDISMODULE_OK as c_int {
+        if register_one(ctx, setting, default) != raw::REDISMODULE_OK as c_int {
             return Err(format!(
                 "the server did not accept the option lock.{}",
                 setting.name()
@@ -168,6 +188,55 @@ pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
         return Err("a lock.* option has a value that is out of range".into());
     }
     Ok(())
+}
+
+fn register_one(ctx: Ctx, setting: &'static Setting, default: i64) -> c_int {
+    let flags = if setting.fixed {
+        raw::REDISMODULE_CONFIG_IMMUTABLE
+    } else {
+        raw::REDISMODULE_CONFIG_DEFAULT
+    };
+    let data = std::ptr::from_ref::<Setting>(setting).cast_mut().cast();
+    // SAFETY: the names are constants; the private data is a static setting, which outlives the
+    // module's use.
+    unsafe {
+        if setting.is_switch {
+            return api!(RedisModule_RegisterBoolConfig(
+                ctx.raw(),
+                setting.name.as_ptr(),
+                default as c_int,
+                flags,
+                Some(
+                    edge!(get_switch as fn(name: *const c_char, setting: *mut c_void) -> c_int, or 0)
+                ),
+                Some(edge!(set_switch as fn(
+                    name: *const c_char,
+                    value: c_int,
+                    setting: *mut c_void,
+                    error: *mut *mut raw::RedisModuleString,
+                ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
+                None,
+                data,
+            ));
+        }
+        api!(RedisModule_RegisterNumericConfig(
+            ctx.raw(),
+            setting.name.as_ptr(),
+            default,
+            flags,
+            setting.min,
+            setting.max,
+            Some(edge!(get as fn(name: *const c_char, setting: *mut c_void) -> c_longlong, or 0)),
+            Some(edge!(set as fn(
+                name: *const c_char,
+                value: c_longlong,
+                setting: *mut c_void,
+                error: *mut *mut raw::RedisModuleString,
+            ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
+            None,
+            data,
+        ))
+    }
 }
 
 /// The arguments of `loadmodule`: names, with or without `lock.`, each followed by its value.
@@ -200,12 +269,10 @@ fn parse(args: Args<'_>) -> Result<[i64; SETTINGS.len()], String> {
                 setting.name()
             ));
         }
-        let value = args.get(at + 1).and_then(|value| value.number());
-        let Some(value) = value.filter(|value| (setting.min..=setting.max).contains(value)) else {
-            let (name, min, max) = (setting.name(), setting.min, setting.max);
-            return Err(format!(
-                "module argument lock.{name} needs a number from {min} to {max}"
-            ));
+        let value = args.get(at + 1).and_then(|value| setting.read(value));
+        let Some(value) = value else {
+            let (name, range) = (setting.name(), setting.range());
+            return Err(format!("module argument lock.{name} needs {range}"));
         };
         if let Some(slot) = values.get_mut(place) {
             *slot = value;
@@ -234,4 +301,17 @@ fn set(
         node.table.quarantine.configure(QUARANTINE.get());
     });
     raw::REDISMODULE_OK as c_int
+}
+
+fn get_switch(name: *const c_char, setting: *mut c_void) -> c_int {
+    get(name, setting) as c_int
+}
+
+fn set_switch(
+    name: *const c_char,
+    value: c_int,
+    setting: *mut c_void,
+    error: *mut *mut raw::RedisModuleString,
+) -> c_int {
+    set(name, value.into(), setting, error)
 }

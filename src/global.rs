@@ -38,4 +38,9 @@ impl<T> Global<T> {
     pub fn with<R>(&self, use_it: impl FnOnce(&mut T) -> R) -> R {
         use_it(&mut self.0.borrow_mut())
     }
+
+    /// Uses the state, unless the server calls back while it is in use.
+    pub fn try_with<R>(&self, use_it: impl FnOnce(&T) -> R) -> Option<R> {
+        self.0.try_borrow().ok().map(|value| use_it(&value))
+    }
 }

@@ -11,8 +11,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
 use redislock_core::slots::LockId;
-use redislock_core::table::{Events, Found, Keyspace, Output, Presence, Touched, Wanted};
-use redislock_core::time::Now;
+use redislock_core::table::{
+    Events, Found, Keyspace, LegacyString, Output, Presence, Touched, Wanted,
+};
+use redislock_core::time::{Now, from_millis};
 use redislock_core::token::Key;
 
 use crate::clock;
@@ -26,6 +28,7 @@ pub struct Opened<'a> {
     key: OpenKey,
     db: u32,
     lock: Option<LockId>,
+    string: Option<LegacyString>,
 }
 
 /// The key holds a value of another type.
@@ -35,16 +38,19 @@ impl<'a> Opened<'a> {
     /// Opens a key of the selected database.
     pub fn new(ctx: Ctx, name: Arg<'a>) -> Result<Self, WrongType> {
         let key = ctx.open(name, For::Writing);
-        let lock = match key.standing() {
-            Standing::Nothing => None,
-            Standing::Lock(id) => Some(id),
+        let (mut lock, mut string) = (None, None);
+        match key.standing() {
+            Standing::Nothing => {}
+            Standing::Lock(id) => lock = Some(id),
+            Standing::LegacyString(left) => string = Some(string_with(left)),
             Standing::Other => return Err(WrongType),
-        };
+        }
         Ok(Self {
             name,
             key,
             db: ctx.db(),
             lock,
+            string,
         })
     }
 
@@ -54,6 +60,7 @@ impl<'a> Opened<'a> {
             db: self.db,
             name: self.name.bytes(),
             lock: self.lock,
+            string: self.string,
         }
     }
 
@@ -68,6 +75,13 @@ impl<'a> Opened<'a> {
     }
 }
 
+/// A string that lasts so many milliseconds, or has no TTL. The server ends it a millisecond after
+/// nothing is left.
+fn string_with(left: Option<u64>) -> LegacyString {
+    let end = left.map(|left| clock::mono().plus(from_millis(left.saturating_add(1))));
+    LegacyString { end }
+}
+
 /// The keyspace as core may ask it.
 pub struct Keys(pub Ctx);
 
@@ -79,6 +93,7 @@ impl Keyspace for Keys {
         let found = match ctx.open(name.arg(), For::Looking).standing() {
             Standing::Nothing => Found::Nothing,
             Standing::Lock(id) => Found::Lock(id),
+            Standing::LegacyString(left) => Found::LegacyString(string_with(left)),
             Standing::Other => Found::Other,
         };
         ctx.select(before);
@@ -163,7 +178,7 @@ fn decide_at<'a, R>(
     let mono = clock::mono();
     lifecycle::notice_replacement(ctx, mono);
     let _change = Change::begin();
-    let (result, output, unfinished) = node::with(|node| {
+    let (result, output, unfinished, next_look) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
@@ -172,9 +187,14 @@ fn decide_at<'a, R>(
             let listened_to = node.listened_to || own.is_empty();
             node.table.take_output(now, listened_to)
         });
-        (result, output, node.table.has_more_to_serve(now))
+        let (unfinished, next_look) = (node.table.has_more_to_serve(now), node.table.next_look());
+        (result, output, unfinished, next_look)
     });
     let news = output.map_or_else(News::default, |output| apply(ctx, own, output));
+    // Outside of a command the caller sets the alarm, as it knows what can be done by then.
+    if let Some(look) = next_look.filter(|_| !own.is_empty()) {
+        alarm::wake_at(look);
+    }
     if unfinished && !own.is_empty() {
         alarm::wake_soon();
     }

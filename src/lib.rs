@@ -11,6 +11,7 @@
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
+//! | `key_events.rs` | keys that others remove, move or change |
 //! | `alarm.rs` | when the module runs without being asked |
 //! | `replication.rs` | whether replicas confirm that this is the only master |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
@@ -37,6 +38,7 @@ mod edge;
 mod ffi;
 mod global;
 mod info;
+mod key_events;
 mod keyspace;
 mod lifecycle;
 mod node;

@@ -1,22 +1,21 @@
 //! What the server tells the module without being asked by a client: time, roles, loading, flushes, disconnects.
 
-use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
 use redislock_core::time::{Instant, Now, from_millis, to_millis};
-use redislock_core::token::Key;
 
 use crate::alarm::{self, OnEvent, wake_at, wake_soon};
 use crate::clock;
 use crate::config::EPHEMERAL_GRACE;
-use crate::edge::{self, edge, on_event};
-use crate::ffi::{Arg, Ctx, For, Level, Standing, api, log};
-use crate::node::{self, More, Node, Notice};
-use crate::removals::{self, Caller, Cause};
+use crate::edge::{self, on_event};
+use crate::ffi::{Ctx, Level, api, log};
+use crate::node::{self, More, Node};
+use crate::removals;
 use crate::server::{self, may_write};
-use crate::{keyspace, replication, waiters, warnings, watch};
+use crate::{key_events, keyspace, replication, waiters, warnings, watch};
 
 /// A slice ends when it has taken this long, µs, so that clients are served in between. What was
 /// begun is ended first: all in all it takes less than 1 ms of the main thread.
@@ -32,8 +31,6 @@ static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
 const STANDSTILL: u64 = 1_500_000;
 /// How long a node of a cluster that stood still waits for the news that it was replaced, µs.
 const NEWS: u64 = 2_000_000;
-/// The database that MOVE takes a key from.
-static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
 
 /// Subscribes to everything below.
 pub fn register(ctx: Ctx) -> Result<(), String> {
@@ -72,24 +69,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
             return Err(format!("the server does not tell of its event {id}"));
         }
     }
-    let kinds = (raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EVICTED) as c_int;
-    // SAFETY: as above.
-    if unsafe {
-        api!(RedisModule_SubscribeToKeyspaceEvents(
-            ctx.raw(),
-            kinds,
-            Some(edge!(on_keyspace as fn(
-                ctx: *mut raw::RedisModuleCtx,
-                class: c_int,
-                event: *const std::ffi::c_char,
-                name: *mut raw::RedisModuleString,
-            ) -> c_int, or raw::REDISMODULE_OK as c_int))
-        ))
-    } != 0
-    {
-        return Err("the server does not tell of its keyspace".into());
-    }
-    Ok(())
+    key_events::register(ctx)
 }
 
 /// The module was loaded: what it may have granted before, it does not know.
@@ -180,6 +160,7 @@ fn catch_up(ctx: Ctx) {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         keyspace::replicate_counter(ctx);
     }
+    key_events::look_at_strings(ctx, BATCH);
     let grants = may_grant(ctx);
     node::with(|node| {
         node.table.holds_back = !grants;
@@ -414,50 +395,6 @@ fn on_fork(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _:
         });
         wake_soon();
     }
-}
-
-/// Values that come under another name, and evictions.
-fn on_keyspace(
-    ctx: *mut raw::RedisModuleCtx,
-    _: c_int,
-    event: *const std::ffi::c_char,
-    name: *mut raw::RedisModuleString,
-) -> c_int {
-    // SAFETY: the arguments of this callback: a C string and a valid string.
-    let (ctx, event, name) = unsafe {
-        (
-            Ctx::new(ctx),
-            std::ffi::CStr::from_ptr(event).to_bytes(),
-            Arg::new(name),
-        )
-    };
-    match event {
-        b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
-        b"rename_to" | b"move_to" | b"restore" => {
-            if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
-                let key = Key::new(ctx.db(), name.bytes());
-                node::with(|node| node.table.attach(id, key));
-                wake_soon();
-            }
-            if event == b"move_to" {
-                // Valkey before 9.1 runs this callback on the client that moved and would leave it in the other database.
-                ctx.select(MOVED_FROM.load(Ordering::Relaxed));
-            }
-        }
-        b"evicted" => {
-            if let Some(id) = node::just_unlinked(name.bytes()) {
-                node::with(|node| node.table.counters.evicted += 1);
-                node::post(Notice::RemovedBy(id, Cause::Eviction, None));
-            }
-        }
-        b"del" => {
-            if let Some(id) = node::just_unlinked(name.bytes()) {
-                node::post(Notice::RemovedBy(id, Cause::Deletion, Caller::of(ctx)));
-            }
-        }
-        _ => {}
-    }
-    raw::REDISMODULE_OK as c_int
 }
 
 fn announce_quarantine() {

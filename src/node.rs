@@ -15,6 +15,7 @@ use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::Keyspace;
 use redislock_core::time::Now;
+use redislock_core::token::Key;
 
 use crate::clock;
 use crate::config;
@@ -31,6 +32,8 @@ pub enum Notice {
     Left(WaiterId),
     /// A waiter has received its grant.
     Delivered(WaiterId),
+    /// The string at a key was removed or changed, or its TTL was.
+    StringChanged(Key),
 }
 
 /// Whether more is to be done than fits into a slice.
@@ -48,6 +51,8 @@ pub struct Node {
     pub table: Table,
     /// Grants that could not be delivered, to be taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
+    /// Keys at which a string was removed or changed, to be looked at.
+    pub changed_strings: Vec<Key>,
     /// Locks whose values were freed, to be forgotten.
     freed: Vec<Vec<LockId>>,
     /// What removed the keys of those of them that are not forgotten yet, and who, where it is known.
@@ -73,6 +78,7 @@ lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(config::limits()),
         undeliverable: Vec::new(),
+        changed_strings: Vec::new(),
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
@@ -155,6 +161,13 @@ pub fn anyone_waits() -> bool {
     ANYONE_WAITS.load(Ordering::Relaxed)
 }
 
+/// Whether somebody waits until the string at a key is gone; yes if that cannot be told now. For
+/// callbacks.
+pub fn waits_for_string(key: &Key) -> bool {
+    NODE.try_with(|node| node.table.waits_for_string(key))
+        .unwrap_or(true)
+}
+
 /// Notes which key of a lock was removed, for an eviction that may be told of next; whether it is
 /// news.
 pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
@@ -188,6 +201,7 @@ impl Node {
         let Self {
             table,
             undeliverable,
+            changed_strings,
             listened_to,
             freed: _,
             removed_by: _,
@@ -200,6 +214,7 @@ impl Node {
         } = self;
         table.role_changed();
         undeliverable.clear();
+        changed_strings.clear();
         // A change of roles may bring a backlog.
         *listened_to = true;
     }
@@ -216,6 +231,7 @@ impl Node {
         let Self {
             table,
             undeliverable,
+            changed_strings,
             freed,
             counter_is_due,
             removals,
@@ -224,7 +240,8 @@ impl Node {
         let of_table = table.has_unserved() || table.is_closing() || table.is_sweeping();
         let to_forget = !freed.is_empty() || table.has_remains();
         let to_tell = !removals.is_empty() || !undeliverable.is_empty();
-        of_table || to_forget || to_tell || *counter_is_due
+        let to_look_at = !changed_strings.is_empty();
+        of_table || to_forget || to_tell || to_look_at || *counter_is_due
     }
 
     /// Forgets locks whose values were freed, at most so many.
@@ -343,6 +360,11 @@ fn read_notices(node: &mut Node) {
                 node.undeliverable.push(id);
             }
             Notice::Delivered(id) => node.table.delivered(id),
+            Notice::StringChanged(key) => {
+                if node.table.waits_for_string(&key) && !node.changed_strings.contains(&key) {
+                    node.changed_strings.push(key);
+                }
+            }
         }
     }
     // What was unlinked before it was freed has been told of by now.

@@ -32,6 +32,7 @@ mod hostile;
 mod info;
 mod interruptions;
 mod leaving;
+mod legacy_strings;
 mod modules;
 mod moving;
 mod multi;

@@ -143,7 +143,7 @@ impl Cluster {
     }
 
     /// Moves the slot key by key, as every tool does up to Valkey 8.
-    fn move_by_keys(&self, from: usize, to: usize) {
+    pub fn move_by_keys(&self, from: usize, to: usize) {
         let (mut a, mut b) = (self.nodes[from].connect(), self.nodes[to].connect());
         let (source, target) = (self.id(from), self.id(to));
         b.ok(&format!("CLUSTER SETSLOT {JOB} IMPORTING {source}"));

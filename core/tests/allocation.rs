@@ -70,6 +70,7 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
             db: 0,
             name,
             lock: None,
+            string: None,
         };
         let verdict = table.acquire(&[free], &terms, None, now, &mut Empty);
         assert!(matches!(verdict, Verdict::Granted(_)));

@@ -8,6 +8,7 @@ mod allocation;
 mod connections;
 mod deadlock;
 mod holding;
+mod legacy;
 mod lock;
 mod outside;
 mod properties;

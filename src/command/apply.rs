@@ -64,7 +64,7 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         let lock = match key.standing() {
             Standing::Nothing => None,
             Standing::Lock(id) => Some(id),
-            Standing::Other => return Err(WrongType.into()),
+            Standing::LegacyString(_) | Standing::Other => return Err(WrongType.into()),
         };
         match node::with(|node| {
             node.table

@@ -27,8 +27,13 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         (_, Some(_)) => return Err(Failure::Arity),
         (token, None) => (token.map(options::token).transpose()?, usize::MAX),
     };
+    let mut is_string = false;
     let lock = match ctx.open(key, For::Reading).standing() {
         Standing::Nothing => None,
+        Standing::LegacyString(_) => {
+            is_string = true;
+            None
+        }
         Standing::Lock(id) => Some(id),
         Standing::Other => return Err(crate::keyspace::WrongType.into()),
     };
@@ -58,6 +63,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
             return ctx.reply_null();
         }
         let (mode, limit) = match lock.filter(|_| !holders.is_empty()).map(|lock| lock.mode()) {
+            None if is_string => ("string", 0),
             None => ("free", 0),
             Some(Mode::Exclusive) => ("exclusive", 0),
             Some(Mode::Shared { limit }) => ("shared", limit),

@@ -7,6 +7,7 @@ use redis_module::raw;
 use redislock_core::slots::LockId;
 
 use super::api;
+use crate::config;
 
 /// How to open a key.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -22,6 +23,8 @@ pub enum For {
 pub enum Standing {
     Nothing,
     Lock(LockId),
+    /// A string that counts as a lock; how long it lasts, ms, if it has a TTL.
+    LegacyString(Option<u64>),
     Other,
 }
 
@@ -43,6 +46,11 @@ impl OpenKey {
                 Standing::Nothing
             } else if api!(RedisModule_ModuleTypeGetType(key)) == crate::data_type::redis_type() {
                 Standing::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(key))))
+            } else if config::LEGACY_STRINGS.is_on()
+                && api!(RedisModule_KeyType(key)) == raw::REDISMODULE_KEYTYPE_STRING as c_int
+            {
+                // Negative if there is no TTL.
+                Standing::LegacyString(u64::try_from(api!(RedisModule_GetExpire(key))).ok())
             } else {
                 Standing::Other
             }

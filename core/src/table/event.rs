@@ -80,14 +80,20 @@ impl Table {
         ended
     }
 
-    /// The monotonic moment before which no lease ends, no wait is up and no quarantine is over.
+    /// The monotonic moment before which no lease ends, no wait is up, no quarantine is over and no string
+    /// is to be looked at.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let lease = self.wheel.next().map(|end| self.clock.when(end));
-        [lease, self.queue.next_deadline(), self.quarantine.end()]
-            .into_iter()
-            .flatten()
-            .min()
+        [
+            lease,
+            self.next_look(),
+            self.queue.next_deadline(),
+            self.quarantine.end(),
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 
     /// When the next request gives up waiting.
@@ -183,6 +189,7 @@ impl Table {
 
     /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
     pub fn attach(&mut self, id: LockId, key: Key) {
+        self.strings.remove(&key);
         let queued = self.queue.note_lock(&key, Some(id));
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -296,9 +303,10 @@ impl Table {
                 .lock_in_line(&key)
                 .or_else(|| match keyspace.find(&key) {
                     Found::Lock(id) => Some(id),
-                    Found::Nothing | Found::Other => None,
+                    Found::Nothing | Found::LegacyString(_) | Found::Other => None,
                 });
             let before = self.queue.line(&key).and_then(|line| line.lock);
+            self.strings.look_now(&key);
             self.attach_line(&key, found);
             if let Some(before) = before.filter(|before| Some(*before) != found) {
                 self.note_moved(before);
@@ -353,6 +361,7 @@ impl Table {
             holds_back,
             unserved,
             next_up,
+            strings,
             // Who shares which lock is as it was.
             holdings: _,
             deadlock_steps: _,
@@ -368,6 +377,7 @@ impl Table {
         *holds_back = false;
         unserved.clear();
         next_up.clear();
+        strings.clear();
         undelivered.clear();
         let closing = std::mem::take(closing).into_values().map(Closing::holds);
         let tied = std::mem::take(connections).into_values().chain(closing);

@@ -2,11 +2,13 @@
 //!
 //! Every call that may change something collects what follows from it in an [`Output`]: which keys changed and how, and
 //! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
-//! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked.
+//! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked,
+//! `legacy.rs` strings that count as locks.
 
 mod closing;
 mod deadlock;
 mod event;
+mod legacy;
 mod outcome;
 mod remains;
 mod request;
@@ -18,6 +20,8 @@ use std::collections::BTreeSet;
 use closing::Closing;
 use deadlock::Holdings;
 pub use event::Loaded;
+pub use legacy::LegacyString;
+use legacy::Strings;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use remains::Remains;
 use serve::Undelivered;
@@ -56,6 +60,8 @@ pub enum Found {
     Nothing,
     /// A lock.
     Lock(LockId),
+    /// A string that counts as a lock.
+    LegacyString(LegacyString),
     /// A value of another type.
     Other,
 }
@@ -182,6 +188,8 @@ pub struct Table {
     unserved: FewSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: FewSet<WaiterId>,
+    /// Strings at keys that are waited for.
+    strings: Strings,
     holdings: Holdings,
     deadlock_steps: u64,
     undelivered: HashMap<WaiterId, Undelivered>,
@@ -216,6 +224,7 @@ impl Table {
             queue: Queue::default(),
             unserved: FewSet::default(),
             next_up: FewSet::default(),
+            strings: Strings::default(),
             holdings: Holdings::default(),
             deadlock_steps: 0,
             undelivered: HashMap::new(),
@@ -440,7 +449,8 @@ impl Table {
     /// Whether somebody may wait for a key at which there is no lock. Who waits for one key waits
     /// for a lock that is there, unless it was just removed.
     fn may_have_lines(&self) -> bool {
-        self.queue.has_several_keys() || self.has_unserved() || self.sweep.is_some()
+        let waits_without_lock = self.queue.has_several_keys() || !self.strings.is_empty();
+        waits_without_lock || self.has_unserved() || self.sweep.is_some()
     }
 
     /// Writes down what became of each touched lock, removes those that nobody holds any more, and sets deadlines.

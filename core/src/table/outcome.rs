@@ -1,5 +1,6 @@
 //! What a request names, and what becomes of it.
 
+use super::LegacyString;
 use crate::fence::FenceError;
 use crate::few::Few;
 use crate::lock::{OverCap, Refusal};
@@ -16,6 +17,8 @@ pub struct Wanted<'a> {
     pub name: &'a [u8],
     /// The lock at it.
     pub lock: Option<LockId>,
+    /// The string at it, if that counts as a lock.
+    pub string: Option<LegacyString>,
 }
 
 /// Why a request changes nothing.

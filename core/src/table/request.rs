@@ -25,6 +25,10 @@ impl Table {
         let locks = self.settled(wanted, &terms.token, now, keyspace);
         let mut free = true;
         for (want, lock) in wanted.iter().zip(&locks) {
+            if want.string.is_some() {
+                free = false;
+                continue;
+            }
             match self.standing(*lock, terms) {
                 Standing::Refused(refusal) => return Verdict::Denied(Denial::Refused(refusal)),
                 Standing::Excluded => free = false,
@@ -435,6 +439,11 @@ impl Table {
         let id = self.queue.join(waiter);
         for (key, lock) in keys.iter().zip(locks) {
             self.attach_line(key, *lock);
+        }
+        for (key, want) in keys.iter().zip(wanted) {
+            if let Some(string) = want.string {
+                self.strings.insert(key, string, now.mono);
+            }
         }
         Ok(id)
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Answer, Denial, Found, Keyspace, TAKEN_AT_ONCE, Table};
+use super::{Answer, Denial, Found, Keyspace, LegacyString, TAKEN_AT_ONCE, Table};
 use crate::few::Few;
 use crate::lock::{Hold, Lock, Standing};
 use crate::queue::{Waiter, WaiterId};
@@ -214,7 +214,15 @@ impl Table {
         let (keys, terms) = (&waiter.keys, &waiter.terms);
         let mut comes = true;
         let look = |key| {
-            let lock = self.lock_at(key, &terms.token, now, keyspace)?;
+            let lock = match self.look_at(key, &terms.token, now, keyspace) {
+                Found::Nothing => None,
+                Found::Lock(lock) => Some(lock),
+                Found::LegacyString(_) => {
+                    comes = false;
+                    return Ok(None);
+                }
+                Found::Other => return Err(Denial::WrongType),
+            };
             match self.standing(lock, terms) {
                 Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
                 Standing::Excluded => comes = false,
@@ -232,30 +240,37 @@ impl Table {
         }
     }
 
-    /// The lock at a key that is waited for, its ended leases taken off.
-    fn lock_at(
+    /// What stands at a key that is waited for. Of a lock the ended leases are taken off.
+    fn look_at(
         &mut self,
         key: &Key,
         token: &Token,
         now: Now,
         keyspace: &mut dyn Keyspace,
-    ) -> Result<Option<LockId>, Denial> {
-        let known = self.lock_in_line(key);
-        let lock = match known {
-            Some(id) => Some(id),
-            None => match keyspace.find(key) {
-                Found::Nothing => None,
-                Found::Other => return Err(Denial::WrongType),
-                Found::Lock(id) => self.slots.get(id).map(|_| id),
-            },
-        };
-        if known.is_none() {
-            self.attach_line(key, lock);
-        }
-        if let Some(id) = lock {
+    ) -> Found {
+        if let Some(id) = self.lock_in_line(key) {
             self.take_off_what_ended(id, Some(token), now);
+            return Found::Lock(id);
         }
-        Ok(lock)
+        if self.strings.contains(key) {
+            return Found::LegacyString(LegacyString { end: None });
+        }
+        let found = match keyspace.find(key) {
+            Found::Lock(id) if self.slots.get(id).is_none() => Found::Nothing,
+            found => found,
+        };
+        match found {
+            Found::Lock(id) => {
+                self.attach_line(key, Some(id));
+                self.take_off_what_ended(id, Some(token), now);
+            }
+            Found::LegacyString(string) => {
+                self.attach_line(key, None);
+                self.strings.insert(key, string, now.mono);
+            }
+            Found::Nothing | Found::Other => self.attach_line(key, None),
+        }
+        found
     }
 
     /// A line learns which lock stands at its key.

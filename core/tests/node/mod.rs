@@ -8,7 +8,8 @@ use redislock_core::payload::Origin;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
-    Answer, Denial, Events, Extended, Found, Keyspace, Limits, Loaded, Presence, Verdict, Wanted,
+    Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Presence,
+    Verdict, Wanted,
 };
 use redislock_core::time::{Instant, Now};
 use redislock_core::token::{Key, Token};
@@ -18,6 +19,8 @@ use redislock_core::wire::{Reader, save};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Value {
     Lock(LockId),
+    /// A lock of an old client: when it expires, if it does.
+    String(Option<Instant>),
     Other,
 }
 
@@ -30,6 +33,7 @@ impl Keyspace for Keys {
         match self.0.get(key) {
             None => Found::Nothing,
             Some(Value::Lock(id)) => Found::Lock(*id),
+            Some(Value::String(end)) => Found::LegacyString(LegacyString { end: *end }),
             Some(Value::Other) => Found::Other,
         }
     }
@@ -144,7 +148,7 @@ impl Node {
         terms: &Terms,
         until: Option<Option<Instant>>,
     ) -> Verdict {
-        let wanted: Vec<_> = keys.iter().map(|key| wanted(key, self.at(key))).collect();
+        let wanted: Vec<_> = keys.iter().map(|key| wanted(key, &self.keys)).collect();
         let verdict = self
             .table
             .acquire(&wanted, terms, until, self.now, &mut self.keys);
@@ -154,7 +158,7 @@ impl Node {
 
     /// Without [`Node::apply`], so that several make one decision.
     pub fn release_in_part(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
-        let wanted = wanted(key, self.at(key));
+        let wanted = wanted(key, &self.keys);
         self.table
             .release(&wanted, token, all, self.now, &mut self.keys)
     }
@@ -196,7 +200,7 @@ impl Node {
     }
 
     pub fn force(&mut self, key: &Key) -> u64 {
-        let wanted = wanted(key, self.at(key));
+        let wanted = wanted(key, &self.keys);
         let holders = self.table.force(&wanted, self.now, &mut self.keys);
         self.apply();
         holders
@@ -207,16 +211,39 @@ impl Node {
         while self.table.is_closing() {
             self.table.close(2, self.now, &mut self.keys);
         }
+        self.end_strings();
         while self.table.expire(2, self.now, &mut self.keys) {}
         while self.table.time_out(2, self.now) {}
         self.table.quarantine_has_ended(self.now);
         self.serve();
     }
 
+    /// Strings whose time is up are gone.
+    fn end_strings(&mut self) {
+        let now = self.now.mono;
+        let ended = |value: &Value| matches!(value, Value::String(Some(end)) if *end <= now);
+        self.keys.0.retain(|_, value| !ended(value));
+        self.look_at_strings();
+    }
+
+    fn look_at_strings(&mut self) {
+        for key in self.table.strings_due(usize::MAX, self.now.mono) {
+            self.table.string_may_be_gone(&key);
+        }
+    }
+
+    /// An old client acquires the key, which is free.
+    pub fn set_string(&mut self, key: &Key, ttl: Option<u64>) {
+        assert_eq!(self.keys.0.get(key), None, "SET NX finds it free");
+        let end = ttl.map(|ttl| self.now.mono.plus(ttl));
+        self.keys.0.insert(key.clone(), Value::String(end));
+    }
+
     pub fn serve(&mut self) {
         while self.table.is_sweeping() {
             self.table.sweep(2, &mut self.keys);
         }
+        self.look_at_strings();
         while self.table.has_more_to_serve(self.now) {
             self.table.serve(self.now, &mut self.keys);
         }
@@ -246,9 +273,13 @@ impl Node {
 
     /// Somebody else than a lock command removes the key.
     pub fn remove(&mut self, key: &Key) {
-        if let Some(Value::Lock(id)) = self.keys.0.remove(key) {
-            self.table.unlinked(id);
-            self.table.forget(id);
+        match self.keys.0.remove(key) {
+            Some(Value::Lock(id)) => {
+                self.table.unlinked(id);
+                self.table.forget(id);
+            }
+            Some(Value::String(_)) => self.table.string_may_be_gone(key),
+            Some(Value::Other) | None => {}
         }
     }
 
@@ -270,9 +301,14 @@ impl Node {
 
     /// RENAME or MOVE.
     pub fn rename(&mut self, from: &Key, to: &Key) {
-        let Some(value) = self.keys.0.remove(from) else {
+        let Some(value) = self.keys.0.get(from).copied() else {
             return;
         };
+        if let Value::Lock(_) = value {
+            self.keys.0.remove(from);
+        } else {
+            self.remove(from);
+        }
         self.remove(to);
         self.keys.0.insert(to.clone(), value);
         if let Value::Lock(id) = value {
@@ -351,7 +387,9 @@ impl Node {
         table.raise_fence(self.table.fence());
         table.loading_began(self.now.mono);
         self.table = table;
-        self.keys.0.retain(|_, value| *value == Value::Other);
+        self.keys
+            .0
+            .retain(|_, value| !matches!(value, Value::Lock(_)));
         for (key, bytes) in dumps {
             self.restore(&key, &bytes);
         }
@@ -395,11 +433,18 @@ impl Node {
     }
 }
 
-fn wanted(key: &Key, lock: Option<LockId>) -> Wanted<'_> {
+fn wanted<'a>(key: &'a Key, keys: &Keys) -> Wanted<'a> {
+    let (mut lock, mut string) = (None, None);
+    match keys.0.get(key) {
+        Some(Value::Lock(id)) => lock = Some(*id),
+        Some(Value::String(end)) => string = Some(LegacyString { end: *end }),
+        Some(Value::Other) | None => {}
+    }
     Wanted {
         db: key.db(),
         name: key.name(),
         lock,
+        string,
     }
 }
 

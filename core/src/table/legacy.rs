@@ -1,0 +1,105 @@
+//! Strings at keys that somebody waits for: locks of clients that use `SET key token NX PX ttl`.
+//!
+//! A string that was seen counts as taken until it may be gone: somebody told so
+//! ([`Table::string_may_be_gone`]), or its time is up ([`Table::strings_due`]). Only then is the key
+//! looked at again. So whoever runs the table can first find out whether a key is gone or has moved
+//! to another node of a cluster.
+
+use std::collections::BTreeSet;
+
+use foldhash::HashMap;
+
+use super::Table;
+use crate::time::Instant;
+use crate::token::Key;
+
+/// The longest time between two looks at a string, µs. Not every change of a key is told.
+const LOOK_AGAIN: u64 = 1_000_000;
+
+/// A string at a key, which counts as a lock of a client that does not know this module.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LegacyString {
+    /// When it is gone by itself, on the monotonic clock; none if it has no TTL.
+    pub end: Option<Instant>,
+}
+
+/// The strings that were seen, and when to look at each of them again.
+#[derive(Debug, Default)]
+pub(super) struct Strings {
+    looks: HashMap<Key, Instant>,
+    by_time: BTreeSet<(Instant, Key)>,
+}
+
+impl Strings {
+    pub(super) fn is_empty(&self) -> bool {
+        self.by_time.is_empty()
+    }
+
+    pub(super) fn contains(&self, key: &Key) -> bool {
+        !self.is_empty() && self.looks.contains_key(key)
+    }
+
+    /// A string was seen at `key`.
+    pub(super) fn insert(&mut self, key: &Key, string: LegacyString, now: Instant) {
+        self.remove(key);
+        let again = now.plus(LOOK_AGAIN);
+        let look = string.end.map_or(again, |end| end.min(again));
+        self.looks.insert(key.clone(), look);
+        self.by_time.insert((look, key.clone()));
+    }
+
+    /// Nothing is known about `key` any more; whether a string was seen there.
+    pub(super) fn remove(&mut self, key: &Key) -> bool {
+        if self.is_empty() {
+            return false;
+        }
+        let Some((key, look)) = self.looks.remove_entry(key) else {
+            return false;
+        };
+        self.by_time.remove(&(look, key))
+    }
+
+    /// The string at `key` is to be looked at as soon as possible.
+    pub(super) fn look_now(&mut self, key: &Key) {
+        if self.remove(key) {
+            let now = Instant(0);
+            self.looks.insert(key.clone(), now);
+            self.by_time.insert((now, key.clone()));
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.looks.clear();
+        self.by_time.clear();
+    }
+}
+
+impl Table {
+    /// Keys whose strings are to be looked at, at most so many. Call
+    /// [`Table::string_may_be_gone`] for each.
+    #[must_use]
+    pub fn strings_due(&self, most: usize, now: Instant) -> Vec<Key> {
+        let due = self.strings.by_time.iter().take_while(|(at, _)| *at <= now);
+        due.take(most).map(|(_, key)| key.clone()).collect()
+    }
+
+    /// When to look at a string next.
+    #[must_use]
+    pub fn next_look(&self) -> Option<Instant> {
+        self.strings.by_time.first().map(|(at, _)| *at)
+    }
+
+    /// Whether somebody waits until the string at `key` is gone.
+    #[must_use]
+    pub fn waits_for_string(&self, key: &Key) -> bool {
+        self.strings.contains(key)
+    }
+
+    /// The string at `key` was changed, or its time is up: the key is looked at when its line is
+    /// served.
+    pub fn string_may_be_gone(&mut self, key: &Key) {
+        if self.strings.remove(key) && self.queue.line(key).is_some() {
+            self.unserved.insert(key.clone());
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! What the server tells about keys that others remove, move or change.
+
+use std::ffi::c_int;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use redis_module::raw;
+use redislock_core::token::Key;
+
+use crate::alarm::wake_soon;
+use crate::clock;
+use crate::config::LEGACY_STRINGS;
+use crate::edge::edge;
+use crate::ffi::{Arg, Ctx, For, Standing, api};
+use crate::node::{self, Notice};
+use crate::removals::{Caller, Cause};
+use crate::server;
+
+/// The database that MOVE takes a key from.
+static MOVED_FROM: AtomicU32 = AtomicU32::new(0);
+
+/// Subscribes to the events.
+pub fn register(ctx: Ctx) -> Result<(), String> {
+    let mut kinds = raw::REDISMODULE_NOTIFY_GENERIC | raw::REDISMODULE_NOTIFY_EVICTED;
+    if LEGACY_STRINGS.is_on() {
+        kinds |= raw::REDISMODULE_NOTIFY_EXPIRED;
+    }
+    // SAFETY: a valid context, during load.
+    if unsafe {
+        api!(RedisModule_SubscribeToKeyspaceEvents(
+            ctx.raw(),
+            kinds as c_int,
+            Some(edge!(on_keyspace as fn(
+                ctx: *mut raw::RedisModuleCtx,
+                class: c_int,
+                event: *const std::ffi::c_char,
+                name: *mut raw::RedisModuleString,
+            ) -> c_int, or raw::REDISMODULE_OK as c_int))
+        ))
+    } != 0
+    {
+        return Err("the server does not tell of its keyspace".into());
+    }
+    Ok(())
+}
+
+/// Values that come under another name, deletions and evictions, and changes of strings.
+fn on_keyspace(
+    ctx: *mut raw::RedisModuleCtx,
+    _: c_int,
+    event: *const std::ffi::c_char,
+    name: *mut raw::RedisModuleString,
+) -> c_int {
+    // SAFETY: the arguments of this callback: a C string and a valid string.
+    let (ctx, event, name) = unsafe {
+        (
+            Ctx::new(ctx),
+            std::ffi::CStr::from_ptr(event).to_bytes(),
+            Arg::new(name),
+        )
+    };
+    if LEGACY_STRINGS.is_on() && node::anyone_waits() {
+        let key = Key::new(ctx.db(), name.bytes());
+        if node::waits_for_string(&key) {
+            node::post(Notice::StringChanged(key));
+            wake_soon();
+        }
+    }
+    match event {
+        b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
+        b"rename_to" | b"move_to" | b"restore" => {
+            if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
+                let key = Key::new(ctx.db(), name.bytes());
+                node::with(|node| node.table.attach(id, key));
+                wake_soon();
+            }
+            if event == b"move_to" {
+                // Valkey before 9.1 runs this callback on the client that moved and would leave it
+                // in the other database.
+                ctx.select(MOVED_FROM.load(Ordering::Relaxed));
+            }
+        }
+        b"evicted" => {
+            if let Some(id) = node::just_unlinked(name.bytes()) {
+                node::with(|node| node.table.counters.evicted += 1);
+                node::post(Notice::RemovedBy(id, Cause::Eviction, None));
+            }
+        }
+        b"del" => {
+            if let Some(id) = node::just_unlinked(name.bytes()) {
+                node::post(Notice::RemovedBy(id, Cause::Deletion, Caller::of(ctx)));
+            }
+        }
+        _ => {}
+    }
+    raw::REDISMODULE_OK as c_int
+}
+
+/// Lets core look at the strings that were changed, and at most so many of those whose time is up.
+/// In a cluster such a key may have moved to another node: those who wait for it come again, as with
+/// a lock that has moved.
+pub fn look_at_strings(ctx: Ctx, most: usize) {
+    let (cluster, keys) = node::with(|node| {
+        let mut keys = std::mem::take(&mut node.changed_strings);
+        keys.extend(node.table.strings_due(most, clock::mono()));
+        (node.cluster, keys)
+    });
+    for key in keys {
+        let moved = cluster && server::is_elsewhere(ctx, key.name());
+        node::with(|node| {
+            if moved {
+                node.table.unblock_line(&key);
+            }
+            node.table.string_may_be_gone(&key);
+        });
+    }
+}
