@@ -42,8 +42,10 @@ done
 }
 REDIS_SERVER=$(scripts/server.sh)
 export REDIS_SERVER
+failed=
 # shellcheck disable=SC2086 # languages are words
-python3 clients/conformance/run.py $chosen
+python3 clients/conformance/run.py $chosen || failed=yes
 # shellcheck disable=SC2086
-[ -z "${PLANTED:-}" ] || python3 clients/conformance/run.py --planted $chosen
-case " $chosen " in *" python "*) python3 clients/recipes/tests/run.py ;; esac
+[ -z "${PLANTED:-}" ] || python3 clients/conformance/run.py --planted $chosen || failed=yes
+case " $chosen " in *" python "*) python3 clients/recipes/tests/run.py || failed=yes ;; esac
+[ -z "$failed" ]
