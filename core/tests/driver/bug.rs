@@ -8,7 +8,7 @@ use redislock_core::time::Instant;
 use redislock_core::token::{Key, Token};
 
 use super::step::TICK;
-use crate::node::{Change, Node};
+use crate::node::{Change, Node, Value};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -32,10 +32,11 @@ pub enum Bug {
     EveryWaitOfAHolderIsADeadlock,
     ADeadlockIsNotSeen,
     TheReplicaMissesReleases,
+    AStringIsWrittenOver,
 }
 
 impl Bug {
-    pub const ALL: [Self; 20] = [
+    pub const ALL: [Self; 21] = [
         Self::ReentryTakesANewFence,
         Self::ReleaseIgnoresTheToken,
         Self::ReleaseAllTakesOneOff,
@@ -56,6 +57,7 @@ impl Bug {
         Self::EveryWaitOfAHolderIsADeadlock,
         Self::ADeadlockIsNotSeen,
         Self::TheReplicaMissesReleases,
+        Self::AStringIsWrittenOver,
     ];
 }
 
@@ -152,6 +154,14 @@ impl Suspect {
         }
         if self.has(Bug::MaxHoldIsIgnored) {
             terms.max_hold = 0;
+        }
+        if self.has(Bug::AStringIsWrittenOver) {
+            let is_string = |value: &Value| matches!(value, Value::String(_));
+            let asked_for = |key: &Key| keys.contains(key);
+            self.node
+                .keys
+                .0
+                .retain(|key, value| !(is_string(value) && asked_for(key)));
         }
         if let Mode::Shared { limit } = &mut terms.mode
             && self.has(Bug::SemaphoreLimitIsOffByOne)

@@ -133,7 +133,7 @@ impl Driver {
                 .keys
                 .0
                 .values()
-                .filter(|value| **value != Value::Other)
+                .filter(|value| matches!(value, Value::Lock(_)))
                 .count();
             same(whose, &node.table.locks(), &(keys + node.unlinked.len()))?;
         }
@@ -186,8 +186,10 @@ impl Driver {
                 model.in_quarantine().then_some(model.quarantine_until),
             ];
             let due = due.into_iter().flatten().min();
-            // What was flushed keeps its deadline until it is freed: the timer runs for nothing then.
-            let runs_for_nothing = due.is_none() && next.is_some() && node.has_flushed();
+            // What was flushed keeps its deadline until it is freed, and strings are looked at now
+            // and then: the timer runs for nothing then.
+            let is_early = node.has_flushed() || node.table.next_look().is_some();
+            let runs_for_nothing = due.is_none() && next.is_some() && is_early;
             if !runs_for_nothing
                 && (next.is_some() != due.is_some()
                     || next > due.map(|due| due + super::step::TICK - 1))

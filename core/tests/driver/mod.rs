@@ -482,6 +482,12 @@ impl Driver {
                 }
                 always(move |model| model.overwrite(at))
             }
+            Step::SetString(at) if !node.keys.0.contains_key(&key(at)) => {
+                node.set_string(&key(at), None);
+                self.replica.remove(&key(at));
+                self.replica.set_string(&key(at), None);
+                always(move |model| model.set_string(at))
+            }
             Step::Rename(from, to) if from != to && node.keys.0.contains_key(&key(from)) => {
                 node.rename(&key(from), &key(to));
                 self.replica.rename(&key(from), &key(to));

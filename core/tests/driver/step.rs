@@ -69,6 +69,8 @@ pub enum Step {
     /// What was deleted lazily is freed.
     Free,
     Overwrite(Key),
+    /// SET NX of an old client.
+    SetString(Key),
     Rename(Key, Key),
     Restore(Key, Key),
     Swap,
@@ -222,6 +224,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => (key(), any::<bool>()).prop_map(|(key, lazily)| Step::Delete { key, lazily }),
         1 => Just(Step::Free),
         1 => key().prop_map(Step::Overwrite),
+        3 => key().prop_map(Step::SetString),
         3 => (key(), key()).prop_map(|(from, to)| Step::Rename(from, to)),
         1 => (key(), key()).prop_map(|(from, to)| Step::Restore(from, to)),
         1 => Just(Step::Swap),

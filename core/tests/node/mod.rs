@@ -285,7 +285,8 @@ impl Node {
 
     /// The key is removed, but its value is freed later.
     pub fn remove_lazily(&mut self, key: &Key) {
-        if let Some(Value::Lock(id)) = self.keys.0.remove(key) {
+        if let Some(id) = self.at(key) {
+            self.keys.0.remove(key);
             self.table.unlinked(id);
             self.unlinked.push(id);
         }
@@ -403,7 +404,9 @@ impl Node {
         self.now = master.now;
         self.table = Table::new(master.table.limits);
         self.table.raise_fence(master.table.fence());
-        self.keys.0.retain(|_, value| *value == Value::Other);
+        self.keys
+            .0
+            .retain(|_, value| !matches!(value, Value::Lock(_)));
         for key in master.keys.0.keys() {
             if let Some(bytes) = master.dump(key) {
                 self.restore(key, &bytes);

@@ -140,6 +140,8 @@ pub struct Model {
     pub locks: BTreeMap<Key, Lock>,
     /// Keys with a value of another type.
     pub others: BTreeSet<Key>,
+    /// Keys with a string of an old client.
+    pub strings: BTreeSet<Key>,
     /// In order of arrival.
     pub queue: Vec<Waiter>,
     /// The highest fence so far.
@@ -162,6 +164,7 @@ impl Model {
             limits,
             locks: BTreeMap::new(),
             others: BTreeSet::new(),
+            strings: BTreeSet::new(),
             queue: Vec::new(),
             fence: 0,
             holds_back: false,

@@ -39,23 +39,34 @@ impl Model {
     pub fn delete(&mut self, key: Key) {
         self.locks.remove(&key);
         self.others.remove(&key);
+        self.strings.remove(&key);
     }
 
     /// A value of another type is written over the key.
     pub fn overwrite(&mut self, key: Key) {
-        self.locks.remove(&key);
+        self.delete(key);
         self.others.insert(key);
+    }
+
+    /// An old client acquires the key, which is free.
+    pub fn set_string(&mut self, key: Key) {
+        self.delete(key);
+        self.strings.insert(key);
     }
 
     /// RENAME and MOVE: what stands at `from` stands at `to`.
     pub fn rename(&mut self, from: Key, to: Key) {
         let (lock, other) = (self.locks.remove(&from), self.others.remove(&from));
+        let string = self.strings.remove(&from);
         self.delete(to);
         if let Some(lock) = lock {
             self.locks.insert(to, lock);
         }
         if other {
             self.others.insert(to);
+        }
+        if string {
+            self.strings.insert(to);
         }
     }
 
@@ -92,6 +103,10 @@ impl Model {
             .into_iter()
             .map(swapped)
             .collect();
+        self.strings = std::mem::take(&mut self.strings)
+            .into_iter()
+            .map(swapped)
+            .collect();
     }
 
     /// FLUSHDB or FLUSHALL: how long the last lease had to go, µs.
@@ -108,6 +123,7 @@ impl Model {
             .unwrap_or(0);
         self.locks.retain(|key, _| !flushed(key));
         self.others.retain(|key| !flushed(key));
+        self.strings.retain(|key| !flushed(key));
         last
     }
 

@@ -20,6 +20,9 @@ pub enum Standing {
 
 impl Model {
     pub fn standing(&self, key: Key, request: &Request) -> Standing {
+        if self.strings.contains(&key) {
+            return Standing::Excluded;
+        }
         let Some(lock) = self.live(key) else {
             return Standing::Open;
         };
