@@ -70,6 +70,7 @@ fn on_keyspace(
         b"rename_to" | b"move_to" | b"restore" => {
             if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
                 let key = Key::new(ctx.db(), name.bytes());
+                node::forget_unlinked(id);
                 node::with(|node| node.table.attach(id, key));
                 wake_soon();
             }

@@ -187,6 +187,13 @@ pub fn just_unlinked(name: &[u8]) -> Option<LockId> {
     is_this_one.then(|| LockId::from_bits(LAST_UNLINKED_LOCK.load(Ordering::Relaxed)))
 }
 
+/// The last lock that was removed has come back under another name.
+pub fn forget_unlinked(id: LockId) {
+    if LAST_UNLINKED_LOCK.load(Ordering::Relaxed) == id.to_bits() {
+        LAST_UNLINKED.store(0, Ordering::Relaxed);
+    }
+}
+
 /// A number that tells byte strings apart and says nothing about them: keyed anew with each start,
 /// never 0.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
@@ -343,7 +350,9 @@ fn read_notices(node: &mut Node) {
                 }
             }
             Notice::RemovedBy(id, cause, caller) => {
-                if node.table.lock(id).is_some() {
+                if node.table.is_attached(id) {
+                    // It has another name by now, and a value that came after it was removed.
+                } else if node.table.lock(id).is_some() {
                     node.removed_by.insert(id, (cause, caller));
                 } else if let Some(removal) = node
                     .removals

@@ -79,6 +79,37 @@ fn what_its_holders_end_is_not_a_removal() {
 }
 
 #[test]
+fn a_deletion_at_the_old_name_is_not_what_removed_a_lock() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for (n, (rename, remove)) in [
+        ("RENAME old renamed", "PEXPIRE renamed 1"),
+        ("MOVE old 1", "PEXPIRE old 1"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        granted(&c.call("LOCK.ACQUIRE old me 600000"));
+        c.ok(rename);
+        c.ok("SET old value");
+        c.ok("DEL old");
+        if rename.starts_with("MOVE") {
+            c.ok("SELECT 1");
+        }
+        c.ok(remove);
+        wait_until("it is counted", || removed(&mut c) == n as i64 + 1);
+    }
+    wait_until("both are logged", || lines(&server).len() == 2);
+    let logged = lines(&server);
+    assert!(
+        logged
+            .iter()
+            .all(|line| line.contains("another command or a TTL")),
+        "{logged:?}"
+    );
+}
+
+#[test]
 fn force_is_logged_with_who_did_it() {
     let server = Server::start();
     let mut c = server.connect();
