@@ -220,17 +220,41 @@ pub fn may_rewrite_without_preamble() -> bool {
     settings().rdb_preamble != Some(true)
 }
 
-/// Whether CONFIG RESETSTAT was called since this was asked last. No event tells of it, but it makes a total fall that
-/// nothing else does, and leaves its own call as the first that is counted.
+/// What tells that the server's statistics were reset.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct ResetMarks {
+    total_commands: u64,
+    /// How often CONFIG RESETSTAT ran, and how long it took, µs. A call that was refused changes
+    /// neither.
+    calls: u64,
+    micros: u64,
+}
+
+/// Whether CONFIG RESETSTAT ran since this was asked last. No event tells of it. It makes a total
+/// fall that nothing else does, and its own call is the first that is counted afterwards.
 pub fn statistics_were_reset() -> bool {
-    static SEEN: Mutex<(u64, String)> = Mutex::new((0, String::new()));
+    static SEEN: Mutex<ResetMarks> = Mutex::new(ResetMarks {
+        total_commands: 0,
+        calls: 0,
+        micros: 0,
+    });
     let total = ServerInfo::read(c"stats").number(c"total_commands_processed");
     let commands = ServerInfo::read(c"commandstats");
-    let last = commands.text(c"cmdstat_config|resetstat");
-    let now = (total.unwrap_or(0), last.unwrap_or_default().to_owned());
+    let resets = commands.text(c"cmdstat_config|resetstat");
+    let number = |name| {
+        let mut fields = resets.unwrap_or_default().split(',');
+        let field = fields.find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        field.and_then(|field| field.parse().ok()).unwrap_or(0)
+    };
+    let now = ResetMarks {
+        total_commands: total.unwrap_or(0),
+        calls: number("calls"),
+        micros: number("usec"),
+    };
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    let before = std::mem::replace(&mut *seen, now.clone());
-    now.0 < before.0 || now.1 != before.1
+    let before = std::mem::replace(&mut *seen, now);
+    let ran = (now.calls, now.micros) != (before.calls, before.micros);
+    now.total_commands < before.total_commands || ran
 }
 
 /// The policy by which the server evicts keys.

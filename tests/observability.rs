@@ -474,6 +474,26 @@ fn config_resetstat_resets_what_the_module_counts() {
     assert!(counter(&mut c, "fence") > 0);
 }
 
+#[test]
+fn a_refused_config_resetstat_resets_nothing() {
+    let server = Server::start();
+    let (mut c, mut other) = (server.connect(), server.connect());
+    c.ok("ACL SETUSER other on nopass ~* +ping");
+    other.ok("AUTH other any");
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    // The module looks at the server about once a second.
+    let looked = || std::thread::sleep(Duration::from_millis(2500));
+    looked();
+    for (caller, command) in [
+        (&mut other, "CONFIG RESETSTAT"),
+        (&mut c, "CONFIG RESETSTAT more"),
+    ] {
+        assert!(caller.call(command).is_error());
+        looked();
+    }
+    assert_eq!(counter(&mut c, "grants"), 1);
+}
+
 /// What the module asks the server for its own ends is not what a client did.
 #[test]
 fn the_calls_of_the_module_do_not_show_in_monitor_and_slowlog() {
