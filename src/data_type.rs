@@ -146,14 +146,20 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
 /// Where the value that is being loaded comes from.
 ///
 /// The server does not say which command loads it. While a dataset is loaded no client can write. A
-/// replica that clients cannot write to gets values from its master alone, and one that they can
-/// write to must not refuse its master either. So a master that is not loading is the one case in
-/// which it is RESTORE, or MIGRATE from another node.
+/// replica that clients cannot write to gets values from its master alone. On one that they can
+/// write to, it may be the master or a client. On a master that is not loading it is RESTORE, or
+/// MIGRATE from another node.
 fn origin() -> Origin {
     let flags = ffi::detached().map_or(0, Ctx::flags);
-    let loading = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-    if flags & loading != 0 || flags & raw::REDISMODULE_CTX_FLAGS_MASTER == 0 {
+    let has = |flag| flags & flag != 0;
+    if has(raw::REDISMODULE_CTX_FLAGS_LOADING)
+        || has(raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING)
+        || has(raw::REDISMODULE_CTX_FLAGS_READONLY)
+    {
         return Origin::Trusted;
+    }
+    if !has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
+        return Origin::MasterOrClient;
     }
     let quarantine = QUARANTINE.get();
     Origin::Client {

@@ -146,3 +146,28 @@ fn a_replica_takes_what_its_master_took() {
     });
     assert!(r.call("LOCK.INFO job me").number("ttl") > 60_000);
 }
+
+/// A client that restores a lock there must not be able to use up the counter that the replica has
+/// after its promotion.
+#[test]
+fn a_payload_cannot_use_up_the_fence_counter_of_a_writable_replica() {
+    let master = Server::start();
+    let replica = Server::options()
+        .config("replica-read-only no")
+        .replica_of(&master)
+        .start();
+    let (mut c, mut r) = (master.connect(), replica.connect());
+    wait_for_sync(&mut c, &mut r);
+    let payload = forged(&mut c, "mine", HIGHEST);
+    r.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
+    refused(&restore(&mut r, "forged", &payload), "ERR");
+    assert!(replica.log().contains("its fence is too far ahead"));
+    // What the master itself took is taken.
+    let ahead = (wall_micros() + 9_000_000).unsigned_abs();
+    let payload = forged(&mut c, "mine", ahead);
+    restore(&mut c, "restored", &payload);
+    wait_for_sync(&mut c, &mut r);
+    assert_eq!(r.call("EXISTS restored"), Value::Integer(1));
+    r.ok("REPLICAOF NO ONE");
+    assert!(granted(&r.call("LOCK.ACQUIRE other me 1000")).unsigned_abs() > ahead);
+}

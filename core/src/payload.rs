@@ -1,7 +1,7 @@
 //! What a saved lock that comes in (RDB, AOF, RESTORE, MIGRATE) may do to a node.
 //!
 //! What the node's own files and its master say is taken as it is. A payload that a client brings
-//! is not: with one, any user who may call RESTORE could use up the fence counter, or bring in a
+//! (or may have brought, on a replica that clients write to) is not: with one, any user who may call RESTORE could use up the fence counter, or bring in a
 //! lease that outlives every quarantine.
 
 use crate::fence::MAX_LEAD;
@@ -11,11 +11,17 @@ use crate::time::{Instant, Now, from_millis};
 /// By how much the clocks of two nodes that a lock is moved between may differ, in microseconds.
 pub const CLOCK_DIFFERENCE: u64 = 1_000_000;
 
+/// The same for a replica and its master, of which no value may be missing on the replica. A counter
+/// that is ahead by so much is far from used up.
+pub const CLOCK_DIFFERENCE_OF_REPLICA: u64 = 86_400_000_000;
+
 /// Where a saved lock comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
     /// From the node's own files or from its master.
     Trusted,
+    /// From the master or from a client: this is a replica that clients may write to.
+    MasterOrClient,
     /// From a client.
     Client {
         /// The longest lease that may be on this node, ms; none where nothing depends on it.
@@ -29,7 +35,7 @@ pub enum Rejected {
     /// The bytes are not a lock.
     Malformed,
     /// A fence is ahead of the node's counter, and of its clock by more than [`MAX_LEAD`] and
-    /// [`CLOCK_DIFFERENCE`].
+    /// [`CLOCK_DIFFERENCE`] (on a replica, [`CLOCK_DIFFERENCE_OF_REPLICA`]).
     FenceTooFarAhead,
     /// A lease is longer than any may be on this node.
     LeaseTooLong,
@@ -47,10 +53,12 @@ impl Origin {
         now: Now,
         lease_now: Instant,
     ) -> Result<(), Rejected> {
-        let Self::Client { longest_lease } = self else {
-            return Ok(());
+        let (difference, longest_lease) = match self {
+            Self::Trusted => return Ok(()),
+            Self::MasterOrClient => (CLOCK_DIFFERENCE_OF_REPLICA, None),
+            Self::Client { longest_lease } => (CLOCK_DIFFERENCE, longest_lease),
         };
-        let highest = now.wall.saturating_add(MAX_LEAD + CLOCK_DIFFERENCE);
+        let highest = now.wall.saturating_add(MAX_LEAD + difference);
         let highest = highest.max(counter);
         if lock.holds().any(|hold| hold.fence > highest) {
             return Err(Rejected::FenceTooFarAhead);
@@ -101,6 +109,19 @@ mod tests {
         assert_eq!(check(client, &lock(highest + 1, 1), 0), refused);
         assert_eq!(check(client, &lock(highest + 1, 1), highest + 1), Ok(()));
         assert_eq!(check(Origin::Trusted, &lock(highest + 1, 1), 0), Ok(()));
+    }
+
+    #[test]
+    fn a_replica_takes_what_its_master_may_have_sent() {
+        let replica = Origin::MasterOrClient;
+        let highest = WALL + MAX_LEAD + CLOCK_DIFFERENCE_OF_REPLICA;
+        let refused = Err(Rejected::FenceTooFarAhead);
+        assert_eq!(
+            check(replica, &lock(highest, u64::from(u32::MAX)), 0),
+            Ok(())
+        );
+        assert_eq!(check(replica, &lock(highest + 1, 1), 0), refused);
+        assert_eq!(check(replica, &lock(highest + 1, 1), highest + 1), Ok(()));
     }
 
     #[test]
