@@ -42,39 +42,43 @@ pub(crate) async fn acquire(
         let mut attempt = Attempt::new(Arc::clone(client), Arc::clone(&spec));
         let outcome = try_or_wait(&mut attempt, may_wait, deadline).await;
         let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
-        let lock = || spec.name();
         match outcome {
             Outcome::Won { fence, valid_until } => {
                 if let Some(replicas) = spec.replicas {
-                    replicate(&mut attempt, replicas, valid_until).await?;
+                    replicate(&mut attempt, replicas, valid_until, deadline).await?;
                 }
                 return Ok(Hold::begin(&mut attempt, started, fence));
             }
-            Outcome::Refused => {
-                let (lock, nodes) = (lock(), attempt.describe_all().await);
-                return Err(Error::Refused { lock, nodes });
-            }
-            Outcome::Busy if over => {
-                let (lock, nodes) = (lock(), attempt.describe().await);
-                return Err(Error::Busy { lock, nodes });
-            }
-            Outcome::NoQuorum if over => {
-                let (lock, nodes) = (lock(), attempt.describe_all().await);
-                return Err(Error::NoQuorum { lock, nodes });
-            }
+            Outcome::Refused => return Err(failed(attempt, outcome).await),
+            _ if over => return Err(failed(attempt, outcome).await),
             Outcome::Busy => {}
             Outcome::NoQuorum => {
                 let hint = retry_in(&attempt.verdicts);
                 drop(attempt);
                 client.record(&spec, Event::Retried);
                 let pause = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
-                let left = deadline.map_or(pause, Moment::remaining);
+                let until = Moment::now() + pause;
+                let until = deadline.map_or(until, |deadline| deadline.min(until));
                 // A node that comes back ends the pause, but one that comes and goes must not make
                 // it too short.
-                tokio::time::sleep(left.min(pause / 2)).await;
-                client.fleet.change(left.min(pause) / 2).await;
+                tokio::time::sleep(until.remaining() / 2).await;
+                client.fleet.change(until.remaining()).await;
             }
         }
+    }
+}
+
+/// The error of an attempt that was the last one.
+async fn failed(mut attempt: Attempt, outcome: Outcome) -> Error {
+    let lock = attempt.spec.name();
+    let nodes = match outcome {
+        Outcome::Busy => attempt.describe().await,
+        _ => attempt.describe_all().await,
+    };
+    match outcome {
+        Outcome::Busy => Error::Busy { lock, nodes },
+        Outcome::Refused => Error::Refused { lock, nodes },
+        _ => Error::NoQuorum { lock, nodes },
     }
 }
 
@@ -114,9 +118,15 @@ fn retry_in(verdicts: &[Verdict]) -> Duration {
 }
 
 /// Waits until the replicas of a majority have the grant. The attempt still releases if that fails.
-async fn replicate(attempt: &mut Attempt, replicas: u32, valid_until: Moment) -> Result<(), Error> {
+async fn replicate(
+    attempt: &mut Attempt,
+    replicas: u32,
+    valid_until: Moment,
+    deadline: Option<Moment>,
+) -> Result<(), Error> {
     let fleet = Arc::clone(&attempt.client.fleet);
     let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
+    let patience = deadline.map_or(patience, |deadline| patience.min(deadline.remaining()));
     let deadline = Moment::now() + patience;
     let mut round = Round::within(&fleet, patience + fleet.node_timeout);
     for place in attempt.ballot.granted().iter() {

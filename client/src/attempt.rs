@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use crate::client::Client;
 use crate::clock::Moment;
-use crate::command::{self, Request};
+use crate::command;
 use crate::error::{Reports, Verdict};
 use crate::node::Own;
 use crate::options::Spec;
@@ -237,20 +237,16 @@ impl Attempt {
     /// whom; of several locks the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        let keys = self.spec.keys.iter();
-        let info: Vec<Request> = keys.map(|key| command::info(key, HOLDERS_SHOWN)).collect();
-        let info = Arc::new(info);
         let mut round: Round<Verdict> = Round::new(&fleet);
         for (place, node) in fleet.nodes.iter().enumerate() {
             let held = matches!(self.verdicts[place], Verdict::Held { .. });
             if let (true, Ok((_, mut connection))) = (held, node.shared()) {
-                let info = Arc::clone(&info);
+                let spec = Arc::clone(&self.spec);
                 round.push(Question::new(place, Moment::now()), async move {
                     let mut longest = Verdict::held_by_somebody();
-                    for info in info.iter() {
-                        let value = connection.send(info).await;
-                        let status = value.ok().and_then(|value| LockStatus::read(value).ok());
-                        let said = status.map(|status| status.verdict());
+                    for key in &spec.keys {
+                        let status = LockStatus::ask(&mut connection, key, HOLDERS_SHOWN).await;
+                        let said = status.ok().flatten().map(|status| status.verdict());
                         longest = std::iter::once(longest)
                             .chain(said)
                             .max_by_key(Verdict::remaining)

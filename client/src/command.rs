@@ -117,10 +117,13 @@ pub(crate) fn extend_ticket(key: &[u8], token: &[u8], ttl: Duration) -> Request 
     Request::new(cmd, Some(&key.to_vec()))
 }
 
-/// `LOCK.INFO key COUNT holders`.
-pub(crate) fn info(key: &Vec<u8>, holders: usize) -> Request {
+/// `LOCK.INFO key [COUNT holders]`.
+pub(crate) fn info(key: &Vec<u8>, holders: Option<usize>) -> Request {
     let mut cmd = redis::cmd("LOCK.INFO");
-    cmd.arg(key).arg("COUNT").arg(holders);
+    cmd.arg(key);
+    if let Some(holders) = holders {
+        cmd.arg("COUNT").arg(holders);
+    }
     Request::new(cmd, Some(key))
 }
 

@@ -1,14 +1,12 @@
 //! Leader election on top of a lock: candidates campaign, one leads, the others observe. The fence
 //! of the lock is the term.
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::command;
 use crate::error::{Error, Verdict};
 use crate::guard::{Guard, Held};
 use crate::hold::Loss;
@@ -18,9 +16,13 @@ use crate::owner::Owner;
 use crate::quorum::majority;
 use crate::redlock::Redlock;
 use crate::release::Released;
-use crate::reply::trouble;
 use crate::round::{Question, Round};
 use crate::status::LockStatus;
+
+/// Observers look no more often than this …
+const SHORTEST_LOOK: Duration = Duration::from_millis(10);
+/// … and at least this often.
+const LONGEST_LOOK: Duration = Duration::from_secs(86_400);
 
 /// An office for which candidates campaign; made by [`Redlock::election`].
 #[derive(Clone, Debug)]
@@ -87,11 +89,12 @@ impl Election {
         leader.ok_or_else(|| self.no_quorum(said))
     }
 
-    /// Follows the changes of the leader, looking at the nodes this often.
+    /// Follows the changes of the leader, looking at the nodes this often: every 10 ms at most, and
+    /// every day at least.
     pub fn observe(&self, every: Duration) -> Observation {
         Observation {
             election: self.clone(),
-            every,
+            every: every.clamp(SHORTEST_LOOK, LONGEST_LOOK),
             last: None,
             next_look: Instant::now(),
         }
@@ -100,18 +103,12 @@ impl Election {
     async fn look(&self) -> (Vec<Said>, Option<Option<Leader>>) {
         let fleet = &self.client.client.fleet;
         fleet.first_answers(None).await;
-        let request = Arc::new(command::info(&self.name, 1));
         let mut round: Round<Said> = Round::new(fleet);
         for (place, node) in fleet.nodes.iter().enumerate() {
-            let (request, shared) = (Arc::clone(&request), node.shared());
+            let (name, shared) = (self.name.clone(), node.shared());
             round.push(Question::new(place, Moment::now()), async move {
                 let (_, mut connection) = shared?;
-                match connection.send(&request).await {
-                    Ok(redis::Value::Nil) => Ok(None),
-                    Ok(redis::Value::ServerError(error)) => Err(trouble(&error.into())),
-                    Ok(value) => LockStatus::read(value).map(Some),
-                    Err(error) => Err(trouble(&error)),
-                }
+                LockStatus::ask(&mut connection, &name, 1).await
             });
         }
         let mut said: Vec<Said> = vec![Err(Verdict::NotAsked); fleet.nodes.len()];

@@ -122,7 +122,10 @@ fn is_passing(error: &RedisError) -> bool {
         "UNBLOCKED",
         "LOCKFENCE",
     ];
-    let full = |detail: &str| detail.starts_with("max number of clients");
+    let full = |detail: &str| {
+        let places = ["max number of clients", "the lock has as many holders"];
+        places.iter().any(|text| detail.starts_with(text))
+    };
     error.code().is_some_and(|code| PASSING.contains(&code)) || error.detail().is_some_and(full)
 }
 

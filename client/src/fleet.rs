@@ -13,7 +13,8 @@ use crate::keeper::Keeper;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority};
 
-/// A node in use is asked this often whether it is still there and still who it was.
+/// While the client uses a node or holds any lock, the node is asked this often whether it is still
+/// there and still who it was.
 const PULSE: Duration = Duration::from_millis(500);
 /// The first pause between two attempts to reach a node that is down, doubled each time …
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -147,7 +148,7 @@ impl Fleet {
                 if node.is_up() {
                     tokio::select! {
                         () = node.complaint() => {}
-                        () = tokio::time::sleep(PULSE) => if !node.in_use() {
+                        () = tokio::time::sleep(PULSE) => if !node.in_use() && keeper.is_idle() {
                             node.close_idle();
                             continue;
                         },
@@ -157,8 +158,20 @@ impl Fleet {
             }
         };
         tokio::select! {
+            biased;
             () = stop.cancelled() => {}
+            () = self.tell_of_ends(place, &keeper) => {}
             () = tending => {}
+        }
+    }
+
+    /// Tells the holds that end with a connection as soon as it is known to have ended, whatever
+    /// else is under way at the node.
+    async fn tell_of_ends(&self, place: usize, keeper: &Keeper) {
+        let mut closed = 0;
+        loop {
+            closed = self.nodes[place].closed_after(closed).await;
+            keeper.connection_ended(closed);
         }
     }
 
@@ -168,9 +181,6 @@ impl Fleet {
         let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
         loop {
             let before = node.standing();
-            if before.closed == before.generation {
-                keeper.connection_ended(before.closed);
-            }
             match self.pulse(place).await {
                 Ok(known) => {
                     if known == Known::Restarted {

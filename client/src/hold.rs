@@ -108,6 +108,8 @@ pub(crate) struct State {
     pub(crate) renew_at: Option<Moment>,
     /// What the nodes said to the last renewal, if that failed.
     pub(crate) reports: Option<Reports>,
+    /// Nodes that the last renewal missed, and how often in a row it missed them.
+    pub(crate) missed: (NodeSet, u32),
     pub(crate) bound: Option<Bound>,
     slot: Option<Slot>,
     /// Released or detached.
@@ -141,6 +143,7 @@ impl Hold {
             ttl: spec.ttl,
             renew_at: spec.renew.then(|| now + spec.ttl / RENEW_AFTER),
             reports: None,
+            missed: (NodeSet::default(), 0),
             bound: None,
             slot: None,
             over: false,
@@ -180,6 +183,9 @@ impl Hold {
             // Nobody knows on which connection the request went out: ask again, on the new one.
             state.renew_at = Some(Moment::now());
         }
+        drop(state);
+        // It may have ended before this hold could be told of it.
+        self.connection_ended(node.standing().closed);
     }
 
     /// The shared connection of this generation, and all before it, have ended.
@@ -199,8 +205,14 @@ impl Hold {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        let state = self.lock();
-        !state.over && !self.ending.is_set() && state.valid_until > Moment::now()
+        let (state, now) = (self.lock(), Moment::now());
+        let closed = self.client.fleet.nodes[0].standing().closed;
+        let mut bound = state.bound.iter();
+        !state.over
+            && !self.ending.is_set()
+            && bound.all(|bound| bound.generation > closed)
+            && state.valid_until > now
+            && state.leases.claim(now).is_some()
     }
 
     /// The hold is over though nobody has released it. A release that came first decides itself.
@@ -253,14 +265,14 @@ impl Hold {
     /// Puts the hold on the keeper's agenda again.
     pub(crate) fn schedule(self: &Arc<Self>) {
         let mut state = self.lock();
+        if let Some(slot) = state.slot.take() {
+            self.client.keeper.forget(slot);
+        }
         if state.over || self.ending.is_set() {
             return;
         }
         let warn_at = Self::warn_at(&state);
         let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
-        if let Some(slot) = state.slot.take() {
-            self.client.keeper.forget(slot);
-        }
         state.slot = Some(self.client.keeper.watch(self, at));
     }
 
@@ -371,9 +383,15 @@ impl Hold {
         };
         let (generation, mut connection) = node.shared().map_err(no_answer)?;
         let request = command::guard(key, self.token, cmd);
-        let patience = self.valid_until().remaining().max(fleet.node_timeout);
-        let Ok(result) = tokio::time::timeout(patience, connection.send(&request)).await else {
-            return Err(no_answer(Verdict::TimedOut(patience)));
+        let sent = Moment::now();
+        let result = tokio::select! {
+            biased;
+            result = connection.send(&request) => result,
+            // The server does not run it after the end of the hold; whether it has run it before
+            // is not known.
+            () = self.is_over() => {
+                return Err(no_answer(Verdict::TimedOut(Moment::now().since(sent))));
+            }
         };
         node.heard(generation, &result);
         let error = match result {
@@ -387,6 +405,14 @@ impl Hold {
             return Err(self.lost_error());
         }
         Err(Error::Command(error))
+    }
+
+    /// Returns when the hold is not valid any more, without the help of any other task.
+    async fn is_over(&self) {
+        while self.is_valid() {
+            let left = self.valid_until().remaining();
+            let _ = tokio::time::timeout(left, self.ending.token.cancelled()).await;
+        }
     }
 
     /// Releases in the background: for guards that are dropped.

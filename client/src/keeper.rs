@@ -30,6 +30,8 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 struct Agenda {
     due: BTreeMap<Slot, Weak<Hold>>,
+    /// What was due and is being looked at, until it is on the agenda again or over.
+    attended: BTreeMap<Slot, Weak<Hold>>,
     /// When the task looks again by itself; `None`: not before it is woken.
     asleep_until: Option<Moment>,
 }
@@ -50,7 +52,15 @@ impl Keeper {
     }
 
     pub(crate) fn forget(&self, slot: Slot) {
-        self.lock().due.remove(&slot);
+        let mut agenda = self.lock();
+        agenda.due.remove(&slot);
+        agenda.attended.remove(&slot);
+    }
+
+    /// Whether there is no hold that could be lost.
+    pub(crate) fn is_idle(&self) -> bool {
+        let agenda = self.lock();
+        agenda.due.is_empty() && agenda.attended.is_empty()
     }
 
     /// Something has changed about the nodes: these holds ask again who still grants them.
@@ -67,7 +77,9 @@ impl Keeper {
     }
 
     fn holds(&self) -> Vec<Arc<Hold>> {
-        self.lock().due.values().filter_map(Weak::upgrade).collect()
+        let agenda = self.lock();
+        let holds = agenda.due.values().chain(agenda.attended.values());
+        holds.filter_map(Weak::upgrade).collect()
     }
 
     /// Looks after the holds until `stop`.
@@ -100,7 +112,9 @@ impl Keeper {
             if entry.key().0 > now {
                 break;
             }
-            due.extend(entry.remove().upgrade());
+            let (slot, hold) = entry.remove_entry();
+            due.extend(hold.upgrade());
+            agenda.attended.insert(slot, hold);
         }
         due
     }

@@ -86,8 +86,9 @@ impl Lock {
         self
     }
 
-    /// Waits after the grant until so many replicas of each node of a majority have it, and gives the lock back if they
-    /// do not confirm in time.
+    /// Waits after the grant until so many replicas of each node of a majority have it, and gives
+    /// the lock back if they do not confirm in time: within a quarter of the ttl, and within what
+    /// is left of [`wait`](Lock::wait).
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.spec.replicas = Some(replicas);
         self

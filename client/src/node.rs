@@ -217,6 +217,14 @@ impl Node {
         let _ = self.standing.subscribe().wait_for(other).await;
     }
 
+    /// Returns when a later connection than `generation` is known to have ended, and says which.
+    pub(crate) async fn closed_after(&self, generation: u64) -> u64 {
+        let mut watch = self.standing.subscribe();
+        // The sender lives as long as this node, so waiting cannot fail.
+        let later = watch.wait_for(|now| now.closed > generation).await;
+        later.map_or(generation, |standing| standing.closed)
+    }
+
     /// Returns when nothing can come of waiting in the queue of process number `process`: another
     /// process has taken over, or, if a `stall` is given, the node has been down for so long.
     pub(crate) async fn gave_up_on(&self, process: u64, stall: Option<Duration>) {
@@ -343,7 +351,9 @@ impl Node {
     /// A fence that the node would grant as it is: `lead` µs above its clock, and above its counter.
     pub(crate) fn next_fence(&self, now: Moment, lead: u64) -> u64 {
         let counter = self.fence.load(Ordering::Relaxed);
-        self.clock(now).saturating_add(lead).max(counter + 1)
+        self.clock(now)
+            .saturating_add(lead)
+            .max(counter.saturating_add(1))
     }
 
     /// The node has given out this fence.

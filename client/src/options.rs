@@ -67,6 +67,13 @@ impl Spec {
                 return invalid(format!("lock {} is named twice", key.escape_ascii()));
             }
         }
+        self.check_ttl(node_timeout)?;
+        self.check_options(nodes)
+    }
+
+    /// What is wrong with how long it is to be held.
+    fn check_ttl(&self, node_timeout: Duration) -> Result<(), Error> {
+        let invalid = |problem: String| Err(Error::Invalid(problem));
         let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
         if self.ttl <= shortest {
             return invalid(format!(
@@ -90,18 +97,18 @@ impl Spec {
                 "max_hold is shorter than the ttl: raise it or ask for a shorter lease".to_owned(),
             );
         }
+        Ok(())
+    }
+
+    /// What of it makes no sense, or does not go together.
+    fn check_options(&self, nodes: usize) -> Result<(), Error> {
+        let invalid = |problem: String| Err(Error::Invalid(problem));
         if self.limit.is_some() && !self.shared {
             return invalid("limit needs shared: a semaphore is a shared lock".to_owned());
         }
         if self.limit == Some(0) {
             return invalid("limit 0 lets nobody in: it must be 1 or more".to_owned());
         }
-        self.check_options(nodes)
-    }
-
-    /// What of it does not go together.
-    fn check_options(&self, nodes: usize) -> Result<(), Error> {
-        let invalid = |problem: String| Err(Error::Invalid(problem));
         if nodes > 1 && self.limit.is_some() {
             return invalid(format!(
                 "limit needs a single node, this client has {nodes}: permits have no quorum"

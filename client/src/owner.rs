@@ -12,8 +12,8 @@ use crate::hold::Hold;
 /// The hold there is of one lock, behind a turn: of two tasks with one owner, the second re-enters
 /// what the first gets.
 type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
-/// By client and lock.
-type Entries = HashMap<(usize, Vec<u8>), Entry>;
+/// So many entries are kept without looking whether anybody needs them.
+const LEAST_ROOM: usize = 16;
 
 /// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:
 /// each entry has a guard of its own, and the last one out releases. Every lock counts by itself, so
@@ -22,6 +22,28 @@ type Entries = HashMap<(usize, Vec<u8>), Entry>;
 pub struct Owner {
     label: Option<String>,
     entries: Arc<Mutex<Entries>>,
+}
+
+#[derive(Default)]
+struct Entries {
+    by_lock: HashMap<(usize, Vec<u8>), Entry>,
+    /// How many there may be before those are cleared away that nobody holds or waits for.
+    room: usize,
+}
+
+impl Entries {
+    fn of(&mut self, client: usize, key: &[u8]) -> Entry {
+        if self.by_lock.len() >= self.room {
+            self.by_lock.retain(|_, entry| {
+                Arc::strong_count(entry) > 1
+                    || entry.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
+            });
+            // Twice as many as there are: clearing away costs each call little.
+            self.room = LEAST_ROOM.max(2 * self.by_lock.len());
+        }
+        let entry = self.by_lock.entry((client, key.to_vec()));
+        Arc::clone(entry.or_default())
+    }
 }
 
 /// The right to acquire one lock for the owner.
@@ -92,12 +114,7 @@ impl Owner {
 
     fn entry(&self, client: usize, key: &[u8]) -> Entry {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        // Entries that nobody holds or waits for are cleared away by whoever comes next.
-        entries.retain(|_, entry| {
-            Arc::strong_count(entry) > 1
-                || entry.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
-        });
-        Arc::clone(entries.entry((client, key.to_vec())).or_default())
+        entries.of(client, key)
     }
 }
 
@@ -106,5 +123,20 @@ impl fmt::Debug for Owner {
         out.debug_struct("Owner")
             .field("label", &self.label)
             .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_nobody_needs_do_not_pile_up() {
+        let owner = Owner::new();
+        for number in 0..1_000 {
+            drop(owner.entry(0, format!("x{number}").as_bytes()));
+        }
+        let entries = owner.entries.lock().unwrap();
+        assert!(entries.by_lock.len() <= LEAST_ROOM);
     }
 }

@@ -12,12 +12,15 @@ use crate::command::{self, Request};
 use crate::error::{Error, Reports, Verdict};
 use crate::hold::{Hold, Loss, RENEW_AFTER};
 use crate::options::Spec;
-use crate::quorum::{is_shortage, lease_end, lease_for};
+use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round};
 
-/// A renewal that failed is tried again after this part of the ttl.
+/// A renewal that failed is tried again after this part of the ttl; one that missed some nodes, too,
+/// and then each time after twice as long, up to the time between renewals.
 const RETRY_AFTER: u32 = 12;
+/// After so many renewals that missed the same nodes, those are not asked any sooner.
+const SOON_AGAIN: u32 = 2;
 
 /// One round of renewal.
 struct Renewal<'a> {
@@ -171,13 +174,22 @@ impl<'a> Renewal<'a> {
             verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
             confirmed: 0,
         };
+        // What cannot be sent need not be released.
+        let connected = |place: &usize| fleet.nodes[*place].is_connected();
+        let connected: NodeSet = fleet.everybody().iter().filter(connected).collect();
         let leases = {
             let mut state = hold.lock();
-            state.asked = fleet.everybody();
+            connected.iter().for_each(|place| state.asked.insert(place));
             state.leases.clone()
         };
         for place in 0..fleet.nodes.len() {
-            renewal.ask(place, leases.of(place).map(|lease| lease.fence));
+            match connected.contains(place) {
+                true => renewal.ask(place, leases.of(place).map(|lease| lease.fence)),
+                false => {
+                    let why = fleet.nodes[place].why_down();
+                    renewal.verdicts[place] = why.unwrap_or(Verdict::NotAsked);
+                }
+            }
         }
         renewal
     }
@@ -200,7 +212,8 @@ impl<'a> Renewal<'a> {
             Reply::Yes(fence) => Some(fence),
             _ => None,
         };
-        let answered = !matches!(reply, Reply::Trouble(_));
+        // A key that has become something else is no lock any more.
+        let answered = !matches!(&reply, Reply::Trouble(why) if *why != Verdict::WrongType);
         self.verdicts[place] = reply.verdict(match question.exactly {
             Some(_) => Verdict::NotHeld,
             None => Verdict::held_by_somebody(),
@@ -237,8 +250,14 @@ impl<'a> Renewal<'a> {
         state.valid_until = claim.unwrap_or(now);
         if let (Some(until), false) = (claim, is_shortage(self.confirmed, nodes)) {
             state.ttl = ttl;
-            let next = Moment::now() + ttl / RENEW_AFTER;
-            state.renew_at = hold.spec.renew.then_some(next);
+            state.missed = self.missed(state.missed);
+            let next = match state.missed {
+                (missed, _) if missed.is_empty() => None,
+                (_, times) if times > SOON_AGAIN => None,
+                (_, times) => Some(now + ttl / RETRY_AFTER * (1 << (times - 1))),
+            };
+            let usual = hold.spec.renew.then(|| now + ttl / RENEW_AFTER);
+            state.renew_at = next.or(usual);
             return Ok(until);
         }
         let reports = self.reports();
@@ -253,7 +272,7 @@ impl<'a> Renewal<'a> {
         let mut verdicts = self.verdicts.iter();
         let nodes = reports.clone();
         hold.lose(
-            match verdicts.any(|verdict| matches!(verdict, Verdict::NotHeld)) {
+            match verdicts.any(|verdict| matches!(verdict, Verdict::NotHeld | Verdict::WrongType)) {
                 true => Loss::Gone { nodes },
                 false => Loss::Expired { nodes },
             },
@@ -262,6 +281,17 @@ impl<'a> Renewal<'a> {
             lock,
             nodes: reports,
         })
+    }
+
+    /// Which nodes have not confirmed, and how often in a row that was so of these.
+    fn missed(&self, before: (NodeSet, u32)) -> (NodeSet, u32) {
+        let verdicts = self.verdicts.iter().enumerate();
+        let missed = verdicts.filter(|(_, verdict)| !matches!(verdict, Verdict::Granted { .. }));
+        let missed: NodeSet = missed.map(|(place, _)| place).collect();
+        match missed.iter().all(|place| before.0.contains(place)) {
+            true => (missed, before.1.saturating_add(1)),
+            false => (missed, 1),
+        }
     }
 
     fn reports(&self) -> Reports {

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use redis::Value;
+use redis::{RedisError, RedisResult, Value};
 
+use crate::command;
 use crate::error::Verdict;
-use crate::reply::Fields;
+use crate::link::Connection;
+use crate::reply::{Fields, trouble};
 
 /// What a node says about itself.
 #[derive(Clone, Debug)]
@@ -105,6 +107,25 @@ impl NodeStatus {
 }
 
 impl LockStatus {
+    /// Asks for a lock, with so many of its holders; `None`: nobody holds it or waits for it.
+    pub(crate) async fn ask(
+        connection: &mut Connection,
+        key: &Vec<u8>,
+        holders: usize,
+    ) -> Result<Option<Self>, Verdict> {
+        let refused = |error: &RedisError| error.code() == Some("ERR");
+        let mut answer = said(connection.send(&command::info(key, Some(holders))).await);
+        if answer.as_ref().is_err_and(refused) {
+            // Version 0.1.0 of the module does not know COUNT.
+            answer = said(connection.send(&command::info(key, None)).await);
+        }
+        match answer {
+            Ok(Value::Nil) => Ok(None),
+            Ok(value) => Self::read(value).map(Some),
+            Err(error) => Err(trouble(&error)),
+        }
+    }
+
     pub(crate) fn read(value: Value) -> Result<Self, Verdict> {
         let answer = Fields::read(value, "LOCK.INFO")?;
         let holders = match answer.value("holders")? {
@@ -129,6 +150,13 @@ impl LockStatus {
             remaining: last.map(|holder| holder.ttl),
             waiters: self.waiters,
         }
+    }
+}
+
+fn said(result: RedisResult<Value>) -> RedisResult<Value> {
+    match result {
+        Ok(Value::ServerError(error)) => Err(error.into()),
+        result => result,
     }
 }
 

@@ -307,6 +307,32 @@ async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
     assert_eq!(guard.release().await, Released::WasHeld);
 }
 
+#[tokio::test]
+async fn replicas_are_waited_for_no_longer_than_the_lock() {
+    let servers = [Server::start(&[])];
+    let client = patient(&servers).await;
+    let ttl = Duration::from_secs(120);
+    let lock = client.lock("x").ttl(ttl).replicas(1).wait(TTL / 3);
+    // Without the wait it would be a quarter of the ttl.
+    let error = tokio::time::timeout(ttl / 8, lock.acquire()).await;
+    let error = error.expect("it ends in time").unwrap_err();
+    assert!(matches!(error, Error::NotReplicated { .. }), "{error}");
+    freed_before_the_lease_ends(&servers, "x", ttl / 4).await;
+}
+
+#[tokio::test]
+async fn a_lock_with_as_many_holders_as_the_node_allows_is_waited_for() {
+    let servers = [Server::start(&["lock.max-holders 1"])];
+    let client = patient(&servers).await;
+    let lock = client.lock("x").ttl(TTL * 10).shared();
+    let first = lock.acquire().await.unwrap();
+    let waiter = tokio::spawn(async move { lock.wait(TTL * 10).acquire().await });
+    until("it was refused", || servers[0].calls("lock.acquire") > 1).await;
+    first.release().await;
+    let second = waiter.await.unwrap().unwrap();
+    assert_eq!(second.release().await, Released::WasHeld);
+}
+
 /// A replica that has just come begins to confirm within a second or two.
 pub async fn once_replicas_confirm(lock: &Lock) -> Guard {
     for _ in 0..100 {

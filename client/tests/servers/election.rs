@@ -6,6 +6,7 @@ use redislock_client::{Election, Error, Leader, Redlock, Released};
 
 use crate::contention::waiters;
 use crate::examples::example;
+use crate::proxy::Proxy;
 use crate::server::Server;
 use crate::{TTL, connect, until};
 
@@ -149,4 +150,36 @@ fn the_example_elects_both_candidates() {
         assert!(text.contains(&elected), "{text}");
     }
     assert!(servers.iter().all(|server| server.is_free("scheduler")));
+}
+
+#[tokio::test]
+async fn observers_look_neither_all_the_time_nor_never() {
+    let server = Server::start(&[]);
+    let client = connect(std::slice::from_ref(&server)).await;
+    for every in [Duration::ZERO, Duration::MAX] {
+        let mut observation = client.election("office").observe(every);
+        assert_eq!(observation.next().await, Ok(None));
+        let before = server.calls("lock.info");
+        let second = Duration::from_secs(1);
+        let unchanged = tokio::time::timeout(second, observation.next()).await;
+        assert!(unchanged.is_err());
+        let looks = server.calls("lock.info") - before;
+        assert!(looks <= 150, "{looks} looks in a second");
+    }
+}
+
+#[tokio::test]
+async fn a_module_that_cannot_count_holders_is_asked_for_all_of_them() {
+    let server = Server::start(&[]);
+    let proxy = Proxy::to(server.port).await;
+    let client = Redlock::builder().node(proxy.url()).node_timeout(TTL / 6);
+    let client = client.connect().await.unwrap();
+    // The server does not know the word then, as version 0.1.0 does not.
+    proxy.replace_in_requests("COUNT", "XXXXX");
+    let leadership = candidate(&client, "a").campaign().await.unwrap();
+    let leader = client.election("office").leader().await.unwrap();
+    assert_eq!(name_of(&leader), Some("a"));
+    let error = client.lock("office").try_acquire().await.unwrap_err();
+    assert!(error.to_string().contains("by \"a"), "{error}");
+    leadership.resign().await;
 }

@@ -36,6 +36,7 @@ struct Rules {
     delay: AtomicU64,
     /// Of the same length, so that a reply stays well-formed.
     falsified: Mutex<Option<(String, String)>>,
+    misread: Mutex<Option<(String, String)>>,
     /// The byte that says what kind of reply it is.
     other_kind: Mutex<Option<(u8, u8)>>,
     /// A request with these words stops the replies.
@@ -116,6 +117,12 @@ impl Proxy {
         *self.rules.falsified.lock().unwrap() = Some((from.to_owned(), to.to_owned()));
     }
 
+    /// Falsifies every request from now on.
+    pub fn replace_in_requests(&self, from: &str, to: &str) {
+        assert_eq!(from.len(), to.len());
+        *self.rules.misread.lock().unwrap() = Some((from.to_owned(), to.to_owned()));
+    }
+
     /// Makes replies of one kind look like another.
     pub fn replace_the_kind(&self, from: u8, to: u8) {
         *self.rules.other_kind.lock().unwrap() = Some((from, to));
@@ -164,7 +171,8 @@ async fn accept(listener: TcpListener, server: u16, rules: Arc<Rules>) {
 async fn requests(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, rules: &Rules) {
     let mut buffer = vec![0; 16 * 1024];
     while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        let bytes = &buffer[..count];
+        let bytes = &mut buffer[..count];
+        replace(bytes, &rules.misread);
         let trap = rules.trap.lock().unwrap().take_if(|words| {
             let mut parts = bytes.windows(words.len());
             parts.any(|part| part == words.as_bytes())
@@ -200,11 +208,15 @@ impl Rules {
         {
             bytes[0] = to;
         }
-        if let Some((from, to)) = &*self.falsified.lock().unwrap() {
-            for at in 0..bytes.len() {
-                if bytes[at..].starts_with(from.as_bytes()) {
-                    bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
-                }
+        replace(bytes, &self.falsified);
+    }
+}
+
+fn replace(bytes: &mut [u8], words: &Mutex<Option<(String, String)>>) {
+    if let Some((from, to)) = &*words.lock().unwrap() {
+        for at in 0..bytes.len() {
+            if bytes[at..].starts_with(from.as_bytes()) {
+                bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Waiters in rough weather: they end in time, keep their places, and do not storm the nodes.
 
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use redislock_client::{Error, Redlock};
 
@@ -129,6 +129,58 @@ async fn a_quarantined_node_is_asked_no_more_often_than_it_says() {
     let asked = in_three_seconds(|| server.calls("lock.acquire")).await;
     // They wait for 5 s at a time, as the quarantine takes longer than that.
     assert!(asked <= WAITERS, "{asked} requests in 3 s");
+}
+
+#[tokio::test]
+async fn a_wait_for_a_node_that_cannot_serve_ends_in_time() {
+    let server = Server::start(&["lock.quarantine 60000"]);
+    let client = patient(std::slice::from_ref(&server)).await;
+    let wait = Duration::from_millis(2_500);
+    let begin = Instant::now();
+    // What this machine adds to a wait and a request is added to both.
+    let control = async {
+        tokio::time::sleep(wait).await;
+        let refused = client.lock("x").ttl(TTL * 10).try_acquire().await;
+        (refused, begin.elapsed())
+    };
+    let waiter = async {
+        let lock = client.lock("x").ttl(TTL * 10).wait(wait);
+        let refused = lock.acquire().await;
+        (refused, begin.elapsed())
+    };
+    let ((refused, control), (other, waited)) = tokio::join!(control, waiter);
+    assert!(
+        matches!(refused, Err(Error::NoQuorum { .. })),
+        "{refused:?}"
+    );
+    assert!(matches!(other, Err(Error::NoQuorum { .. })), "{other:?}");
+    assert!(waited >= wait && waited < control + wait / 4, "{waited:?}");
+}
+
+#[tokio::test]
+async fn nothing_is_released_at_a_node_that_was_never_asked() {
+    let mut server = Server::start(&[]);
+    let client = connect(std::slice::from_ref(&server)).await;
+    server.kill();
+    // From now on there is no connection.
+    assert!(client.lock("x").try_acquire().await.is_err());
+    let mut waiters = Vec::new();
+    for waiter in 0..WAITERS {
+        let lock = client.lock(format!("x{waiter}")).ttl(TTL * 20);
+        waiters.push(tokio::spawn(
+            async move { lock.acquire().await.map(|_| ()) },
+        ));
+    }
+    tokio::time::sleep(TTL).await;
+    server.restart();
+    for waiter in waiters {
+        waiter.await.unwrap().unwrap();
+    }
+    let (asked, released) = (server.calls("lock.acquire"), server.calls("lock.release"));
+    assert!(
+        released <= asked + 1,
+        "{released} releases for {asked} requests"
+    );
 }
 
 #[tokio::test]
