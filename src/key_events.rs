@@ -68,8 +68,9 @@ fn on_keyspace(
     match event {
         b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
         b"rename_to" | b"move_to" | b"restore" => {
-            if let Standing::Lock(id) = ctx.open(name, For::Reading).standing() {
-                let key = Key::new(ctx.db(), name.bytes());
+            let key = ctx.open(name, For::Reading);
+            if let (Standing::Lock(id), Some(db)) = (key.standing(), key.db()) {
+                let key = Key::new(db, name.bytes());
                 node::forget_unlinked(id);
                 node::with(|node| node.table.attach(id, key));
                 wake_soon();

@@ -421,7 +421,8 @@ fn key_of(touched: &Touched) -> Option<Key> {
 fn is_at(opened: &Opened<'_>, touched: &Touched) -> bool {
     match (touched.presence, opened.lock) {
         (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
-        (Presence::New, None) => node::with(|node| {
+        // A lock that core does not know is no lock: it is written over.
+        (Presence::New, _) => node::with(|node| {
             let table = &node.table;
             table.is_at(touched.id, opened.db, opened.name.bytes())
         }),
@@ -445,9 +446,17 @@ fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
     let key = ctx.open(name, For::Writing);
     match (touched.presence, key.standing()) {
         (Presence::New, Standing::Nothing) => change_key(ctx, touched, name, &key),
+        (Presence::New, Standing::Lock(id)) if !is_known(id) => {
+            change_key(ctx, touched, name, &key);
+        }
         (_, Standing::Lock(id)) if id == touched.id => change_key(ctx, touched, name, &key),
         _ => ctx.signal_modified(name),
     }
+}
+
+/// Whether core knows the lock.
+fn is_known(id: LockId) -> bool {
+    node::with(|node| node.table.lock(id).is_some())
 }
 
 /// Sends what happened to a key as keyspace events.

@@ -149,6 +149,7 @@ fn check_server() -> Result<(), String> {
     let there = there!(RedisModule_RegisterNumericConfig)
         && there!(RedisModule_SetCommandInfo)
         && there!(RedisModule_GetDbIdFromIO)
+        && there!(RedisModule_GetDbIdFromModuleKey)
         && there!(RedisModule_KeyAtPosWithFlags)
         && there!(RedisModule_ReplyWithMap)
         && there!(RedisModule_EventLoopAddOneShot);

@@ -38,6 +38,59 @@ fn move_takes_the_lock_along() {
 }
 
 #[test]
+fn a_lock_that_a_transaction_moves_ends_where_it_is() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for commands in [
+        &["LOCK.ACQUIRE job me 100", "MOVE job 1"][..],
+        &["SELECT 1", "LOCK.ACQUIRE job me 100", "MOVE job 2"],
+    ] {
+        c.ok("SELECT 0");
+        c.ok("MULTI");
+        for command in commands {
+            c.call(command);
+        }
+        c.call("EXEC");
+        wait_until("no key is left", || {
+            (0..3).all(|db| {
+                c.ok(&format!("SELECT {db}"));
+                c.call("DBSIZE") == Value::Integer(0)
+            })
+        });
+        assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
+    }
+}
+
+#[test]
+fn a_key_whose_lock_is_unknown_is_never_left_behind() {
+    let server = Server::start();
+    let mut c = server.connect();
+    // Whatever a transaction does with a lock, the dataset can be saved and loaded again.
+    c.ok("MULTI");
+    for command in [
+        "LOCK.ACQUIRE job me 100",
+        "MOVE job 1",
+        "SELECT 1",
+        "RENAME job moved",
+        "MOVE moved 2",
+    ] {
+        c.call(command);
+    }
+    c.call("EXEC");
+    c.ok("SELECT 2");
+    wait_until("the lease has ended", || {
+        c.call("LOCK.INFO moved") == Value::Null
+    });
+    let fence = granted(&c.call("LOCK.ACQUIRE moved you 600000"));
+    assert_eq!(c.call("LOCK.ACQUIRE moved her 600000"), Value::Null);
+    c.ok("DEBUG RELOAD");
+    assert_eq!(
+        c.call("LOCK.EXTEND moved you 600000"),
+        Value::Integer(fence)
+    );
+}
+
+#[test]
 fn swapdb_takes_the_locks_along() {
     let server = Server::start();
     let mut c = server.connect();

@@ -57,7 +57,18 @@ impl OpenKey {
         }
     }
 
-    /// Puts a lock there. The key is open for writing and empty.
+    /// The database that it is in. Inside EXEC, Valkey 9.1 takes the database of the transaction for
+    /// the selected one, whatever was selected for a callback; a key knows better.
+    pub fn db(&self) -> Option<u32> {
+        let key = self.0.get();
+        if key.is_null() {
+            return None;
+        }
+        // SAFETY: an open key.
+        u32::try_from(unsafe { api!(RedisModule_GetDbIdFromModuleKey(key)) }).ok()
+    }
+
+    /// Puts a lock there. The key is open for writing, and empty or without a known lock.
     pub fn set(&self, id: LockId) {
         // SAFETY: an open key, our own type; the value is a handle that the type's callbacks understand.
         unsafe {
