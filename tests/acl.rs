@@ -94,7 +94,8 @@ fn force_has_its_categories_where_the_server_lets_modules_set_them() {
         assert_eq!(c.call("LOCK.FORCE job"), Value::Null);
         return;
     }
-    // Not by ACL CAT: the servers of 7.2 know the categories of modules' commands and do not list them there.
+    // Not by ACL CAT: the servers of 7.2 know the categories of modules' commands and do not list
+    // them there.
     let mut c = server.connect();
     let mut is_in = |name: &str, category: &str| {
         let info = c.call(&format!("COMMAND INFO {name}"));

@@ -40,7 +40,8 @@ impl SteppedServer {
         self.shift(0, seconds);
     }
 
-    /// From now on the server's host has been suspended for so long in all: its monotonic clock stood still meanwhile.
+    /// From now on the server's host has been suspended for so long in all: its monotonic clock
+    /// stood still meanwhile.
     pub fn suspended_for(&self, seconds: i64) {
         self.shift(8, seconds);
     }

@@ -86,7 +86,8 @@ fn a_request_for_a_slot_of_another_node_is_redirected() {
     }
 }
 
-/// A slot on the move: who asks for what has not come yet, or has gone already, is told where to ask once.
+/// A slot on the move: who asks for what has not come yet, or has gone already, is told where to
+/// ask once.
 #[test]
 fn a_request_for_a_key_of_a_slot_on_the_move_is_sent_on_once() {
     let (one, two) = two_masters();

@@ -1,5 +1,6 @@
-//! SIGKILL at any moment, restart at once: with a quarantine nobody is granted what somebody else still relies on, fences
-//! grow whatever was lost, and with `appendfsync always` nothing that was acknowledged is lost.
+//! SIGKILL at any moment, restart at once: with a quarantine nobody is granted what somebody else
+//! still relies on, fences grow whatever was lost, and with `appendfsync always` nothing that was
+//! acknowledged is lost.
 
 use std::collections::HashMap;
 use std::fs;
@@ -194,7 +195,8 @@ fn lost(c: &mut Connection, owners: &[Owner], history: &History) -> Vec<String> 
     lost
 }
 
-/// Several clients, each with locks of its own, until the server is killed under their hands. Meanwhile it is told this.
+/// Several clients, each with locks of its own, until the server is killed under their hands.
+/// Meanwhile it is told this.
 fn crash_among_acknowledgements(server: &mut Server, meanwhile: &str) -> (Vec<Owner>, History) {
     let ttl = Duration::from_secs(600);
     let port = server.port();
@@ -304,7 +306,8 @@ fn restarts_within_a_quarantine_do_not_shorten_it_for_a_forgotten_grant() {
     client.history.assert_safe();
 }
 
-/// The saved value is the longest lease that may be out there, also if the value was lowered and the server killed twice.
+/// The saved value is the longest lease that may be out there, also if the value was lowered and
+/// the server killed twice.
 #[test]
 fn a_lowered_quarantine_counts_only_when_the_higher_one_is_over() {
     let long = Duration::from_secs(60);
@@ -338,7 +341,8 @@ fn a_lowered_quarantine_counts_only_when_the_higher_one_is_over() {
     }
 }
 
-/// What is saved counts for fences too: a clock that is behind after the crash does not take them back.
+/// What is saved counts for fences too: a clock that is behind after the crash does not take them
+/// back.
 #[cfg(target_os = "linux")]
 mod clock {
     use super::*;

@@ -1,5 +1,6 @@
-//! Disks that fail: nothing is granted without its effect being written where the configuration promises it, by a command
-//! or behind its back, and what was acknowledged before is there afterwards.
+//! Disks that fail: nothing is granted without its effect being written where the configuration
+//! promises it, by a command or behind its back, and what was acknowledged before is there
+//! afterwards.
 
 use std::fs;
 use std::io::Write;
@@ -78,8 +79,8 @@ impl Drop for Disk {
     }
 }
 
-/// The limit on the length of a process's files. Passing it is an error like any other for a server whose parent
-/// ignores the signal that comes with it.
+/// The limit on the length of a process's files. Passing it is an error like any other for a server
+/// whose parent ignores the signal that comes with it.
 mod limit {
     #[repr(C)]
     struct Limit {
@@ -127,7 +128,8 @@ fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
     c.ok(&format!("CONFIG SET appendfsync {fsync}"));
     c.ok("CONFIG SET appendonly yes");
     crate::persistence::wait_for_rewrite(&mut c);
-    // Redis 7.0 leaves a hole in the file after a failed write, unless it had the file when it started.
+    // Redis 7.0 leaves a hole in the file after a failed write, unless it had the file when it
+    // started.
     server.reconfigure(|options| options.appendonly(fsync));
     server.kill();
     server.start_again();
@@ -139,7 +141,8 @@ fn status(c: &mut Connection) -> String {
     info_field(c, "persistence", "aof_last_write_status")
 }
 
-/// Every command that would need to be written is refused, and those who wait are not served by the clock either.
+/// Every command that would need to be written is refused, and those who wait are not served by the
+/// clock either.
 fn nothing_is_granted(c: &mut Connection, waiter: &mut Connection) {
     for line in [
         "LOCK.ACQUIRE other me 1000",

@@ -1,4 +1,5 @@
-//! Servers that have nothing to do do nothing, whatever is overdue, and children that save come to an end.
+//! Servers that have nothing to do do nothing, whatever is overdue, and children that save come to
+//! an end.
 
 use std::time::{Duration, Instant};
 
@@ -103,7 +104,8 @@ fn child_ends(c: &mut Connection) -> bool {
     true
 }
 
-/// A child is made while another thread of the server frees locks: that thread, and what it had locked, is not in the child.
+/// A child is made while another thread of the server frees locks: that thread, and what it had
+/// locked, is not in the child.
 #[test]
 fn a_child_that_saves_while_flushed_locks_are_freed_comes_to_an_end() {
     let server = Server::start();

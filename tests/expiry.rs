@@ -56,7 +56,8 @@ fn a_lease_never_ends_early() {
     let mut c = server.connect();
     for ttl in [1, 2, 5, 20, 50, 100] {
         granted(&c.call(&format!("LOCK.ACQUIRE job me {ttl}")));
-        // Only what was sent before the end of the lease counts: the server may be slow, we measure first.
+        // Only what was sent before the end of the lease counts: the server may be slow, we measure
+        // first.
         let granted_at = Instant::now();
         wait_until("another token gets the lock", || {
             c.call("LOCK.ACQUIRE job you 60000") != Value::Null
@@ -200,7 +201,8 @@ fn a_replica_never_ends_a_lease_by_itself() {
         granted(&m.call("LOCK.ACQUIRE job me 500"));
         wait_for_sync(&mut m, &mut r);
         master.pause();
-        // On a busy machine the lease may have ended before the pause: then this round shows nothing.
+        // On a busy machine the lease may have ended before the pause: then this round shows
+        // nothing.
         let left = r.call("LOCK.INFO job me");
         if left != Value::Null && left.number("ttl") > 100 {
             break;
@@ -276,7 +278,8 @@ mod with_a_stepped_wall_clock {
         }
     }
 
-    /// The server's timers follow its wall clock. One that a step back has made late is set again by the cron.
+    /// The server's timers follow its wall clock. One that a step back has made late is set again
+    /// by the cron.
     #[test]
     fn after_a_step_back_leases_end_on_time_again() {
         // The cron comes by once a second only, so that it does not hide a late timer.

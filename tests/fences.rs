@@ -1,5 +1,5 @@
-//! Fences: one counter a node, never backwards. Tests put the counter ahead of the clock, so that the
-//! clock cannot hide a counter that was forgotten.
+//! Fences: one counter a node, never backwards. Tests put the counter ahead of the clock, so that
+//! the clock cannot hide a counter that was forgotten.
 
 use crate::lock::{counter, wait_until_gone, wall_micros};
 use crate::replication::wait_for_sync;
@@ -130,7 +130,8 @@ fn the_counter_survives_when_the_aof_is_switched_on_later() {
     }
 }
 
-/// An effect without keys belongs to no slot: Valkey 9 gives up the migration of a slot that meets one.
+/// An effect without keys belongs to no slot: Valkey 9 gives up the migration of a slot that meets
+/// one.
 #[test]
 fn a_child_that_saves_brings_no_effect_into_the_stream() {
     let master = Server::start();

@@ -238,9 +238,9 @@ fn an_evicted_lock_serves_the_waiter() {
     granted(&waiter.receive());
 }
 
-/// The shortest time that an answer takes, of some rounds; a round returns when it starts to wait for the answer. With
-/// `hz 1` the server sleeps for up to a second. An answer that waits for the end of that sleep comes when the next sleep
-/// begins, so the next round waits for a whole second.
+/// The shortest time that an answer takes, of some rounds; a round returns when it starts to wait
+/// for the answer. With `hz 1` the server sleeps for up to a second. An answer that waits for the
+/// end of that sleep comes when the next sleep begins, so the next round waits for a whole second.
 fn quickest(mut round: impl FnMut() -> (Instant, Connection)) -> Duration {
     let rounds = (0..5).map(|_| {
         let (start, mut waiter) = round();

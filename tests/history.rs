@@ -1,5 +1,6 @@
-//! What clients asked and what they were told, and the checks over it: windows never overlap, fences are unique and
-//! ordered. All clients of a test share one monotonic clock, so the checks are exact.
+//! What clients asked and what they were told, and the checks over it: windows never overlap,
+//! fences are unique and ordered. All clients of a test share one monotonic clock, so the checks
+//! are exact.
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
@@ -116,7 +117,8 @@ impl History {
         events.filter(|event| event.outcome == refused).count()
     }
 
-    /// When each owner relied on its lock. A request that waited gives no window: the extension after it does.
+    /// When each owner relied on its lock. A request that waited gives no window: the extension
+    /// after it does.
     pub fn windows(&self) -> Vec<Window> {
         let mut windows: HashMap<u64, Window> = HashMap::new();
         let mut released: HashMap<u64, Duration> = HashMap::new();

@@ -1,4 +1,5 @@
-//! Input made to harm: payloads with any byte changed, random bytes to every command, forged effects.
+//! Input made to harm: payloads with any byte changed, random bytes to every command, forged
+//! effects.
 
 use crate::lock::{all_locks, arrange};
 use crate::random::Random;
@@ -45,7 +46,8 @@ struct Target {
 
 impl Target {
     fn start() -> Target {
-        // Without the check of payloads, other types that a changed byte may name could harm the server itself.
+        // Without the check of payloads, other types that a changed byte may name could harm the
+        // server itself.
         let server = Server::options()
             .config("sanitize-dump-payload yes")
             .start();

@@ -1,5 +1,5 @@
-//! Links that stall or break, and pauses, while leases end and clients wait: nothing is granted that could not be replicated,
-//! everything goes on afterwards, and master and replica agree.
+//! Links that stall or break, and pauses, while leases end and clients wait: nothing is granted
+//! that could not be replicated, everything goes on afterwards, and master and replica agree.
 
 use std::time::Duration;
 
@@ -30,7 +30,8 @@ fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
     waiter
 }
 
-/// A replica can take over once its master counts it as online, a little after the replica itself does.
+/// A replica can take over once its master counts it as online, a little after the replica itself
+/// does.
 #[track_caller]
 pub fn wait_until_online(m: &mut Connection) {
     wait_until("the replica is online", || {
@@ -224,7 +225,8 @@ fn a_partition_under_load_ends_with_a_partial_resync() {
     assert_eq!(counter(&mut r), counter(&mut m));
 }
 
-/// Nobody listened before, and nothing is lost between the moment at which the copy is made and the first effect after it.
+/// Nobody listened before, and nothing is lost between the moment at which the copy is made and the
+/// first effect after it.
 #[test]
 fn a_replica_or_an_aof_that_comes_under_load_misses_nothing() {
     for _ in rounds(1) {
@@ -256,8 +258,9 @@ fn a_replica_or_an_aof_that_comes_under_load_misses_nothing() {
     }
 }
 
-/// A sync that ends in the middle leaves the replica with what it had, with nothing, or with a part, as the server does with any
-/// data; the module's books agree with the keyspace each time, and the next sync brings everything.
+/// A sync that ends in the middle leaves the replica with what it had, with nothing, or with a
+/// part, as the server does with any data; the module's books agree with the keyspace each time,
+/// and the next sync brings everything.
 #[test]
 fn a_diskless_sync_that_is_cut_in_the_middle_leaves_the_replica_whole() {
     for load in ["disabled", "on-empty-db", "swapdb"] {

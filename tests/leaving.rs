@@ -1,4 +1,5 @@
-//! Waiters that go away: disconnected, killed, unblocked, cancelled, or told that the master is one no more.
+//! Waiters that go away: disconnected, killed, unblocked, cancelled, or told that the master is one
+//! no more.
 
 use std::time::Duration;
 

@@ -1,6 +1,8 @@
-//! Clients that lock, hold, extend, release and forget to, all the time, and write down what they were told.
+//! Clients that lock, hold, extend, release and forget to, all the time, and write down what they
+//! were told.
 //!
-//! They follow redirects and reconnect, and never use a token twice: what was unknown stays unknown.
+//! They follow redirects and reconnect, and never use a token twice: what was unknown stays
+//! unknown.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -22,7 +24,8 @@ const REDIRECTS: usize = 8;
 
 static OWNERS: AtomicU64 = AtomicU64::new(1);
 
-/// The rounds of a scenario: `CHAOS_ROUNDS` times as many as usual, which are told about as they begin.
+/// The rounds of a scenario: `CHAOS_ROUNDS` times as many as usual, which are told about as they
+/// begin.
 pub fn rounds(usual: usize) -> impl Iterator<Item = usize> {
     let times = std::env::var("CHAOS_ROUNDS").ok();
     let times = times.and_then(|times| times.parse().ok()).unwrap_or(1);

@@ -1,9 +1,11 @@
-//! What a lock looks like from outside, for comparing servers lock by lock, and for arranging locks.
+//! What a lock looks like from outside, for comparing servers lock by lock, and for arranging
+//! locks.
 
 use crate::resp::{Connection, Value, granted};
 use crate::server::wait_until;
 
-/// Everything about a lock but the time that remains and the fingerprints, which differ from start to start.
+/// Everything about a lock but the time that remains and the fingerprints, which differ from start
+/// to start.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {
     pub database: usize,

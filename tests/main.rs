@@ -1,4 +1,5 @@
-//! End-to-end tests: every sentence of the contract, against real servers that a guard starts and stops.
+//! End-to-end tests: every sentence of the contract, against real servers that a guard starts and
+//! stops.
 
 mod clock;
 mod history;

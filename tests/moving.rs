@@ -110,7 +110,8 @@ fn swapdb_takes_the_locks_along() {
 fn a_lease_ends_by_itself_wherever_its_key_was_moved() {
     let server = Server::start();
     let mut c = server.connect();
-    // Long enough that the moves happen first, on a busy machine too; what counts is that it ends at all.
+    // Long enough that the moves happen first, on a busy machine too; what counts is that it ends
+    // at all.
     for line in ["renamed", "moved", "swapped"] {
         granted(&c.call(&format!("LOCK.ACQUIRE {line} me 1500")));
     }
@@ -203,8 +204,8 @@ fn a_flush_of_one_database_leaves_the_locks_of_the_others() {
     assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
 }
 
-/// The module is told of each evicted key, whatever its database. Valkey 8.1 runs what it is told on the client that runs
-/// a command, if there is one.
+/// The module is told of each evicted key, whatever its database. Valkey 8.1 runs what it is told
+/// on the client that runs a command, if there is one.
 #[test]
 fn evictions_leave_clients_in_their_database() {
     let server = Server::options()

@@ -217,7 +217,8 @@ fn node_works_while_loading() {
         refused(&c.call(line), "LOADING");
     }
     c.ok("LOCK.HELP");
-    // A valid effect, with the highest fence there is: what a client says is no effect, loading or not.
+    // A valid effect, with the highest fence there is: what a client says is no effect, loading or
+    // not.
     let forged = b"\x01\xff\xff\xff\xff\xff\xff\xff\x0f\x00";
     refused(&c.call_args(&[b"LOCK._APPLY", &forged[..]]), "ERR");
     let node = c.call("LOCK.NODE");

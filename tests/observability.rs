@@ -1,4 +1,5 @@
-//! What operators see: events, INFO, COMMAND, MEMORY, OBJECT, DEBUG DIGEST, client-side caching, the log.
+//! What operators see: events, INFO, COMMAND, MEMORY, OBJECT, DEBUG DIGEST, client-side caching,
+//! the log.
 
 use std::time::Duration;
 
@@ -526,7 +527,8 @@ fn the_calls_of_the_module_do_not_show_in_monitor_and_slowlog() {
     for entry in slow.items() {
         let command = entry.items()[3].items()[0].text().to_lowercase();
         let by_a_client = ["lock.acquire", "ping", "monitor", "client"];
-        // The server of a test is asked where it is until it answers; the module asks for settings at the start.
+        // The server of a test is asked where it is until it answers; the module asks for settings
+        // at the start.
         let at_the_start = ["config"];
         assert!(
             by_a_client

@@ -1,7 +1,9 @@
-//! A server that is too old for the module: it is told so in one line of the log, and nothing else happens.
+//! A server that is too old for the module: it is told so in one line of the log, and nothing else
+//! happens.
 //!
-//! There is no such server on a machine of today. What the module sees of one is a table of functions in which the newer
-//! ones are missing, and that is made here: this process stands in for the server, and loads the module.
+//! There is no such server on a machine of today. What the module sees of one is a table of
+//! functions in which the newer ones are missing, and that is made here: this process stands in for
+//! the server, and loads the module.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -60,7 +62,8 @@ fn a_server_that_is_too_old_is_told_so_in_one_line() {
     let path = CString::new(path).expect("a path");
     // A context begins with the function that gives out all others.
     let mut context = [get_api as *mut c_void, std::ptr::null_mut()];
-    // SAFETY: the module's library and its one entry, called as a server calls it; the context outlives the call.
+    // SAFETY: the module's library and its one entry, called as a server calls it; the context
+    // outlives the call.
     let outcome = unsafe {
         let library = dlopen(path.as_ptr(), RTLD_NOW);
         assert!(!library.is_null(), "the module can be opened");

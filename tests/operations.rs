@@ -1,5 +1,5 @@
-//! The configurations that docs/OPERATIONS.md recommends, each used as it stands there: a block that no test uses, or a test
-//! whose block is gone, is a failure.
+//! The configurations that docs/OPERATIONS.md recommends, each used as it stands there: a block
+//! that no test uses, or a test whose block is gone, is a failure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -229,7 +229,8 @@ fn wait_for_its_replica(r: &mut Connection) {
     });
 }
 
-/// A new master knows what the old one had acknowledged; unless an election took longer than the lease.
+/// A new master knows what the old one had acknowledged; unless an election took longer than the
+/// lease.
 #[track_caller]
 fn assert_known(c: &mut Connection, held: &Held) {
     match c.call("LOCK.INFO job me") {
@@ -354,7 +355,8 @@ fn a_majority_outlives_a_node_and_forgets_nothing(blocks: &[String]) {
     let told = ask(&nodes[1..], &acquire("job", "me"));
     let fence = told.iter().map(granted).max().expect("a majority");
     assert!(fence > proposal);
-    // One that took part forgets, and both are back at once: who else asks gets no majority while the first may rely on it.
+    // One that took part forgets, and both are back at once: who else asks gets no majority while
+    // the first may rely on it.
     nodes[1].kill();
     cut(&aof(&nodes[1]), written[0]);
     nodes[0].start_again();

@@ -1,8 +1,9 @@
-//! A cluster's master that is cut off from all other nodes while clients still reach it: one of its replicas is elected. No two
-//! owners rely on one lock, fences grow, and those who wait on the wrong side are told.
+//! A cluster's master that is cut off from all other nodes while clients still reach it: one of its
+//! replicas is elected. No two owners rely on one lock, fences grow, and those who wait on the
+//! wrong side are told.
 //!
-//! Every node's bus is reached through a proxy. The first master speaks from an address of its own, so that the proxies of
-//! the others can tell it apart.
+//! Every node's bus is reached through a proxy. The first master speaks from an address of its own,
+//! so that the proxies of the others can tell it apart.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -101,8 +102,9 @@ impl Partitioned {
     }
 }
 
-/// One owner at the cut-off master, which extends for as long as it is let, and one who waits there, while the next owner is
-/// granted the lock by the elected replica. What the owners were told, and who still waits.
+/// One owner at the cut-off master, which extends for as long as it is let, and one who waits
+/// there, while the next owner is granted the lock by the elected replica. What the owners were
+/// told, and who still waits.
 fn hold_on_both_sides(nodes: &Partitioned, ttl: Duration) -> (History, Connection) {
     let mut old = Client::new(always_to(nodes.first().port()));
     let (owner, outcome) = old.acquire("job", ttl, None);

@@ -269,7 +269,8 @@ fn a_lease_is_armed_when_loading_ends_and_not_before() {
     c.ok("DEBUG POPULATE 400");
     granted(&c.call("LOCK.ACQUIRE job me 1500"));
     c.ok("SAVE");
-    // Null if the lease ended before it could be read on a very busy machine: then nothing is shown.
+    // Null if the lease ended before it could be read on a very busy machine: then nothing is
+    // shown.
     let written = match c.call("LOCK.INFO job me") {
         Value::Null => return,
         holder => holder.number("ttl"),

@@ -1,5 +1,6 @@
-//! docs/PROOF.md names, for each scenario of a crash or a failover, the protection it is about and what was seen without
-//! it: every test that it names is there, and every test of a scenario is named.
+//! docs/PROOF.md names, for each scenario of a crash or a failover, the protection it is about and
+//! what was seen without it: every test that it names is there, and every test of a scenario is
+//! named.
 
 use std::fs;
 use std::path::Path;
@@ -39,7 +40,8 @@ fn tests(file: &str) -> Vec<String> {
     tests
 }
 
-/// The rows of the table as (the files they are about, the tests they name). A name may end with an ellipsis.
+/// The rows of the table as (the files they are about, the tests they name). A name may end with an
+/// ellipsis.
 fn rows() -> Vec<(Vec<&'static str>, Vec<&'static str>)> {
     let (_, section) = PAGE.split_once(SECTION).expect("the section");
     let mut files: Vec<&str> = Vec::new();

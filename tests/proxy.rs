@@ -1,4 +1,5 @@
-//! A link that can fail: a TCP proxy in front of a server, which passes everything on, holds everything back, or cuts.
+//! A link that can fail: a TCP proxy in front of a server, which passes everything on, holds
+//! everything back, or cuts.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -97,7 +98,8 @@ impl Proxy {
         std::thread::sleep(LOOK * 5);
     }
 
-    /// [`Proxy::stall`] for those alone who come from this address. Only Linux has several of its own without being asked.
+    /// [`Proxy::stall`] for those alone who come from this address. Only Linux has several of its
+    /// own without being asked.
     #[cfg(target_os = "linux")]
     pub fn stall_from(&self, source: Ipv4Addr) {
         let outcast = source.to_bits();

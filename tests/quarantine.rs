@@ -253,7 +253,8 @@ fn node_info_and_the_log_say_how_long_it_lasts_and_why() {
     assert_told(&server, &mut c, "promotion");
 }
 
-/// A replica without the option follows a master that has it: it keeps what it was told, over a restart too.
+/// A replica without the option follows a master that has it: it keeps what it was told, over a
+/// restart too.
 #[test]
 fn a_replica_without_the_option_saves_the_quarantine_of_its_master() {
     let mut master = Server::options().config("lock.quarantine 60000").start();
@@ -269,8 +270,8 @@ fn a_replica_without_the_option_saves_the_quarantine_of_its_master() {
     assert!(left(&mut r) > 30_000);
 }
 
-/// A node of a cluster that was paused may have been replaced. Where replicas confirm that it is the only master, they are
-/// asked instead (`replication_lease.rs`).
+/// A node of a cluster that was paused may have been replaced. Where replicas confirm that it is
+/// the only master, they are asked instead (`replication_lease.rs`).
 #[test]
 fn a_standstill_in_a_cluster_without_min_replicas_begins_a_quarantine() {
     let server = Server::options()

@@ -1,6 +1,7 @@
 //! A grant against everything that can happen to the waiter at the same moment, 10,000 rounds each.
 //!
-//! Rounds run in lanes: every lane has a key and a waiter of its own, so that a batch costs one wait.
+//! Rounds run in lanes: every lane has a key and a waiter of its own, so that a batch costs one
+//! wait.
 
 use std::time::Duration;
 
@@ -41,7 +42,8 @@ fn wait_for_all(c: &mut Connection) {
     });
 }
 
-/// Whatever the waiter was told is true: it holds the lock exactly if it was granted, and it was told once.
+/// Whatever the waiter was told is true: it holds the lock exactly if it was granted, and it was
+/// told once.
 #[track_caller]
 fn assert_truth(c: &mut Connection, waiters: &mut [Connection]) -> usize {
     let mut grants = 0;
@@ -161,7 +163,8 @@ fn a_grant_against_a_disconnect() {
         })) {
             granted(&reply);
         }
-        // A short lease: a grant that was sent before the server saw the end of the connection stands.
+        // A short lease: a grant that was sent before the server saw the end of the connection
+        // stands.
         for (lane, waiter) in waiters.iter_mut().enumerate() {
             waiter.send("PING");
             waiter.send(&format!("LOCK.ACQUIRE job-{lane} waiter 20 BLOCK 0"));

@@ -1,4 +1,5 @@
-//! Replicas receive effects and end up with the same locks, over full and partial resynchronisation.
+//! Replicas receive effects and end up with the same locks, over full and partial
+//! resynchronisation.
 
 use std::time::{Duration, Instant};
 
@@ -349,8 +350,8 @@ fn a_writable_replica_changes_no_lock() {
     granted(&r.call("LOCK.ACQUIRE free you 60000"));
 }
 
-/// A grant that could not be delivered is taken back, but not by a node that was a replica in between: the master of that
-/// time may have told the owner that it holds the lock.
+/// A grant that could not be delivered is taken back, but not by a node that was a replica in
+/// between: the master of that time may have told the owner that it holds the lock.
 #[test]
 fn an_undelivered_grant_is_not_taken_back_after_two_changes_of_roles() {
     let (first, second) = (Server::start(), Server::start());
@@ -362,7 +363,8 @@ fn an_undelivered_grant_is_not_taken_back_after_two_changes_of_roles() {
     let id = waiter.client_id();
     waiter.send("LOCK.ACQUIRE job owner 600000 BLOCK 0");
     wait_for_waiters(&mut a, "job", 1);
-    // The waiter is granted the lock and gone before it is told; a pause keeps the node from taking the grant back.
+    // The waiter is granted the lock and gone before it is told; a pause keeps the node from taking
+    // the grant back.
     a.ok("MULTI");
     a.ok("LOCK.RELEASE job holder");
     a.ok(&format!("CLIENT KILL ID {id}"));

@@ -1,5 +1,6 @@
-//! A cluster of three masters and three replicas: slots move and masters fail while locks are held and waited for. No lock is
-//! lost by a migration, none is granted twice, and those who wait are told to come again.
+//! A cluster of three masters and three replicas: slots move and masters fail while locks are held
+//! and waited for. No lock is lost by a migration, none is granted twice, and those who wait are
+//! told to come again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -32,7 +33,8 @@ fn protected() -> Options {
         .config("cluster-allow-replica-migration no")
 }
 
-/// Masters first, then their replicas in the same order. The first master's data port is reached through a link.
+/// Masters first, then their replicas in the same order. The first master's data port is reached
+/// through a link.
 pub struct Cluster {
     pub nodes: Vec<Server>,
     pub link: Proxy,
@@ -316,7 +318,8 @@ fn several_keys_of_a_slot_on_the_move_are_all_granted_or_none() {
     assert_eq!(fences.items().len(), 2);
 }
 
-/// Half of the locks have moved when the target, or the source, is killed; back again, it goes on from there.
+/// Half of the locks have moved when the target, or the source, is killed; back again, it goes on
+/// from there.
 #[test]
 fn a_node_that_is_killed_in_the_middle_of_a_migration_loses_and_doubles_nothing() {
     for killed in [0, 1] {
@@ -402,7 +405,8 @@ fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
     }
 }
 
-/// The replica that is elected grants only after the other one has followed it for the lease and the lag.
+/// The replica that is elected grants only after the other one has followed it for the lease and
+/// the lag.
 #[test]
 fn a_master_that_needs_replicas_is_replaced_under_load_without_a_double_grant() {
     for _ in rounds(1) {
@@ -453,7 +457,8 @@ fn without_a_quarantine_a_lagging_replica_that_is_elected_grants_twice() {
     );
 }
 
-/// The first master stands still until its replica has been elected and grants; then it finds what was sent to it meanwhile.
+/// The first master stands still until its replica has been elected and grants; then it finds what
+/// was sent to it meanwhile.
 #[test]
 fn a_master_that_was_paused_while_it_was_replaced_grants_nothing_when_it_runs_again() {
     for _ in rounds(1) {

@@ -1,5 +1,5 @@
-//! A connection that speaks RESP2 and RESP3 and hides nothing: a null bulk, a null array and an error
-//! are different values here, so that tests can be exact about replies.
+//! A connection that speaks RESP2 and RESP3 and hides nothing: a null bulk, a null array and an
+//! error are different values here, so that tests can be exact about replies.
 
 use std::fmt::Debug;
 use std::io::{self, BufRead, BufReader, Read, Write};
@@ -273,8 +273,8 @@ impl Connection {
         }
     }
 
-    /// Closes with a reply left unread, which makes the kernel send RST instead of FIN. A PING sent ahead
-    /// of the blocking command provides that reply.
+    /// Closes with a reply left unread, which makes the kernel send RST instead of FIN. A PING sent
+    /// ahead of the blocking command provides that reply.
     pub fn reset(self) {
         assert!(
             self.stream.buffer().is_empty(),

@@ -1,8 +1,8 @@
-//! A master, two replicas and three sentinels: whoever follows Sentinel is told of the quarantine, then granted; no two
-//! owners rely on one lock, and fences grow.
+//! A master, two replicas and three sentinels: whoever follows Sentinel is told of the quarantine,
+//! then granted; no two owners rely on one lock, and fences grow.
 //!
-//! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel. Stalling the proxy leaves
-//! the old master to those who talk to it directly: a partition.
+//! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel.
+//! Stalling the proxy leaves the old master to those who talk to it directly: a partition.
 
 use std::fs::{self, File};
 use std::process::{Child, Command, Stdio};
@@ -251,7 +251,8 @@ fn without_a_quarantine_a_lagging_replica_that_is_promoted_grants_twice() {
     assert_overlap(&promote_a_lagging_replica(without_quarantine(), LONG));
 }
 
-/// The old master lives on for one client, which extends for as long as it is let, while the others go on with the new one.
+/// The old master lives on for one client, which extends for as long as it is let, while the others
+/// go on with the new one.
 fn leave_the_old_master_alive(options: Options) -> (Deployment, History) {
     let deployment = Deployment::start(options);
     let mut client = Client::new(deployment.directly());
@@ -302,7 +303,8 @@ fn without_min_replicas_an_old_master_that_lives_on_extends_what_the_new_one_gra
     assert_overlap(&history);
 }
 
-/// The longest lease that may be out there is the old master's, whatever the new one is configured for.
+/// The longest lease that may be out there is the old master's, whatever the new one is configured
+/// for.
 #[test]
 fn a_promoted_replica_waits_for_the_leases_that_its_master_allowed() {
     let master = Server::options().config("lock.quarantine 60000").start();
@@ -328,7 +330,8 @@ fn linked() -> (Server, Proxy, Server) {
     (master, link, replica)
 }
 
-/// The worst case: promoted at the very moment at which its link stalls, while the old master still counts it.
+/// The worst case: promoted at the very moment at which its link stalls, while the old master still
+/// counts it.
 #[test]
 fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_extend() {
     for _ in rounds(1) {
@@ -358,7 +361,8 @@ fn a_replica_that_is_promoted_at_once_waits_for_as_long_as_the_old_master_may_ex
     }
 }
 
-/// A master that stood still while it was replaced: when it runs again it finds what clients have sent it meanwhile.
+/// A master that stood still while it was replaced: when it runs again it finds what clients have
+/// sent it meanwhile.
 #[test]
 fn a_master_that_was_paused_while_it_was_replaced_grants_nothing_when_it_runs_again() {
     for _ in rounds(1) {

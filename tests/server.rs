@@ -1,7 +1,8 @@
 //! The guard: one real server a test, on a free port, in a folder of its own, always stopped.
 //!
 //! `REDIS_SERVER` names the server's binary (else redis-server or valkey-server from PATH),
-//! `REDISLOCK_SO` the module (else `redislock.so` beside Cargo.toml). The log is printed when a test fails.
+//! `REDISLOCK_SO` the module (else `redislock.so` beside Cargo.toml). The log is printed when a
+//! test fails.
 
 use std::fs::{self, File};
 use std::net::{Ipv4Addr, TcpListener};
@@ -61,7 +62,8 @@ impl Options {
         self
     }
 
-    /// These lines of redis.conf and, beside them, only where the server is: its port, its folder, its module.
+    /// These lines of redis.conf and, beside them, only where the server is: its port, its folder,
+    /// its module.
     pub fn exactly(block: &str) -> Options {
         Options {
             config: block.lines().map(str::to_owned).collect(),
@@ -301,8 +303,8 @@ impl Server {
         }
     }
 
-    /// True once this very server serves: the port may have been taken by another one meanwhile, so its
-    /// folder, or its own log, tells it apart.
+    /// True once this very server serves: the port may have been taken by another one meanwhile, so
+    /// its folder, or its own log, tells it apart.
     fn answers(&self) -> bool {
         let Ok(mut connection) = Connection::try_open(self.port) else {
             return false;
@@ -480,8 +482,8 @@ impl Signal {
             fn kill(process: i32, signal: i32) -> i32;
         }
         let process = i32::try_from(process).expect("a process id");
-        // SAFETY: kill(2) takes two plain numbers; the process is a child that has not been waited for,
-        // so its id is still its own.
+        // SAFETY: kill(2) takes two plain numbers; the process is a child that has not been waited
+        // for, so its id is still its own.
         let outcome = unsafe { kill(process, self as i32) };
         assert_eq!(outcome, 0, "the signal was not sent");
     }

@@ -1,4 +1,5 @@
-//! What the module asks the server does not depend on the names of commands: an administrator may rename any of them.
+//! What the module asks the server does not depend on the names of commands: an administrator may
+//! rename any of them.
 
 use std::time::Duration;
 
@@ -71,7 +72,8 @@ fn no_waiter_is_granted_a_lock_while_the_cluster_is_down() {
     granted(&c.call("LOCK.ACQUIRE job me 600000"));
     waiting.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
     wait_for_waiters(&mut c, "job", 1);
-    // In one step, so that the waiter is not told by the server that the cluster is down before its turn comes.
+    // In one step, so that the waiter is not told by the server that the cluster is down before its
+    // turn comes.
     let lines = ["MULTI", "TOPOLOGY DELSLOTS 0", "DEL job", "EXEC"];
     c.pipeline(&lines);
     let told = waiting.receive();

@@ -1,6 +1,6 @@
 //! Nothing that is not asked for keeps clients waiting: what belongs to very many locks is done in
-//! slices, or not at all. Measured by the CPU time of the server's main thread, which a busy machine
-//! does not change; a server that does it all at once takes several times what is allowed.
+//! slices, or not at all. Measured by the CPU time of the server's main thread, which a busy
+//! machine does not change; a server that does it all at once takes several times what is allowed.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,5 @@
-//! A host that was suspended: leases, waits and quarantines run on meanwhile, as the clocks of holders elsewhere do.
+//! A host that was suspended: leases, waits and quarantines run on meanwhile, as the clocks of
+//! holders elsewhere do.
 
 use crate::clock::SteppedServer;
 use crate::lock::{sole_holder, wait_for_waiters};

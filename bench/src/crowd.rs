@@ -1,4 +1,5 @@
-//! Main-thread time of the LOCK.RELEASE that hands a lock over, when very many wait and when few do.
+//! Main-thread time of the LOCK.RELEASE that hands a lock over, when very many wait and when few
+//! do.
 
 use std::time::Duration;
 
@@ -100,7 +101,8 @@ impl Guest {
     }
 }
 
-/// Microseconds of a LOCK.RELEASE that hands over, as SLOWLOG has them, with all of `guests` waiting.
+/// Microseconds of a LOCK.RELEASE that hands over, as SLOWLOG has them, with all of `guests`
+/// waiting.
 fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f64> {
     let key = |number: usize| match place {
         Place::OneKey => "crowd".to_owned(),
@@ -129,7 +131,8 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
     await_waiters(control, guests.len())?;
     start_timing(control)?;
     let granted_before = grants(control)?;
-    // On one key the guest that was served last holds the lock, and comes again when it has released it.
+    // On one key the guest that was served last holds the lock, and comes again when it has
+    // released it.
     let mut holder = None;
     for turn in 0..HANDOVERS {
         let number = turn % guests.len();
@@ -166,8 +169,8 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
     Ok(micros)
 }
 
-/// What the server itself needs for the like: microseconds of an LPUSH to a list for which one guest waits, and all others for
-/// others.
+/// What the server itself needs for the like: microseconds of an LPUSH to a list for which one
+/// guest waits, and all others for others.
 fn push(control: &mut Tcp, guests: &mut [Guest]) -> Outcome<f64> {
     let key = |number: usize| format!("list:{number:06}");
     let pop = |number: usize| command(&["BLPOP", &key(number), "0"]);
@@ -200,7 +203,8 @@ fn start_timing(control: &mut Tcp) -> Outcome<()> {
     Ok(())
 }
 
-/// The mean time of a command in SLOWLOG, without the slowest tenth: those in which the machine did something else.
+/// The mean time of a command in SLOWLOG, without the slowest tenth: those in which the machine did
+/// something else.
 fn mean_time(control: &mut Tcp, name: &str) -> Outcome<f64> {
     control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
     let Value::Array(entries) = control.call(&["SLOWLOG", "GET", "-1"])? else {

@@ -14,7 +14,8 @@ use crate::server::Server;
 
 /// Many rounds, as they are short.
 const ROUNDS: usize = 41;
-/// How long each side runs in a round: short, so that whatever else the machine does, it does to both.
+/// How long each side runs in a round: short, so that whatever else the machine does, it does to
+/// both.
 const SLICE: Duration = Duration::from_millis(400);
 
 pub fn measure() -> Outcome<Vec<Row>> {

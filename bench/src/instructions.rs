@@ -150,8 +150,8 @@ impl Counter {
         Ok(2.0 * each)
     }
 
-    /// Instructions of each command of this work, less what the server does by itself in the same time: a counted server is
-    /// so slow that its housekeeping would show.
+    /// Instructions of each command of this work, less what the server does by itself in the same
+    /// time: a counted server is so slow that its housekeeping would show.
     fn each(&mut self, work: impl FnOnce(&mut Self) -> Outcome<()>) -> Outcome<f64> {
         self.count()?;
         let start = Instant::now();

@@ -1,4 +1,5 @@
-//! The two ways to lock that are compared: the module's commands, and `SET NX PX` with a script that compares and deletes.
+//! The two ways to lock that are compared: the module's commands, and `SET NX PX` with a script
+//! that compares and deletes.
 
 use std::fmt::Write;
 

@@ -1,7 +1,8 @@
-//! What the locks cost, beside what people use instead: ratios in one run on one server, ours and the peer alternating.
+//! What the locks cost, beside what people use instead: ratios in one run on one server, ours and
+//! the peer alternating.
 //!
-//! `redislock-bench [section ...] [--plots folder]`. Without a section all of them run. The figures decide nothing: the exit
-//! code is 0 unless something could not be measured.
+//! `redislock-bench [section ...] [--plots folder]`. Without a section all of them run. The figures
+//! decide nothing: the exit code is 0 unless something could not be measured.
 
 mod crowd;
 mod deadlock;

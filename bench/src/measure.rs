@@ -85,7 +85,8 @@ pub enum Side {
     Peer,
 }
 
-/// Measures both sides in each of `rounds` rounds; who begins changes, so that neither profits from its place.
+/// Measures both sides in each of `rounds` rounds; who begins changes, so that neither profits from
+/// its place.
 pub fn alternate(
     what: &str,
     rounds: usize,
@@ -94,7 +95,8 @@ pub fn alternate(
     interleave(what, rounds, 1, measure)
 }
 
-/// The same with each round in several steps, and its mean: whatever else the machine does meanwhile, it does to both.
+/// The same with each round in several steps, and its mean: whatever else the machine does
+/// meanwhile, it does to both.
 pub fn interleave(
     what: &str,
     rounds: usize,

@@ -21,7 +21,8 @@ pub fn measure() -> Outcome<Vec<Row>> {
     )])
 }
 
-/// Bytes a lock, on a fresh server: what an earlier round leaves behind would hide what the next one needs.
+/// Bytes a lock, on a fresh server: what an earlier round leaves behind would hide what the next
+/// one needs.
 fn fill(side: Side) -> Outcome<f64> {
     let server = Server::start(&[])?;
     let mut connection = server.connect()?;

@@ -11,7 +11,8 @@ const SIZE: (u32, u32) = (900, 60);
 const MET: RGBColor = RGBColor(46, 125, 50);
 const MISSED: RGBColor = RGBColor(198, 40, 40);
 
-/// Draws the rows of a section that have a target: a bar a row, its spread, and the target as a line.
+/// Draws the rows of a section that have a target: a bar a row, its spread, and the target as a
+/// line.
 pub fn draw(folder: &Path, section: &str, rows: &[Row]) -> Outcome<()> {
     let rows: Vec<_> = rows.iter().filter_map(Bar::of).collect();
     if rows.is_empty() {

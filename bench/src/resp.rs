@@ -1,4 +1,5 @@
-//! As little of a client as measuring needs: what it sends is made before the clock runs, what it receives is checked.
+//! As little of a client as measuring needs: what it sends is made before the clock runs, what it
+//! receives is checked.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -118,7 +119,8 @@ impl<S: Read + Write> Connection<S> {
         }
     }
 
-    /// Sends a pipeline; each of its replies must be a yes, or the measurement is one of something else.
+    /// Sends a pipeline; each of its replies must be a yes, or the measurement is one of something
+    /// else.
     pub fn pipeline(&mut self, bytes: &[u8], replies: usize) -> Outcome<()> {
         self.send(bytes)?;
         for _ in 0..replies {

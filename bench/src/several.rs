@@ -1,4 +1,5 @@
-//! Several keys in one request, beside a pipeline of requests; a guarded command, beside the command alone.
+//! Several keys in one request, beside a pipeline of requests; a guarded command, beside the
+//! command alone.
 
 use crate::Outcome;
 use crate::locks::{Wording, name, token};

@@ -71,7 +71,8 @@ impl Where {
         attempt.await.map_err(Failure::connecting)
     }
 
-    /// Connects to hold locks with this ttl; retries until `deadline` while the nodes may come back.
+    /// Connects to hold locks with this ttl; retries until `deadline` while the nodes may come
+    /// back.
     pub async fn connect_until(
         &self,
         ttl: Duration,

@@ -4,8 +4,8 @@
 //! `acquire.rs`, `status.rs`, …). `hold.rs` gets the lock, `connect.rs` the connections;
 //! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
-//! combines what they say about a lock. `doctor/` checks a deployment. `output.rs` prints. `demo/` is
-//! the demonstration.
+//! combines what they say about a lock. `doctor/` checks a deployment. `output.rs` prints. `demo/`
+//! is the demonstration.
 
 #![deny(unsafe_code)]
 

@@ -69,8 +69,9 @@ impl Group {
     }
 }
 
-/// If the tool is killed, nothing renews the lock: the kernel then kills the command, too (on Linux).
-/// Must be called on a thread that lives as long as the process: the kernel watches that thread.
+/// If the tool is killed, nothing renews the lock: the kernel then kills the command, too (on
+/// Linux). Must be called on a thread that lives as long as the process: the kernel watches that
+/// thread.
 #[cfg(any(target_os = "linux", target_os = "android"))]
 #[allow(unsafe_code)]
 pub fn die_with_tool(command: &mut Command) {

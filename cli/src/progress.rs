@@ -44,7 +44,8 @@ pub async fn tell(
         if !output.is_live() && !std::mem::replace(&mut told, true) {
             output.message(&wait.line(&obstacle), wait.fields(&obstacle, &lock));
         }
-        // Without a terminal the nodes are not asked again; a job may come to the foreground, though.
+        // Without a terminal the nodes are not asked again; a job may come to the foreground,
+        // though.
         while !output.is_live() {
             tokio::time::sleep(LOOK_EVERY).await;
         }

@@ -101,8 +101,8 @@ async fn work(
     }
 }
 
-/// The tool may have been paused since the grant: a command that would have to be stopped at once is
-/// not started.
+/// The tool may have been paused since the grant: a command that would have to be stopped at once
+/// is not started.
 async fn is_fresh(guard: &Guard, grace: Duration) -> bool {
     guard.is_valid() && (guard.valid_until().remaining() > grace || guard.extend().await.is_ok())
 }

@@ -251,7 +251,8 @@ pub fn printable(text: &str) -> String {
     shown
 }
 
-/// A key need not be UTF-8: other bytes are shown as `\\xff`, so that different keys look different.
+/// A key need not be UTF-8: other bytes are shown as `\\xff`, so that different keys look
+/// different.
 pub fn key_text(key: &[u8]) -> String {
     key.utf8_chunks()
         .flat_map(|chunk| {

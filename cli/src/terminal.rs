@@ -14,7 +14,8 @@ impl Terminal {
     /// The terminal of this session, if it has one.
     pub fn open() -> Option<Self> {
         let terminal = File::options().read(true).write(true).open("/dev/tty");
-        // Taking the terminal back happens in the background, where SIGTTOU would stop this process.
+        // Taking the terminal back happens in the background, where SIGTTOU would stop this
+        // process.
         let mut stop = SigSet::empty();
         stop.add(Signal::SIGTTOU);
         stop.thread_block().ok()?;

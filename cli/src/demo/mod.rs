@@ -32,7 +32,8 @@ pub use crate::demo::worker::work;
 const KEY: &str = "demo";
 /// Short enough for a pause beyond it to be watched.
 const TTL: Duration = Duration::from_millis(1_500);
-/// How long a restarted master grants nothing, because it may have lost a lease. Longer than the ttl.
+/// How long a restarted master grants nothing, because it may have lost a lease. Longer than the
+/// ttl.
 const QUARANTINE: Duration = Duration::from_millis(2_500);
 const MASTERS: usize = 5;
 const WORKERS: [&str; 4] = ["ada", "ben", "cyd", "dan"];

@@ -304,7 +304,8 @@ impl Scenario {
         );
     }
 
-    /// Every write added one, fences increased from holder to holder, and the late write was refused.
+    /// Every write added one, fences increased from holder to holder, and the late write was
+    /// refused.
     pub fn succeeded(&self) -> bool {
         self.resource.value == self.resource.writes && self.fences_grow && self.resource.refused > 0
     }

@@ -1,4 +1,5 @@
-//! Shows the demonstration: a terminal gets a screen that is redrawn, a file gets one line per event.
+//! Shows the demonstration: a terminal gets a screen that is redrawn, a file gets one line per
+//! event.
 
 use std::io::{IsTerminal, Write};
 

@@ -17,7 +17,8 @@ use crate::output::{Colors, Output};
 use self::facts::Deployment;
 use self::finding::{Finding, Severity};
 
-/// Checks all nodes. The exit code is that of the worst finding: 0, 1 for a warning, 2 for an error.
+/// Checks all nodes. The exit code is that of the worst finding: 0, 1 for a warning, 2 for an
+/// error.
 pub async fn doctor(args: Doctor, output: &Output) -> Result<u8, Failure> {
     let timeout = args.place.node_timeout_for(args.ttl.unwrap_or(DEFAULT_TTL));
     let deployment = facts::collect(&args.place, &args.keys, timeout).await?;

@@ -1,4 +1,5 @@
-//! The completion scripts, loaded by the shells themselves. A shell that is not installed is skipped.
+//! The completion scripts, loaded by the shells themselves. A shell that is not installed is
+//! skipped.
 
 use std::path::Path;
 use std::process::Command;

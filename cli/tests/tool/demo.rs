@@ -38,7 +38,8 @@ fn left_running(folder: &Path) -> Vec<String> {
         let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
         let mut variables = environment.split(|byte| *byte == 0);
         let marked = variables.any(|variable| variable == mark.as_bytes());
-        // Servers write their title over their environment, but work in the folder of the demonstration.
+        // Servers write their title over their environment, but work in the folder of the
+        // demonstration.
         let inside = std::fs::read_link(process.path().join("cwd")).is_ok_and(|cwd| {
             cwd.to_string_lossy()
                 .starts_with(&*folder.to_string_lossy())

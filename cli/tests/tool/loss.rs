@@ -31,7 +31,8 @@ fn if_masters_stop_replying_a_command_that_ignores_sigterm_is_killed_before_the_
     let options = ["--ttl", "9s", "--grace", "3s"];
     let running = Running::start(run(&servers, "job", &options, &stubborn(folder.path())));
     let command: i32 = written(&folder.path().join("pid")).parse().unwrap();
-    // Before the first renewal, so that the lease that began before the first sign of life is the only one.
+    // Before the first renewal, so that the lease that began before the first sign of life is the
+    // only one.
     servers[..3].iter().for_each(Server::stop);
     let ended = running.end();
     servers[..3].iter().for_each(Server::resume);

@@ -19,7 +19,8 @@ pub struct Pty {
 }
 
 impl Pty {
-    /// Starts the command as the leader of a session, with the terminal as its input, output and error.
+    /// Starts the command as the leader of a session, with the terminal as its input, output and
+    /// error.
     pub fn start(mut command: Command) -> Self {
         let keyboard =
             openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();

@@ -1,5 +1,5 @@
-//! On a terminal: who reads it, ctrl-C, ctrl-Z, rewritten lines, questions, colors. In a log: none of
-//! these.
+//! On a terminal: who reads it, ctrl-C, ctrl-Z, rewritten lines, questions, colors. In a log: none
+//! of these.
 
 use std::fs::File;
 use std::io::Write;
@@ -134,7 +134,8 @@ fn a_command_that_was_stopped_beyond_its_lease_is_not_continued() {
     let made = Command::new("mkfifo").arg(&pipe).status().unwrap();
     assert!(made.success());
     let mut pty = shell(&servers);
-    // A loop around sleep would not do: a shell that is stopped while it starts one is not seen to have stopped.
+    // A loop around sleep would not do: a shell that is stopped while it starts one is not seen to
+    // have stopped.
     pty.type_in(&format!(
         "$R run --key job --ttl 1s -- sh -c 'echo be\"\"gun; read word < {}; echo yes > {}'\n",
         pipe.display(),

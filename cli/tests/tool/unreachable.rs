@@ -1,4 +1,5 @@
-//! Masters that cannot be reached: the tool waits for them, and its exit code is not that of a usage error.
+//! Masters that cannot be reached: the tool waits for them, and its exit code is not that of a
+//! usage error.
 
 use std::time::{Duration, Instant};
 
