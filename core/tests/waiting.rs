@@ -3,7 +3,7 @@
 use redislock_core::lock::{Mode, Refusal};
 use redislock_core::table::{Answer, Denial, Presence, Verdict};
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -277,4 +277,29 @@ fn a_lock_that_is_moved_to_its_holders_own_request_is_re_entered() {
         .lock(&key("k"))
         .map(|lock| (lock.mode(), lock.holders()));
     assert_eq!(mode, Some((Mode::Exclusive, 1)));
+}
+
+/// Who holds what all others wait for may go past them. What it costs to find that out depends on
+/// what it holds, not on how many keys the others want, and counts once for all keys of a request.
+#[test]
+fn an_owner_goes_past_waiters_with_many_keys_at_the_cost_of_its_own_holds() {
+    const WAITERS: usize = 50;
+    let mut node = Node::new(ROOMY);
+    let free: Vec<_> = (0..200).map(|n| key(&format!("free-{n}"))).collect();
+    let wanted: Vec<_> = free.iter().cloned().chain([key("held")]).collect();
+    node.acquire(&[key("held")], &terms(&token("owner"), SECOND), None);
+    for n in 0..WAITERS {
+        let terms = terms(&token(&format!("waiter-{n}")), SECOND);
+        let verdict = node.acquire(&wanted, &terms, FOR_EVER);
+        assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+    }
+    let stranger = node.acquire(&free[..1], &terms(&token("stranger"), SECOND), None);
+    assert_eq!(stranger, Verdict::Busy);
+    for keys in [&free[..1], &free[1..]] {
+        let before = node.table.order_steps();
+        let verdict = node.acquire(keys, &terms(&token("owner"), SECOND), None);
+        assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+        let steps = node.table.order_steps() - before;
+        assert!(steps <= 2 * WAITERS as u64, "{steps} steps");
+    }
 }

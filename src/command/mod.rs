@@ -115,7 +115,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::First(TAKE),
         grammar: describe::ACQUIRE,
         summary: c"Acquires a lock, or re-enters it, and replies with its fence; null when it is not to be had",
-        complexity: c"O(1); O(log(N)) with N waiters or shared holders. A request that would wait, by an owner of a lock that others wait for: O(R) with R waiters and holders that it depends on",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders. By an owner of H locks that others wait for: O(A*H) with A waiters ahead, and O(R) with R waiters and holders that it depends on if it would wait",
     },
     Command {
         name: c"lock.release",
@@ -148,7 +148,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::Numbered(TAKE),
         grammar: describe::MACQUIRE,
         summary: c"Acquires all of the locks or none, and replies with their fences",
-        complexity: c"O(K) with K keys. A request that would wait, by an owner of a lock that others wait for: O(K+R) with R waiters and holders that it depends on",
+        complexity: c"O(K) with K keys. By an owner of H locks that others wait for: O(A*(K+H)) with A waiters ahead, and O(K+R) with R waiters and holders that it depends on if it would wait",
     },
     Command {
         name: c"lock.mrelease",

@@ -49,7 +49,7 @@ impl Holdings {
         }
     }
 
-    fn of(&self, token: &Token) -> Option<&FewSet<LockId>> {
+    pub(super) fn of(&self, token: &Token) -> Option<&FewSet<LockId>> {
         self.0.get(token)
     }
 }
@@ -115,7 +115,7 @@ impl Table {
         deadlock
     }
 
-    fn holds(&self, lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
+    pub(super) fn holds(&self, lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
         let hold = lock.and_then(|lock| lock.hold(owner));
         hold.is_some_and(|hold| self.end_of(hold) > now)
     }
@@ -310,14 +310,14 @@ impl<'a> Search<'a> {
                 };
                 let behind = reached.free.partition_point(|(waiter, _)| *waiter <= id);
                 let mut found = Vec::new();
-                for (id, waiter) in reached.free.split_off(behind) {
+                for (waiter_id, waiter) in reached.free.split_off(behind) {
                     self.steps += 1;
                     let token = &waiter.terms.token;
                     if self.stuck.contains(token) {
                         continue;
                     }
-                    if self.table.waits_for(ahead, token, self.now) {
-                        reached.free.push((id, waiter));
+                    if self.table.waits_for(id, ahead, token, self.now) {
+                        reached.free.push((waiter_id, waiter));
                     } else {
                         found.push(token);
                     }
@@ -346,12 +346,12 @@ impl<'a> Search<'a> {
             }
             let line = self.table.queue.line(key);
             let ahead = line.into_iter().flat_map(|line| line.waiting.iter());
-            let mut ahead = ahead.filter_map(|id| self.table.queue.get(*id));
-            ahead.any(|ahead| {
+            let mut ahead = ahead.filter_map(|id| Some((*id, self.table.queue.get(*id)?)));
+            ahead.any(|(id, ahead)| {
                 let token = &ahead.terms.token;
                 token != self.newcomer
                     && self.stuck.contains(token)
-                    && !self.table.waits_for(ahead, self.newcomer, self.now)
+                    && !self.table.waits_for(id, ahead, self.newcomer, self.now)
             })
         })
     }

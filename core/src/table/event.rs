@@ -365,6 +365,7 @@ impl Table {
             // Who shares which lock is as it was.
             holdings: _,
             deadlock_steps: _,
+            order_steps: _,
             undelivered,
             connections,
             closing,

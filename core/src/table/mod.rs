@@ -9,12 +9,14 @@ mod closing;
 mod deadlock;
 mod event;
 mod legacy;
+mod order;
 mod outcome;
 mod remains;
 mod request;
 mod serve;
 mod spaces;
 
+use std::cell::Cell;
 use std::collections::BTreeSet;
 
 use closing::Closing;
@@ -192,6 +194,7 @@ pub struct Table {
     strings: Strings,
     holdings: Holdings,
     deadlock_steps: u64,
+    order_steps: Cell<u64>,
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
@@ -227,6 +230,7 @@ impl Table {
             strings: Strings::default(),
             holdings: Holdings::default(),
             deadlock_steps: 0,
+            order_steps: Cell::new(0),
             undelivered: HashMap::new(),
             connections: HashMap::new(),
             closing: HashMap::new(),

@@ -1,5 +1,7 @@
 //! What clients ask for.
 
+use foldhash::HashSet;
+
 use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted};
 use crate::fence::check_lead;
 use crate::few::Few;
@@ -23,7 +25,7 @@ impl Table {
             return Verdict::Denied(denial);
         }
         let locks = self.settled(wanted, &terms.token, now, keyspace);
-        let mut free = true;
+        let (mut free, mut passed) = (true, HashSet::default());
         for (want, lock) in wanted.iter().zip(&locks) {
             if want.string.is_some() {
                 free = false;
@@ -40,6 +42,7 @@ impl Table {
                             None,
                             &terms.token,
                             self.clock.at(now.mono),
+                            &mut passed,
                         );
                     }
                 }

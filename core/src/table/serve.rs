@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use foldhash::HashSet;
+
 use super::{Answer, Denial, Found, Keyspace, LegacyString, TAKEN_AT_ONCE, Table};
 use crate::few::Few;
 use crate::lock::{Hold, Lock, Standing};
@@ -212,7 +214,7 @@ impl Table {
         let waiter = Arc::clone(waiter);
         let lease_now = self.clock.at(now.mono);
         let (keys, terms) = (&waiter.keys, &waiter.terms);
-        let mut comes = true;
+        let (mut comes, mut passed) = (true, HashSet::default());
         let look = |key| {
             let lock = match self.look_at(key, &terms.token, now, keyspace) {
                 Found::Nothing => None,
@@ -228,7 +230,8 @@ impl Table {
                 Standing::Excluded => comes = false,
                 Standing::Held => {}
                 Standing::Open => {
-                    comes = comes && !self.is_behind(key, Some(id), &terms.token, lease_now)
+                    comes = comes
+                        && !self.is_behind(key, Some(id), &terms.token, lease_now, &mut passed);
                 }
             }
             Ok(lock)
@@ -351,61 +354,6 @@ impl Table {
                 self.dismiss(id, Answer::Nothing);
             }
         }
-    }
-
-    /// Whether somebody stands in the line of `key`, before `place`, whom `token` may not go past.
-    pub(super) fn is_behind(
-        &self,
-        key: &Key,
-        place: Option<WaiterId>,
-        token: &Token,
-        now: Instant,
-    ) -> bool {
-        let Some(line) = self.queue.line(key) else {
-            return false;
-        };
-        let ahead = line
-            .waiting
-            .iter()
-            .take_while(|ahead| place.is_none_or(|place| **ahead < place));
-        let mut ahead = ahead.filter_map(|ahead| self.queue.get(*ahead));
-        ahead.any(|ahead| !self.waits_for(ahead, token, now))
-    }
-
-    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead of that owner.
-    pub(super) fn waits_for(&self, waiter: &Waiter, token: &Token, now: Instant) -> bool {
-        waiter.keys.iter().any(|key| {
-            let lock = self.lock_in_line(key).and_then(|id| self.lock(id));
-            lock.is_some_and(|lock| {
-                let holds = |token| {
-                    let hold = lock.hold(token);
-                    hold.is_some_and(|hold| self.end_of(hold) > now)
-                };
-                holds(token) && !holds(&waiter.terms.token) && lock.excludes(waiter.terms.mode, now)
-            })
-        })
-    }
-
-    /// Those in the line of `key` who hold another key that its first waiter waits for.
-    fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
-        let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
-            return Vec::new();
-        };
-        let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else {
-            return Vec::new();
-        };
-        let others = head.keys.iter().filter(|other| *other != key);
-        let locks = others
-            .filter_map(|other| self.lock_in_line(other))
-            .filter_map(|id| self.lock(id));
-        let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
-        let waiting = owners
-            .flat_map(|owner| self.queue.of(owner))
-            .filter(|id| line.waiting.contains(id));
-        let mut waiting: Vec<_> = waiting.collect();
-        waiting.sort_unstable();
-        waiting.dedup();
-        waiting
     }
 
     /// The client of a granted request has its answer.

@@ -1,0 +1,109 @@
+//! Who may go past whom in a line: only the owner of something that those ahead wait for.
+
+use foldhash::HashSet;
+
+use super::Table;
+use crate::lock::Terms;
+use crate::queue::{Waiter, WaiterId};
+use crate::slots::LockId;
+use crate::time::Instant;
+use crate::token::{Key, Token};
+
+impl Table {
+    /// Whether somebody stands in the line of `key`, before `place`, whom `token` may not go past.
+    /// `passed` is for one request: those whom it may go past, as far as they are known.
+    pub(super) fn is_behind(
+        &self,
+        key: &Key,
+        place: Option<WaiterId>,
+        token: &Token,
+        now: Instant,
+        passed: &mut HashSet<WaiterId>,
+    ) -> bool {
+        let Some(line) = self.queue.line(key) else {
+            return false;
+        };
+        let mut ahead = line
+            .waiting
+            .iter()
+            .take_while(|ahead| place.is_none_or(|place| **ahead < place));
+        ahead.any(|id| {
+            let Some(waiter) = self.queue.get(*id).filter(|_| !passed.contains(id)) else {
+                return false;
+            };
+            let may_pass = self.waits_for(*id, waiter, token, now);
+            if may_pass {
+                passed.insert(*id);
+            }
+            !may_pass
+        })
+    }
+
+    /// How many keys or holds were looked at so far to decide who may go past whom.
+    #[must_use]
+    pub fn order_steps(&self) -> u64 {
+        self.order_steps.get()
+    }
+
+    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead
+    /// of that owner. Looks at the keys of the waiter or at the holds of the owner, whichever are
+    /// fewer.
+    pub(super) fn waits_for(
+        &self,
+        id: WaiterId,
+        waiter: &Waiter,
+        token: &Token,
+        now: Instant,
+    ) -> bool {
+        let Some(held) = self.holdings.of(token) else {
+            return false;
+        };
+        let fewer = waiter.keys.len().min(held.len()) as u64;
+        self.order_steps.set(self.order_steps.get() + fewer);
+        let Terms {
+            mode, token: own, ..
+        } = &waiter.terms;
+        let keeps_it_out = |lock: LockId| {
+            let lock = self.lock(lock);
+            self.holds(lock, token, now)
+                && !self.holds(lock, own, now)
+                && lock.is_some_and(|lock| lock.excludes(*mode, now))
+        };
+        if waiter.keys.len() <= held.len() {
+            let mut locks = waiter.keys.iter().filter_map(|key| self.lock_in_line(key));
+            return locks.any(keeps_it_out);
+        }
+        held.iter().any(|lock| {
+            let entry = self.slots.get(*lock).filter(|entry| entry.queued);
+            let key = entry.and_then(|entry| self.spaces.outside(&entry.key));
+            key.is_some_and(|key| {
+                let line = self.queue.line(&key);
+                line.is_some_and(|line| line.waiting.contains(&id))
+                    && self.lock_in_line(&key) == Some(*lock)
+                    && keeps_it_out(*lock)
+            })
+        })
+    }
+
+    /// Those in the line of `key` who hold another key that its first waiter waits for.
+    pub(super) fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
+        let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
+            return Vec::new();
+        };
+        let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else {
+            return Vec::new();
+        };
+        let others = head.keys.iter().filter(|other| *other != key);
+        let locks = others
+            .filter_map(|other| self.lock_in_line(other))
+            .filter_map(|id| self.lock(id));
+        let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
+        let waiting = owners
+            .flat_map(|owner| self.queue.of(owner))
+            .filter(|id| line.waiting.contains(id));
+        let mut waiting: Vec<_> = waiting.collect();
+        waiting.sort_unstable();
+        waiting.dedup();
+        waiting
+    }
+}
