@@ -1,7 +1,7 @@
 //! What the holder of a lock has in hand.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use futures_util::future::select_all;
@@ -9,6 +9,7 @@ use redis::{Cmd, FromRedisValue, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
+use crate::entries::{Left, Part};
 use crate::error::Error;
 use crate::hold::{Ending, Hold, Loss};
 use crate::release::Released;
@@ -18,6 +19,8 @@ use crate::release::Released;
 pub struct Held {
     /// One hold; several where an owner has entered what it acquired piece by piece.
     holds: Vec<Arc<Hold>>,
+    /// The token for the end of any of several holds.
+    joint: OnceLock<CancellationToken>,
 }
 
 impl Held {
@@ -63,15 +66,12 @@ impl Held {
         match self.holds.as_slice() {
             [hold] => hold.ending.token.child_token(),
             several => {
-                let token = CancellationToken::new();
-                for hold in several {
-                    let (ending, token) = (hold.ending.token.clone(), token.clone());
-                    hold.client.runtime.spawn(async move {
-                        ending.cancelled().await;
-                        token.cancel();
-                    });
-                }
-                token
+                let joint = self.joint.get_or_init(|| {
+                    let token = CancellationToken::new();
+                    several.iter().for_each(|hold| hold.ending.also(&token));
+                    token
+                });
+                joint.child_token()
             }
         }
     }
@@ -123,37 +123,45 @@ impl fmt::Debug for Held {
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     held: Held,
+    /// Which locks of each hold it is in.
+    parts: Vec<Part>,
 }
 
 impl Guard {
     /// Stands for one entry that the hold has already counted.
-    pub(crate) fn of(hold: Arc<Hold>) -> Self {
+    pub(crate) fn of(hold: Arc<Hold>, part: Part) -> Self {
         let mut guard = Self::empty();
-        guard.add(hold);
+        guard.add(hold, part);
         guard
     }
 
     /// Stands for nothing yet.
     pub(crate) fn empty() -> Self {
-        let holds = Vec::with_capacity(1);
+        let (holds, joint) = (Vec::with_capacity(1), OnceLock::new());
         Self {
-            held: Held { holds },
+            held: Held { holds, joint },
+            parts: Vec::with_capacity(1),
         }
     }
 
-    pub(crate) fn add(&mut self, hold: Arc<Hold>) {
+    pub(crate) fn add(&mut self, hold: Arc<Hold>, part: Part) {
         self.held.holds.push(hold);
+        self.parts.push(part);
     }
 
     /// Stands for what the other one stood for, too.
     pub(crate) fn join(&mut self, mut other: Self) {
         self.held.holds.append(&mut other.held.holds);
+        self.parts.append(&mut other.parts);
     }
 
-    /// Whether one of its holds is of this lock.
+    /// Whether it is in this lock.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
-        let mut keys = self.held.holds.iter().flat_map(|hold| &hold.spec.keys);
-        keys.any(|known| known == key)
+        let mut entries = self.held.holds.iter().zip(&self.parts);
+        entries.any(|(hold, part)| match part {
+            None => hold.spec.keys.iter().any(|known| known == key),
+            Some(locks) => locks.iter().any(|lock| hold.spec.keys[*lock] == key),
+        })
     }
 
     /// The number that a resource compares: of two holders the later one has the higher fence.
@@ -219,26 +227,32 @@ impl Guard {
     /// The last guard leaves without releasing, and takes the token along.
     #[cfg(feature = "observe")]
     pub(crate) fn leave_held(mut self) -> Result<crate::token::Token, Self> {
-        let token = match self.held.holds.as_slice() {
-            [hold] => hold.give_up_token(),
+        let token = match (self.held.holds.as_slice(), self.parts.as_slice()) {
+            ([hold], [part]) => hold.give_up_token(part),
             _ => None,
         };
         let Some(token) = token else {
             return Err(self);
         };
         self.held.holds.clear();
+        self.parts.clear();
         Ok(token)
     }
 
     /// Releases the lock on every node, and says whether it was held until now. Where the same owner
-    /// has another guard of this hold, that one keeps it.
+    /// has another guard in it, that one keeps it; of several locks, those that have another one.
     pub async fn release(mut self) -> Released {
         let mut released = Released::StillHeld;
-        while let Some(hold) = self.held.holds.pop() {
-            released = released.and(match hold.leave() {
-                true => hold.release().await,
-                false if hold.is_valid() => Released::StillHeld,
-                false => Released::WasLost,
+        while let (Some(hold), Some(part)) = (self.held.holds.pop(), self.parts.pop()) {
+            released = released.and(match hold.leave(&part) {
+                Left::All => hold.release().await,
+                Left::Locks(locks) => hold.release_some(locks).await,
+                Left::Some(locks) => match hold.release_some(locks).await {
+                    Released::WasHeld => Released::StillHeld,
+                    released => released,
+                },
+                Left::Nothing if hold.is_valid() => Released::StillHeld,
+                Left::Nothing => Released::WasLost,
             });
         }
         released
@@ -247,9 +261,14 @@ impl Guard {
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        for hold in self.held.holds.drain(..) {
-            if hold.leave() {
-                hold.release_in_background();
+        for (hold, part) in self.held.holds.drain(..).zip(self.parts.drain(..)) {
+            match hold.leave(&part) {
+                Left::All => hold.release_in_background(),
+                Left::Locks(locks) | Left::Some(locks) => {
+                    let runtime = hold.client.runtime.clone();
+                    runtime.spawn(hold.leave_locks(locks));
+                }
+                Left::Nothing => {}
             }
         }
     }

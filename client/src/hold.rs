@@ -1,6 +1,5 @@
 //! A lock that is held: by which nodes, until when, by how many guards of its owner, and its end.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -13,6 +12,7 @@ use crate::attempt::Attempt;
 use crate::client::Client;
 use crate::clock::Moment;
 use crate::command;
+use crate::entries::{Entries, Left, Part};
 use crate::error::{Error, Reports, Verdict};
 use crate::keeper::Slot;
 use crate::link::Connection;
@@ -58,6 +58,8 @@ pub enum Loss {
 pub(crate) struct Ending {
     loss: OnceLock<Loss>,
     pub(crate) token: CancellationToken,
+    /// Tokens for guards of several holds.
+    joint: Mutex<Vec<CancellationToken>>,
 }
 
 impl Ending {
@@ -65,7 +67,21 @@ impl Ending {
     fn set(&self, loss: Loss) -> bool {
         let first = self.loss.set(loss).is_ok();
         self.token.cancel();
+        self.joint().drain(..).for_each(|token| token.cancel());
         first
+    }
+
+    fn joint(&self) -> MutexGuard<'_, Vec<CancellationToken>> {
+        self.joint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Cancels this token, too.
+    pub(crate) fn also(&self, token: &CancellationToken) {
+        let mut joint = self.joint();
+        match self.is_set() {
+            true => token.cancel(),
+            false => joint.push(token.clone()),
+        }
     }
 
     pub(crate) fn is_set(&self) -> bool {
@@ -87,7 +103,6 @@ pub(crate) struct Hold {
     /// Before this moment nothing was granted, so MAXHOLD counts from it.
     pub(crate) since: Moment,
     pub(crate) ending: Arc<Ending>,
-    guards: AtomicUsize,
     state: Mutex<State>,
     /// Answers to the acquisition that nobody has read yet.
     pub(crate) late: Mutex<Option<Late>>,
@@ -98,6 +113,9 @@ pub(crate) struct Hold {
 }
 
 pub(crate) struct State {
+    /// What was asked for, without the locks that are released already.
+    pub(crate) spec: Arc<Spec>,
+    entries: Entries,
     pub(crate) leases: Leases,
     /// Nodes that may hold something of this token.
     pub(crate) asked: NodeSet,
@@ -138,6 +156,8 @@ impl Hold {
         let spec = Arc::clone(&attempt.spec);
         let state = State {
             valid_until: leases.claim(now).unwrap_or(now),
+            entries: Entries::new(spec.keys.len()),
+            spec: Arc::clone(&spec),
             leases,
             asked,
             ttl: spec.ttl,
@@ -154,7 +174,6 @@ impl Hold {
             fence,
             since: started,
             ending: Arc::default(),
-            guards: AtomicUsize::new(1),
             state: Mutex::new(state),
             late: Mutex::new(attempt.late.take().map(|(late, _)| late)),
             leaving: Notify::new(),
@@ -240,19 +259,21 @@ impl Hold {
         }
     }
 
-    /// One more guard, unless the hold is lost or the last guard is already on its way out.
-    pub(crate) fn enter(&self) -> bool {
-        let one_more = |guards: usize| (guards > 0).then_some(guards + 1);
-        !self.ending.is_set()
-            && self
-                .guards
-                .fetch_update(Ordering::AcqRel, Ordering::Acquire, one_more)
-                .is_ok()
+    /// One more guard, in those of these locks that it holds. `None`: in none of them, or the hold
+    /// is lost.
+    pub(crate) fn enter(&self, keys: &[Vec<u8>]) -> Part {
+        let mut state = self.lock();
+        if self.ending.is_set() {
+            return None;
+        }
+        let known = self.spec.keys.iter().enumerate();
+        let wanted = known.filter(|(_, key)| keys.contains(key));
+        state.entries.enter(wanted.map(|(lock, _)| lock))
     }
 
-    /// One guard less; true for the last one, which has to release.
-    pub(crate) fn leave(&self) -> bool {
-        self.guards.fetch_sub(1, Ordering::AcqRel) == 1
+    /// One guard less, which has to release what it was the last one in.
+    pub(crate) fn leave(&self, part: &Part) -> Left {
+        self.lock().entries.leave(part)
     }
 
     /// When the holder is to be told that the lock is as good as lost.
@@ -316,10 +337,10 @@ impl Hold {
 
     /// Ends the hold here and leaves it to whoever gets the token; only the last guard can.
     #[cfg(feature = "observe")]
-    pub(crate) fn give_up_token(&self) -> Option<Token> {
-        self.guards
-            .compare_exchange(1, 0, Ordering::AcqRel, Ordering::Acquire)
-            .ok()?;
+    pub(crate) fn give_up_token(&self, part: &Part) -> Option<Token> {
+        if !self.lock().entries.leave_as_last(part) {
+            return None;
+        }
         self.end();
         self.end_with(Loss::Detached);
         Some(self.token)
@@ -329,7 +350,7 @@ impl Hold {
     async fn final_release(&self) -> Release {
         let _turn = self.turn.lock().await;
         let state = self.lock();
-        let request = command::release(&self.spec, self.token);
+        let request = command::release(&state.spec, self.token);
         Release::new(&self.client, state.asked, request, state.ttl)
     }
 

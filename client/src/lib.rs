@@ -13,6 +13,7 @@ mod clock;
 mod command;
 mod connect;
 mod election;
+mod entries;
 mod error;
 mod fleet;
 mod guard;

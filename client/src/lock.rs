@@ -135,7 +135,7 @@ impl Lock {
                 None => {
                     let spec = Arc::new(self.spec.clone());
                     let hold = acquire(&self.client, spec, may_wait, deadline).await?;
-                    Ok(Guard::of(hold))
+                    Ok(Guard::of(hold, None))
                 }
             }
         };
@@ -180,17 +180,18 @@ impl Lock {
             let new = turns.iter_mut();
             new.filter(|turn| hold.spec.keys.contains(&turn.key))
                 .for_each(|turn| turn.set(&hold));
-            guard.add(hold);
+            guard.add(hold, None);
         }
         Ok(guard)
     }
 
     /// One more guard of a hold, unless that is lost.
     async fn re_enter(&self, guard: &mut Guard, hold: Arc<Hold>) -> Result<(), Error> {
-        if !hold.enter() {
+        let part = hold.enter(&self.spec.keys);
+        if part.is_none() {
             return Ok(());
         }
-        let entered = Guard::of(Arc::clone(&hold));
+        let entered = Guard::of(Arc::clone(&hold), part);
         if hold.spec.shared && !self.spec.shared {
             return Err(Error::Invalid(format!(
                 "{} is held shared by this owner: release that before asking for it alone",

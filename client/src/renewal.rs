@@ -162,7 +162,7 @@ impl<'a> Renewal<'a> {
         let fleet = &hold.client.fleet;
         let spec = Spec {
             ttl: lease,
-            ..Spec::clone(&hold.spec)
+            ..Spec::clone(&hold.lock().spec)
         };
         let fence = (fleet.nodes.len() > 1).then_some(hold.fence);
         let mut renewal = Self {

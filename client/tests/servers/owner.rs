@@ -151,13 +151,64 @@ async fn every_lock_is_entered_by_itself_in_any_order_and_company() {
     assert!(is_busy(client.lock("z").try_acquire().await));
     assert_eq!(both.release().await, Released::StillHeld);
     assert_eq!(turned.release().await, Released::StillHeld);
-    assert_eq!(one.release().await, Released::StillHeld);
-    assert!(is_busy(client.lock("x").try_acquire().await));
+    assert_eq!(one.release().await, Released::WasHeld);
+    assert!(servers[0].is_free("x"));
+    assert!(is_busy(client.lock("y").try_acquire().await));
     let (held, token) = (more.held(), more.lost_token());
     assert_eq!(more.release().await, Released::WasHeld);
     assert!(["x", "y", "z"].iter().all(|key| servers[0].is_free(key)));
     assert!(!held.is_valid());
     token.cancelled().await;
+}
+
+#[tokio::test]
+async fn each_of_several_locks_is_released_by_the_last_one_in_it() {
+    let servers = Server::start_many::<3>(&[]);
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    for dropped in [false, true] {
+        let both = client.lock_all(["x", "y"]).owner(&owner).ttl(TTL * 10);
+        let both = both.acquire().await.unwrap();
+        let x = client.lock("x").owner(&owner).ttl(TTL * 10);
+        let x = x.acquire().await.unwrap();
+        let (held, fence) = (x.held(), both.fence());
+        match dropped {
+            true => drop(both),
+            false => assert_eq!(both.release().await, Released::StillHeld),
+        }
+        freed_before_the_lease_ends(&servers, "y", TTL * 5).await;
+        assert!(is_busy(client.lock("x").try_acquire().await));
+        // What is left of the hold is renewed without it, and what was left is acquired anew.
+        x.extend().await.unwrap();
+        let y = client.lock("y").owner(&owner).try_acquire().await.unwrap();
+        assert!(y.fence() > fence);
+        assert_eq!(y.release().await, Released::WasHeld);
+        assert!(held.is_valid());
+        assert_eq!(x.release().await, Released::WasHeld);
+        assert!(servers.iter().all(|server| server.is_free("x")));
+    }
+}
+
+#[tokio::test]
+async fn tokens_for_the_end_of_several_holds_cost_no_tasks() {
+    let servers = [Server::start(&[])];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let _x = client.lock("x").owner(&owner).acquire().await.unwrap();
+    let both = client.lock_all(["x", "y"]).owner(&owner);
+    let both = both.acquire().await.unwrap();
+    let tasks = || {
+        tokio::runtime::Handle::current()
+            .metrics()
+            .num_alive_tasks()
+    };
+    let before = tasks();
+    let tokens: Vec<_> = (0..1_000).map(|_| both.lost_token()).collect();
+    assert!(tasks() < before + 100);
+    assert!(!tokens[0].is_cancelled());
+    // The hold of y ends, that of x does not.
+    assert_eq!(both.release().await, Released::WasHeld);
+    assert!(tokens.iter().all(|token| token.is_cancelled()));
 }
 
 #[tokio::test]
