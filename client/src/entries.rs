@@ -125,7 +125,7 @@ mod tests {
         assert_eq!(entries.enter([1].into_iter()), None);
         assert_eq!(entries.leave(&one), Left::Nothing);
         assert_eq!(entries.enter([1, 2].into_iter()), Some(vec![2]));
-        assert_eq!(entries.leave(&two), Left::Locks(vec![0]));
+        assert_eq!(entries.leave(&two), Left::Some(vec![0]));
         assert_eq!(entries.leave(&Some(vec![2])), Left::All);
     }
 
