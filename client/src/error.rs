@@ -254,7 +254,7 @@ pub enum Error {
         /// What each node said.
         nodes: Reports,
     },
-    /// The lock was granted, then given back, as too few replicas confirmed it in time.
+    /// The lock was granted, then released, as too few replicas confirmed it in time.
     NotReplicated {
         /// The lock asked for.
         lock: String,

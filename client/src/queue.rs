@@ -234,7 +234,7 @@ impl Attempt {
             }
         };
         let patience = match deadline.map(|deadline| command::millis(deadline.remaining())) {
-            // Too late to wait; 0 would mean for ever.
+            // Too late to wait; 0 would mean forever.
             Some(0) => return Err(Stop::Over(Outcome::Busy)),
             Some(millis) => millis.min(LONGEST_BLOCK),
             None => 0,

@@ -5,7 +5,7 @@ use std::fmt;
 use redis::{RedisWrite, ToRedisArgs};
 use uuid::Uuid;
 
-/// 122 random bits, made anew for every attempt and never used again.
+/// 122 random bits, made for every attempt and never used again.
 #[derive(Clone, Copy)]
 pub(crate) struct Token([u8; 32]);
 
