@@ -95,9 +95,9 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
 fn saved(id: LockId) -> Vec<u8> {
     let now = clock::mono();
     let mut bytes = Vec::new();
-    node::with(|node| {
-        if let Some(lock) = node.table.as_seen(id) {
-            wire::save(&lock, node.table.lease_now(now), &mut bytes);
+    node::read(|table| {
+        if let Some(lock) = table.as_seen(id) {
+            wire::save(&lock, table.lease_now(now), &mut bytes);
         }
     });
     bytes
@@ -116,7 +116,8 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
 }
 
 fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
-    if version != c_int::from(wire::RDB_VERSION) {
+    // While core decides, nothing can be added to the table: whoever restores is refused.
+    if version != c_int::from(wire::RDB_VERSION) || node::is_lent() {
         return std::ptr::null_mut();
     }
     let Some(bytes) = load_bytes(io) else {
@@ -206,9 +207,9 @@ fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
 /// What is not in any key: the fence counter, and what quarantine has to remember.
 fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     let mut bytes = Vec::new();
-    node::with(|node| {
-        put_number(node.table.fence(), &mut bytes);
-        put_number(node.table.quarantine.to_save(), &mut bytes);
+    node::read(|table| {
+        put_number(table.fence(), &mut bytes);
+        put_number(table.quarantine.to_save(), &mut bytes);
     });
     // SAFETY: the io of this callback.
     unsafe {
@@ -241,10 +242,10 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
 fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
     let now = clock::mono();
     let mut effect = Vec::new();
-    node::with(|node| {
-        node.table.put_head(&mut effect);
-        if let Some(lock) = node.table.as_seen(lock_of(value)) {
-            wire::put_whole(&lock, node.table.lease_now(now), &mut effect);
+    node::read(|table| {
+        table.put_head(&mut effect);
+        if let Some(lock) = table.as_seen(lock_of(value)) {
+            wire::put_whole(&lock, table.lease_now(now), &mut effect);
         }
     });
     let command = crate::command::APPLY.as_ptr();
@@ -262,12 +263,12 @@ fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, va
 }
 
 fn mem_usage(value: *const c_void) -> usize {
-    node::with(|node| node.table.memory(lock_of(value.cast_mut())))
+    node::read(|table| table.memory(lock_of(value.cast_mut())))
 }
 
 fn digest(digest: *mut raw::RedisModuleDigest, value: *mut c_void) {
-    node::with(|node| {
-        let Some(lock) = node.table.lock(lock_of(value)) else {
+    node::read(|table| {
+        let Some(lock) = table.lock(lock_of(value)) else {
             return;
         };
         let mut bytes = Vec::new();

@@ -50,6 +50,10 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     if in_state {
         number(c"failed", edge::has_failed().into());
     }
+    if node::is_lent() {
+        // Another module asks in the middle of a decision.
+        return;
+    }
     let now = clock::mono();
     node::with(|node| {
         let table = &node.table;

@@ -72,7 +72,7 @@ fn on_keyspace(
             if let (Standing::Lock(id), Some(db)) = (key.standing(), key.db()) {
                 let key = Key::new(db, name.bytes());
                 node::forget_unlinked(id);
-                node::with(|node| node.table.attach(id, key));
+                node::post(Notice::Attached(id, key));
                 wake_soon();
             }
             if event == b"move_to" {
@@ -83,8 +83,8 @@ fn on_keyspace(
         }
         b"evicted" => {
             if let Some(id) = node::just_unlinked(name.bytes()) {
-                node::with(|node| node.table.counters.evicted += 1);
                 node::post(Notice::RemovedBy(id, Cause::Eviction, None));
+                node::catch_up();
             }
         }
         b"del" => {

@@ -10,6 +10,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
+use redislock_core::Table;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
     Events, Found, Keyspace, LegacyString, Output, Presence, Touched, Wanted,
@@ -86,11 +87,12 @@ fn string_with(left: Option<u64>) -> LegacyString {
 pub struct Keys(pub Ctx);
 
 impl Keyspace for Keys {
-    fn find(&mut self, key: &Key) -> Found {
+    fn find(&mut self, table: &Table, key: &Key) -> Found {
         let (ctx, before) = (self.0, self.0.db());
         ctx.select(key.db());
         let name = OwnedString::new(key.name());
-        let found = match ctx.open(name.arg(), For::Looking).standing() {
+        let standing = node::lend(table, || ctx.open(name.arg(), For::Looking).standing());
+        let found = match standing {
             Standing::Nothing => Found::Nothing,
             Standing::Lock(id) => Found::Lock(id),
             Standing::LegacyString(left) => Found::LegacyString(string_with(left)),

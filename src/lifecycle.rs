@@ -12,7 +12,7 @@ use crate::clock;
 use crate::config::EPHEMERAL_GRACE;
 use crate::edge::{self, on_event};
 use crate::ffi::{Ctx, Level, api, log};
-use crate::node::{self, More, Node};
+use crate::node::{self, More, Node, Notice};
 use crate::removals;
 use crate::server::{self, may_write};
 use crate::{key_events, keyspace, replication, waiters, warnings, watch};
@@ -389,10 +389,8 @@ fn on_client_change(
 /// slot's migration up when it meets one.
 fn on_fork(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _: *mut c_void) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
-        node::with(|node| {
-            node.counter_is_due |= server::may_rewrite_without_preamble();
-            node.listened_to = true;
-        });
+        let counter_is_due = server::may_rewrite_without_preamble();
+        node::post(Notice::Forked { counter_is_due });
         wake_soon();
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use lazy_static::lazy_static;
@@ -26,8 +26,13 @@ use crate::removals::{Caller, Cause, Removal};
 pub enum Notice {
     /// The key of a lock was removed by something else than us.
     Unlinked(LockId),
+    /// The value of a lock stands at this key now.
+    Attached(LockId, Key),
     /// What removed the key of a lock, and who.
     RemovedBy(LockId, Cause, Option<Caller>),
+    /// The server saves, rewrites or hands a slot over in a child; whether the fence counter has to
+    /// go into the stream for it.
+    Forked { counter_is_due: bool },
     /// A waiter is gone.
     Left(WaiterId),
     /// A waiter has received its grant.
@@ -121,6 +126,41 @@ pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
         ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
         result
     })
+}
+
+/// The table, while core looks at a key: see [`lend`].
+static LENT: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Looks at a key for core, which has the table borrowed. Redis 7.0 deletes a key whose time is up
+/// even then, and tells other modules, which may read locks ([`read`]).
+pub fn lend<R>(table: &Table, look: impl FnOnce() -> R) -> R {
+    LENT.store(std::ptr::from_ref(table).cast_mut(), Ordering::Relaxed);
+    let result = look();
+    LENT.store(std::ptr::null_mut(), Ordering::Relaxed);
+    result
+}
+
+/// Whether core looks at a key, so that the table can only be read.
+pub fn is_lent() -> bool {
+    !LENT.load(Ordering::Relaxed).is_null()
+}
+
+/// Reads the table, also while core looks at a key.
+pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
+    // SAFETY: it is set only while `lend` has the table borrowed for reading. Whoever comes here
+    // then was called from there, on the thread that holds the server's global lock, or is a child
+    // that was forked there.
+    match unsafe { LENT.load(Ordering::Relaxed).as_ref() } {
+        Some(table) => read(table),
+        None => with(|node| read(&node.table)),
+    }
+}
+
+/// Reads the notices now, before they become very many, unless core looks at a key.
+pub fn catch_up() {
+    if !is_lent() {
+        with(|_| ());
+    }
 }
 
 /// Notes which process the server is.
@@ -349,7 +389,13 @@ fn read_notices(node: &mut Node) {
                     node.table.unblock_line(&key);
                 }
             }
+            Notice::Attached(id, key) => node.table.attach(id, key),
+            Notice::Forked { counter_is_due } => {
+                node.counter_is_due |= counter_is_due;
+                node.listened_to = true;
+            }
             Notice::RemovedBy(id, cause, caller) => {
+                node.table.counters.evicted += u64::from(matches!(cause, Cause::Eviction));
                 if node.table.is_attached(id) {
                     // It has another name by now, and a value that came after it was removed.
                 } else if node.table.lock(id).is_some() {

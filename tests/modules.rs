@@ -215,3 +215,42 @@ fn nobody_hears_of_an_ended_hold_before_the_guarded_command_has_run() {
         assert_eq!(c.call("EXISTS k"), Value::Integer(0));
     }
 }
+
+/// Redis 7.0 deletes a key whose time is up even when the module only looks at it, in the middle of
+/// a decision, and tells other modules.
+#[test]
+fn a_module_that_hears_of_an_expired_key_may_read_and_move_locks() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    c.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    for command in [
+        "DUMP other",
+        "MEMORY USAGE other",
+        "DEBUG DIGEST-VALUE other",
+        "SAVE",
+        "INFO lock",
+        "LOCK.INFO other",
+        "RENAME other elsewhere",
+        "DEL other",
+    ] {
+        granted(&c.call("LOCK.ACQUIRE first me 60000"));
+        granted(&c.call("LOCK.ACQUIRE other me 60000"));
+        let mut waiter = both.server.connect();
+        waiter.send("LOCK.MACQUIRE 2 first second you 60000 BLOCK 0");
+        wait_for_waiters(&mut c, "first", 1);
+        c.ok("SET second value PX 1");
+        std::thread::sleep(std::time::Duration::from_millis(5));
+        c.ok(&format!("OTHER.ON expired second {command}"));
+        assert_eq!(c.call("LOCK.RELEASE first me"), Value::Integer(1));
+        assert_eq!(waiter.receive().items().len(), 2, "{command}");
+        assert_ne!(c.call("OTHER.HEARD"), Value::Null, "{command}");
+        assert_eq!(c.call("LOCK.NODE").number("failed"), 0, "{command}");
+        if command.starts_with("RENAME") {
+            assert_eq!(c.call("LOCK.RELEASE elsewhere me"), Value::Integer(1));
+        }
+        c.call("LOCK.RELEASE other me");
+        c.ok("LOCK.MRELEASE 2 first second you");
+        assert_eq!(c.call("DBSIZE"), Value::Integer(0), "{command}");
+        assert_eq!(c.call("LOCK.NODE").number("locks"), 0, "{command}");
+    }
+}

@@ -3,6 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
+use redislock_core::Table;
 use redislock_core::table::{Found, Keyspace, Verdict, Wanted};
 use redislock_core::token::Key;
 use redislock_core::wire::{MAX_HOLDERS, Malformed, load, put_number};
@@ -48,7 +49,7 @@ static ALLOCATOR: Counting = Counting;
 struct Empty;
 
 impl Keyspace for Empty {
-    fn find(&mut self, _: &Key) -> Found {
+    fn find(&mut self, _: &Table, _: &Key) -> Found {
         Found::Nothing
     }
 }

@@ -301,7 +301,7 @@ impl Table {
             // One that this decision has made is not in the keyspace yet.
             let found = self
                 .lock_in_line(&key)
-                .or_else(|| match keyspace.find(&key) {
+                .or_else(|| match keyspace.find(self, &key) {
                     Found::Lock(id) => Some(id),
                     Found::Nothing | Found::LegacyString(_) | Found::Other => None,
                 });

@@ -71,7 +71,8 @@ pub enum Found {
 /// The keyspace, as far as core has to ask it: before a waiter is granted a key at which no lock was seen.
 pub trait Keyspace {
     /// What stands at `key`.
-    fn find(&mut self, key: &Key) -> Found;
+    /// Whoever is called back meanwhile may read `table`.
+    fn find(&mut self, table: &Table, key: &Key) -> Found;
 }
 
 /// What happened to a lock in one decision, and how often; told in this order.

@@ -258,7 +258,7 @@ impl Table {
         if self.strings.contains(key) {
             return Found::LegacyString(LegacyString { end: None });
         }
-        let found = match keyspace.find(key) {
+        let found = match keyspace.find(self, key) {
             Found::Lock(id) if self.slots.get(id).is_none() => Found::Nothing,
             found => found,
         };
@@ -368,7 +368,7 @@ impl Table {
         };
         for (key, fence) in &counted {
             // A hold with another fence is a later grant of its own.
-            if let Found::Lock(id) = keyspace.find(key)
+            if let Found::Lock(id) = keyspace.find(self, key)
                 && self.settle(id, Some(&token), now, keyspace)
                 && self.fence_of(id, &token) == Some(*fence)
             {

@@ -29,7 +29,7 @@ pub enum Value {
 pub struct Keys(pub BTreeMap<Key, Value>);
 
 impl Keyspace for Keys {
-    fn find(&mut self, key: &Key) -> Found {
+    fn find(&mut self, _: &Table, key: &Key) -> Found {
         match self.0.get(key) {
             None => Found::Nothing,
             Some(Value::Lock(id)) => Found::Lock(*id),
