@@ -216,7 +216,9 @@ impl Fleet {
         let answered = tokio::time::timeout(self.node_timeout, &mut asked).await;
         let pending = answered.is_err();
         match answered {
-            Ok(Ok(census)) => return self.accept(place, &census, None),
+            // A master that does not answer may refuse the credentials of this connection.
+            Ok(Ok((_, false))) if node.has_new_login().await => {}
+            Ok(Ok((census, _))) => return self.accept(place, &census, None),
             Ok(Err(Verdict::Unreachable(why))) => {
                 node.ended(generation, Verdict::Unreachable(why));
             }
@@ -225,7 +227,7 @@ impl Fleet {
         }
         tokio::select! {
             biased;
-            Ok(census) = &mut asked, if pending => self.accept(place, &census, None),
+            Ok((census, _)) = &mut asked, if pending => self.accept(place, &census, None),
             dialled = node.dial() => {
                 let (connection, census) = dialled?;
                 self.accept(place, &census, Some(connection))

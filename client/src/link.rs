@@ -57,6 +57,16 @@ impl Link {
         }
     }
 
+    /// Whether the shared connection of a cluster logs in to masters with credentials that have
+    /// been replaced. A connection to one server is opened with those of its time.
+    pub(crate) async fn has_new_login(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(cluster) => cluster.has_new_login().await,
+            _ => false,
+        }
+    }
+
     /// Opens the connection that all requests share. It waits for replies without limit: the caller
     /// sets the limit, and late replies still count.
     pub(crate) async fn open(&self, patience: Duration) -> RedisResult<Connection> {
@@ -104,8 +114,11 @@ impl Connection {
     }
 
     /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
-    /// one when they do not all answer in half of the time there is.
-    pub(crate) async fn census(&mut self, _patience: Duration) -> Result<Vec<Census>, Verdict> {
+    /// one when they do not all answer in half of the time there is. Says whether all did.
+    pub(crate) async fn census(
+        &mut self,
+        _patience: Duration,
+    ) -> Result<(Vec<Census>, bool), Verdict> {
         let asked = Moment::now();
         match self {
             #[cfg(feature = "cluster")]
@@ -118,11 +131,11 @@ impl Connection {
                 let all = connection.route_command(command::node().cmd, every);
                 let patience = (asked + _patience / 2).remaining();
                 match tokio::time::timeout(patience, all).await {
-                    Ok(Ok(Value::Map(masters))) => masters_say(masters, asked),
-                    _ => Ok(vec![one?]),
+                    Ok(Ok(Value::Map(masters))) => Ok((masters_say(masters, asked)?, true)),
+                    _ => Ok((vec![one?], false)),
                 }
             }
-            one => Ok(vec![said(one.send(&command::node()).await, asked)?]),
+            one => Ok((vec![said(one.send(&command::node()).await, asked)?], true)),
         }
     }
 }

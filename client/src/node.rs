@@ -268,13 +268,18 @@ impl Node {
         let dial = async {
             let opened = self.link.open(self.connect_timeout).await;
             let mut connection = opened.map_err(|error| crate::reply::trouble(&error))?;
-            let census = connection.census(self.connect_timeout).await?;
+            let (census, _) = connection.census(self.connect_timeout).await?;
             Ok((connection, census))
         };
         match tokio::time::timeout(self.connect_timeout, dial).await {
             Ok(result) => result,
             Err(_) => Err(Verdict::TimedOut(self.connect_timeout)),
         }
+    }
+
+    /// Whether some master of a cluster may turn its connection away for its old credentials.
+    pub(crate) async fn has_new_login(&self) -> bool {
+        self.link.has_new_login().await
     }
 
     /// Takes a freshly dialled connection into use.

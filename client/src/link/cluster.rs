@@ -14,6 +14,7 @@ use redis::cluster_routing::{
 };
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
+use super::credentials::Credentials;
 use super::server::Server;
 use super::settings::Settings;
 use crate::command::Request;
@@ -27,6 +28,8 @@ pub(crate) struct Cluster {
     seeds: Vec<Server>,
     settings: Settings,
     connect_timeout: Duration,
+    /// What the shared connection logs in with, whenever it connects to a master.
+    login: Mutex<Option<Credentials>>,
     /// Where slots were last seen.
     masters: Mutex<HashMap<Slot, Server>>,
 }
@@ -42,6 +45,7 @@ impl Cluster {
             seeds,
             settings,
             connect_timeout,
+            login: Mutex::default(),
             masters: Mutex::default(),
         };
         cluster.builder().build()?;
@@ -73,6 +77,7 @@ impl Cluster {
         let mut builder = self.builder();
         if let Some(provider) = &self.settings.provider {
             let credentials = provider.ask().await?;
+            *self.login() = Some(credentials.clone());
             builder = builder.password(credentials.password);
             if let Some(username) = credentials.username {
                 builder = builder.username(username);
@@ -88,6 +93,21 @@ impl Cluster {
             let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
         }
         Ok(connection)
+    }
+
+    /// Whether the provider has other credentials by now than the shared connection logs in with.
+    pub(crate) async fn has_new_login(&self) -> bool {
+        let Some(provider) = &self.settings.provider else {
+            return false;
+        };
+        match tokio::time::timeout(self.connect_timeout, provider.ask()).await {
+            Ok(Ok(credentials)) => self.login().as_ref() != Some(&credentials),
+            _ => false,
+        }
+    }
+
+    fn login(&self) -> MutexGuard<'_, Option<Credentials>> {
+        self.login.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn masters(&self) -> MutexGuard<'_, HashMap<Slot, Server>> {

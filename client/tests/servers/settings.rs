@@ -7,6 +7,7 @@ use std::time::Duration;
 use redis::IntoConnectionInfo;
 use redislock_client::{Builder, Credentials, Error, Redlock, Released};
 
+use crate::cluster::{Cluster, MASTERS};
 use crate::contention::waiters;
 use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, until};
@@ -186,6 +187,43 @@ async fn credentials_are_asked_for_whenever_a_connection_is_opened() {
         &["CLIENT", "KILL", "SKIPME", "yes", "TYPE", "normal"],
     );
     let lock = client.lock("x").wait(Duration::from_secs(60));
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_master_of_a_cluster_that_was_lost_is_connected_to_with_new_credentials() {
+    let cluster = Cluster::start(MASTERS, &[]).await;
+    let mut admins = Vec::new();
+    for node in &cluster.nodes {
+        let admin = redis::Client::open(node.url()).unwrap();
+        admins.push(admin.get_connection().unwrap());
+    }
+    let run = |admin: &mut redis::Connection, words: &str| {
+        let words: Vec<&str> = words.split(' ').collect();
+        let _: redis::Value = redis::Cmd::new().arg(words).query(admin).unwrap();
+    };
+    for admin in &mut admins {
+        run(admin, "ACL SETUSER default resetpass >first");
+    }
+    let present = Arc::new(Mutex::new("first"));
+    let given = Arc::clone(&present);
+    let client = Redlock::builder()
+        .cluster(cluster.nodes.iter().map(Server::url))
+        .node_timeout(NODE_TIMEOUT)
+        .credentials(move || {
+            let password = *given.lock().unwrap();
+            async move { Ok::<_, std::io::Error>(Credentials::password(password)) }
+        });
+    let client = client.connect().await.unwrap();
+    client.lock("job").acquire().await.unwrap().release().await;
+    for admin in &mut admins {
+        run(admin, "ACL SETUSER default resetpass >second");
+    }
+    *present.lock().unwrap() = "second";
+    // The master of this lock; the others stay connected.
+    run(&mut admins[0], "CLIENT KILL SKIPME yes TYPE normal");
+    let lock = client.lock("job").wait(Duration::from_secs(60));
     let guard = lock.acquire().await.unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
 }
