@@ -160,7 +160,7 @@ fn check_server() -> Result<(), String> {
     }
 }
 
-/// 0.1.0 as 100: what MODULE LIST shows.
+/// 0.2.0 as 200: what MODULE LIST shows.
 fn version_number() -> c_int {
     let number = |part: &str| part.parse::<c_int>().unwrap_or(0);
     number(env!("CARGO_PKG_VERSION_MAJOR")) * 10_000
