@@ -1,9 +1,11 @@
-//! The clocks: one for leases and waits, one for fences, one for what the main thread itself has spent.
+//! The clocks: one for leases and waits, one for fences, one for what the main thread itself has
+//! spent.
 
 use redislock_core::time::{Instant, Now};
 
-/// The clock of leases, waits and quarantines. It goes on while the host is suspended, as the clocks of holders elsewhere
-/// do: a lease whose time passed during the suspension has ended when the server resumes.
+/// The clock of leases, waits and quarantines. It goes on while the host is suspended, as the
+/// clocks of holders elsewhere do: a lease whose time passed during the suspension has ended when
+/// the server resumes.
 #[cfg(target_os = "linux")]
 const LEASES: libc::clockid_t = libc::CLOCK_BOOTTIME;
 /// Other systems have no second clock of this kind; on macOS this one goes on, too.
@@ -34,7 +36,8 @@ pub fn mono() -> Instant {
     Instant(micros.unwrap_or(0) + BEFORE_THE_CLOCK)
 }
 
-/// How long the running thread has run, µs: without the moments in which the machine did something else.
+/// How long the running thread has run, µs: without the moments in which the machine did something
+/// else.
 pub fn time_of_thread() -> u64 {
     read(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
 }

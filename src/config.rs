@@ -172,7 +172,8 @@ pub fn summary() -> String {
     given.join(", ")
 }
 
-/// Registers the options; the arguments of `loadmodule` are their defaults, and redis.conf wins over both.
+/// Registers the options; the arguments of `loadmodule` are their defaults, and redis.conf wins
+/// over both.
 pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     let defaults = parse(args)?;
     for (setting, default) in SETTINGS.iter().zip(defaults) {

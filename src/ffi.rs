@@ -1,8 +1,8 @@
 //! The server's API behind safe calls: every `unsafe` line that more than one file needs.
 //!
-//! What makes these calls sound: the server calls the module on its main thread (or with its global lock held), a
-//! context, a key or a string is used only during the callback that received it, and `lib.rs` checks at load that the
-//! server is new enough to have every function.
+//! What makes these calls sound: the server calls the module on its main thread (or with its global
+//! lock held), a context, a key or a string is used only during the callback that received it, and
+//! `lib.rs` checks at load that the server is new enough to have every function.
 
 mod argument;
 mod key;
@@ -113,10 +113,12 @@ impl Ctx {
         }
     }
 
-    /// The connection that a command came by; 0 in a script or a call by another module, which have none of their own.
+    /// The connection that a command came by; 0 in a script or a call by another module, which have
+    /// none of their own.
     pub fn connection(self) -> u64 {
         let flags = self.flags();
-        // A call by another module may not block. Nor may a transaction, whose client has a connection.
+        // A call by another module may not block. Nor may a transaction, whose client has a
+        // connection.
         let may_have_none = flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
         if flags & raw::REDISMODULE_CTX_FLAGS_LUA != 0 || may_have_none && !self.has_connection() {
             0
@@ -125,8 +127,9 @@ impl Ctx {
         }
     }
 
-    /// Whether the client that runs the command is a connection: the server knows it by its id, and it has a user. (Valkey
-    /// 9.1 knows the client of a module by its id, too, and crashes when it is asked for its address.)
+    /// Whether the client that runs the command is a connection: the server knows it by its id, and
+    /// it has a user. (Valkey 9.1 knows the client of a module by its id, too, and crashes when it
+    /// is asked for its address.)
     pub fn has_connection(self) -> bool {
         // SAFETY: a valid context; the string is freed here.
         unsafe {
@@ -163,7 +166,8 @@ impl Ctx {
         let mode = match purpose {
             For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
             For::Writing => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
-            // To open for writing sends no event about a missing key, on 7.0 too, which does not know the other flags.
+            // To open for writing sends no event about a missing key, on 7.0 too, which does not
+            // know the other flags.
             For::Looking => {
                 raw::REDISMODULE_READ
                     | raw::REDISMODULE_WRITE
@@ -202,8 +206,9 @@ impl Ctx {
     pub fn replicate(self, effect: &[u8], keys: &[*mut raw::RedisModuleString]) {
         let command = crate::command::APPLY.as_ptr();
         let (bytes, len) = (effect.as_ptr(), effect.len());
-        // SAFETY: a valid context; the arguments are what the format names: a buffer with its length, then one string, or a
-        // vector of strings with its length. All are copied or counted by the server.
+        // SAFETY: a valid context; the arguments are what the format names: a buffer with its
+        // length, then one string, or a vector of strings with its length. All are copied or
+        // counted by the server.
         unsafe {
             match keys {
                 [key] => api!(RedisModule_Replicate(
@@ -333,14 +338,16 @@ impl Ctx {
         }
     }
 
-    /// Runs a command of the server's for the module's own ends; the strings of its reply, however nested.
+    /// Runs a command of the server's for the module's own ends; the strings of its reply, however
+    /// nested.
     pub fn ask(self, command: &CStr, arguments: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
         let strings: Vec<_> = arguments
             .iter()
             .map(|argument| OwnedString::new(argument))
             .collect();
         let raw: Vec<_> = strings.iter().map(|string| string.arg().raw()).collect();
-        // SAFETY: the format says a vector of strings with its length; the reply is read and freed here.
+        // SAFETY: the format says a vector of strings with its length; the reply is read and freed
+        // here.
         unsafe {
             let reply = api!(RedisModule_Call(
                 self.0,

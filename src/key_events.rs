@@ -98,8 +98,8 @@ fn on_keyspace(
 }
 
 /// Lets core look at the strings that were changed, and at most so many of those whose time is up.
-/// In a cluster such a key may have moved to another node: those who wait for it come again, as with
-/// a lock that has moved.
+/// In a cluster such a key may have moved to another node: those who wait for it come again, as
+/// with a lock that has moved.
 pub fn look_at_strings(ctx: Ctx, most: usize) {
     let (cluster, keys) = node::with(|node| {
         let mut keys = std::mem::take(&mut node.changed_strings);

@@ -1,8 +1,9 @@
 //! Redis and Valkey learn to lock: the module around [`redislock_core`].
 //!
-//! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the state, the request and
-//! the time; `keyspace.rs` applies what follows, once, replicates it and tells of it; the caller and those who waited are
-//! answered. A timer, a disconnect, a DEL by somebody else take the same way in (`lifecycle.rs`).
+//! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the
+//! state, the request and the time; `keyspace.rs` applies what follows, once, replicates it and
+//! tells of it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
+//! somebody else take the same way in (`lifecycle.rs`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -26,8 +27,8 @@
 //! | `clock.rs` | the clocks |
 //! | `ffi.rs` | the server's API behind safe calls |
 //!
-//! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs` (help) and core's
-//! `lock.rs` (`Terms`: what it means).
+//! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs`
+//! (help) and core's `lock.rs` (`Terms`: what it means).
 
 mod alarm;
 mod clock;
@@ -121,8 +122,8 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     config::register(ctx, args)?;
     lifecycle::register(ctx)?;
     info::register(ctx);
-    // Values that cannot be read are refused one by one; keys are signalled when they have changed and not before; and a
-    // slot's locks may be moved by rewriting them (Valkey 9 asks for bit 5).
+    // Values that cannot be read are refused one by one; keys are signalled when they have changed
+    // and not before; and a slot's locks may be moved by rewriting them (Valkey 9 asks for bit 5).
     let options = raw::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS
         | raw::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
     // SAFETY: a valid context, during load.

@@ -1,4 +1,5 @@
-//! What the server tells the module without being asked by a client: time, roles, loading, flushes, disconnects.
+//! What the server tells the module without being asked by a client: time, roles, loading, flushes,
+//! disconnects.
 
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -135,7 +136,8 @@ fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *
     }
 }
 
-/// Does what is due: ends waits and leases, takes back what could not be delivered, serves those who wait.
+/// Does what is due: ends waits and leases, takes back what could not be delivered, serves those
+/// who wait.
 fn catch_up(ctx: Ctx) {
     if edge::has_failed() {
         return waiters::give_up();
@@ -235,9 +237,9 @@ fn may_grant(ctx: Ctx) -> bool {
 
 /// Asked before every decision: whether another node may have become the master unnoticed.
 ///
-/// Where replicas confirm that this is the only master, they are asked. In a cluster without that rule, a server that stood
-/// still finds what clients have sent meanwhile before it finds that it was replaced, so it grants nothing until it must
-/// have heard of it.
+/// Where replicas confirm that this is the only master, they are asked. In a cluster without that
+/// rule, a server that stood still finds what clients have sent meanwhile before it finds that it
+/// was replaced, so it grants nothing until it must have heard of it.
 pub fn notice_replacement(ctx: Ctx, now: Instant) {
     replication::check(ctx, now);
     notice_standstill(ctx, now);
@@ -384,9 +386,9 @@ fn on_client_change(
     }
 }
 
-/// The server saves, rewrites or hands a slot over in a child. A rewrite without an RDB preamble has no place for the fence
-/// counter, so it goes into the stream once more. Only then: an effect without keys is of no slot, and Valkey 9 gives a
-/// slot's migration up when it meets one.
+/// The server saves, rewrites or hands a slot over in a child. A rewrite without an RDB preamble
+/// has no place for the fence counter, so it goes into the stream once more. Only then: an effect
+/// without keys is of no slot, and Valkey 9 gives a slot's migration up when it meets one.
 fn on_fork(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _: *mut c_void) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
         let counter_is_due = server::may_rewrite_without_preamble();

@@ -60,7 +60,8 @@ pub struct Node {
     pub changed_strings: Vec<Key>,
     /// Locks whose values were freed, to be forgotten.
     freed: Vec<Vec<LockId>>,
-    /// What removed the keys of those of them that are not forgotten yet, and who, where it is known.
+    /// What removed the keys of those of them that are not forgotten yet, and who, where it is
+    /// known.
     removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
     /// Locks that were removed while they were held, to be counted and logged.
     pub removals: VecDeque<Removal>,

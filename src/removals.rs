@@ -1,4 +1,5 @@
-//! Held locks that something other than their holders ended: counted, and logged for operators. Never with a token.
+//! Held locks that something other than their holders ended: counted, and logged for operators.
+//! Never with a token.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -32,7 +33,8 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The client of a context, if it is a connection: a script has none, and Redis names none for keyspace events.
+    /// The client of a context, if it is a connection: a script has none, and Redis names none for
+    /// keyspace events.
     pub fn of(ctx: Ctx) -> Option<Self> {
         let id = ctx.client();
         let user = ctx.user_of_client(id)?;
@@ -54,8 +56,8 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the lease clock. Of
-    /// several holders the first is named.
+    /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the
+    /// lease clock. Of several holders the first is named.
     pub fn of(table: &Table, id: LockId, cause: Cause, now: Instant) -> Option<Self> {
         let (lock, key) = (table.lock(id)?, table.key(id)?);
         let held = || lock.holds().filter(|hold| hold.end > now);

@@ -29,7 +29,8 @@ static TIMER: AtomicU64 = AtomicU64::new(0);
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A timer that is this late, µs, follows a wall clock that was set back.
 const LATE: u64 = 100_000;
-/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. One that comes early is set again.
+/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. One that comes early is set
+/// again.
 const LONGEST_DELAY: u64 = 1_000_000;
 /// When the last heartbeat was written.
 static BEAT_AT: AtomicU64 = AtomicU64::new(0);

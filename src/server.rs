@@ -1,8 +1,9 @@
 //! What the server allows and how it is configured, for what is done outside a command.
 //!
-//! An administrator may rename any command, so nothing here depends on the name of one: INFO is read through the module
-//! API, and whether a write would be refused is asked with a command of our own. Only some settings have no other source
-//! than CONFIG. They are read at the start and after each change; without CONFIG they are unknown, never "not set".
+//! An administrator may rename any command, so nothing here depends on the name of one: INFO is
+//! read through the module API, and whether a write would be refused is asked with a command of our
+//! own. Only some settings have no other source than CONFIG. They are read at the start and after
+//! each change; without CONFIG they are unknown, never "not set".
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,12 +77,14 @@ pub fn read_settings(ctx: Ctx) {
     *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = read;
 }
 
-/// What the server says about replicas, or our own options for a server without CONFIG; none if neither does.
+/// What the server says about replicas, or our own options for a server without CONFIG; none if
+/// neither does.
 pub fn min_replicas(fallback: Option<MinReplicas>) -> Option<MinReplicas> {
     settings().min_replicas.or(fallback)
 }
 
-/// Whether this node needs replicas to write. `fallback` is what our own options say, for a server without CONFIG.
+/// Whether this node needs replicas to write. `fallback` is what our own options say, for a server
+/// without CONFIG.
 pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
     let on = |rule: MinReplicas| rule.needed > 0 && rule.max_lag > 0;
     if let Some(read) = settings().min_replicas {
@@ -108,13 +111,15 @@ pub fn is_replica() -> bool {
     IS_REPLICA.load(Ordering::Relaxed)
 }
 
-/// Looks whether this node follows a master: at the start, when its role has changed, and now and then.
+/// Looks whether this node follows a master: at the start, when its role has changed, and now and
+/// then.
 pub fn note_role(ctx: Ctx) {
     let is_replica = !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
     IS_REPLICA.store(is_replica, Ordering::Relaxed);
 }
 
-/// Whether a write outside a command is allowed: on a master, with its data loaded, and no failover or pause in progress.
+/// Whether a write outside a command is allowed: on a master, with its data loaded, and no failover
+/// or pause in progress.
 pub fn may_write(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
@@ -123,14 +128,17 @@ pub fn may_write(ctx: Ctx) -> bool {
     flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & never == 0 && !avoid
 }
 
-/// Whether the server would let a command of a client write at this key: enough replicas, a disk that works, a cluster
-/// that is up. The server decides it, as it does for a script that calls a command.
+/// Whether the server would let a command of a client write at this key: enough replicas, a disk
+/// that works, a cluster that is up. The server decides it, as it does for a script that calls a
+/// command.
 pub fn may_grant(ctx: Ctx, key: &[u8]) -> bool {
-    // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by the server.
+    // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by
+    // the server.
     matches!(probe(ctx, key), Probe::Allowed | Probe::Elsewhere)
 }
 
-/// Whether a key is another node's: its slot has moved, or the key has, while its slot is being moved.
+/// Whether a key is another node's: its slot has moved, or the key has, while its slot is being
+/// moved.
 pub fn is_elsewhere(ctx: Ctx, key: &[u8]) -> bool {
     matches!(probe(ctx, key), Probe::Elsewhere)
 }
@@ -144,8 +152,8 @@ enum Probe {
 
 fn probe(ctx: Ctx, key: &[u8]) -> Probe {
     let key = OwnedString::new(key);
-    // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E) and one string. The
-    // reply is read and freed here.
+    // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E)
+    // and one string. The reply is read and freed here.
     unsafe {
         let reply = api!(RedisModule_Call(
             ctx.raw(),
@@ -170,13 +178,15 @@ fn probe(ctx: Ctx, key: &[u8]) -> Probe {
     }
 }
 
-/// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for one that may come back.
+/// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for one that
+/// may come back.
 ///
-/// Making an effect and handing it over is a third of what a command costs, so it is left out while nobody would get it.
-/// That is safe because nobody begins to listen unnoticed: a replica that finds no backlog starts from a snapshot, an AOF
-/// that is turned on from a rewrite, and both begin with a fork, of which the server tells before it runs another
-/// command. Whatever else may bring a backlog (a load, a change of roles) is taken for a listener until the next look. In
-/// a cluster a slot may be listened to while it moves, so there it is never left out.
+/// Making an effect and handing it over is a third of what a command costs, so it is left out while
+/// nobody would get it. That is safe because nobody begins to listen unnoticed: a replica that
+/// finds no backlog starts from a snapshot, an AOF that is turned on from a rewrite, and both begin
+/// with a fork, of which the server tells before it runs another command. Whatever else may bring a
+/// backlog (a load, a change of roles) is taken for a listener until the next look. In a cluster a
+/// slot may be listened to while it moves, so there it is never left out.
 pub fn nobody_listens(ctx: Ctx) -> bool {
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF)
         || !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
@@ -191,10 +201,12 @@ pub fn nobody_listens(ctx: Ctx) -> bool {
 /// Whether a restart would find the whole dataset in the AOF, as of [`note_aof`].
 static AOF_IS_WHOLE: AtomicBool = AtomicBool::new(false);
 
-/// Looks whether the AOF is whole: at the start, when it may have been turned off or on, and now and then.
+/// Looks whether the AOF is whole: at the start, when it may have been turned off or on, and now
+/// and then.
 ///
-/// An AOF that is turned on (by CONFIG SET, or after a full resynchronisation) is worth nothing until its first rewrite is
-/// done. Until then a rewrite is always in progress or scheduled; later rewrites take nothing away.
+/// An AOF that is turned on (by CONFIG SET, or after a full resynchronisation) is worth nothing
+/// until its first rewrite is done. Until then a rewrite is always in progress or scheduled; later
+/// rewrites take nothing away.
 pub fn note_aof(ctx: Ctx) {
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) {
         AOF_IS_WHOLE.store(false, Ordering::Relaxed);
@@ -215,7 +227,8 @@ pub fn is_durable(ctx: Ctx) -> bool {
         && ServerInfo::read(c"persistence").text(c"aof_last_write_status") == Some("ok")
 }
 
-/// Whether a rewrite of the AOF may be without an RDB preamble, which is the only place for the fence counter.
+/// Whether a rewrite of the AOF may be without an RDB preamble, which is the only place for the
+/// fence counter.
 pub fn may_rewrite_without_preamble() -> bool {
     settings().rdb_preamble != Some(true)
 }

@@ -1,4 +1,5 @@
-//! What an operator should change about this node: logged once at the start, and shown by LOCK.NODE.
+//! What an operator should change about this node: logged once at the start, and shown by
+//! LOCK.NODE.
 
 use crate::ffi::Ctx;
 use crate::server::{self, ReplicaRule};

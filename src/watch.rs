@@ -1,4 +1,5 @@
-//! What the module watches by itself, as no event tells of it: settings, statistics, listeners, removed locks.
+//! What the module watches by itself, as no event tells of it: settings, statistics, listeners,
+//! removed locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +15,8 @@ const LOOK_EVERY: u64 = 900_000;
 /// Removed locks that are told of at once.
 const BATCH: usize = 32;
 
-/// Looks at what the server does not tell by itself, about once a second. The cron comes by `hz` times a second.
+/// Looks at what the server does not tell by itself, about once a second. The cron comes by `hz`
+/// times a second.
 pub fn look_now_and_then(ctx: Ctx, now: Instant) {
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     if now.0.saturating_sub(LOOKED.load(Ordering::Relaxed)) >= LOOK_EVERY {
@@ -41,7 +43,8 @@ pub fn replica_rule() -> ReplicaRule {
     server::replica_rule(config::min_replicas())
 }
 
-/// Stops granting while a setting that decides how long a quarantine has to be cannot be read; whether that has changed.
+/// Stops granting while a setting that decides how long a quarantine has to be cannot be read;
+/// whether that has changed.
 pub fn settings_are_news() -> bool {
     let readable = replica_rule() != ReplicaRule::Unknown;
     node::with(|node| {

@@ -1,5 +1,5 @@
-//! Five masters of this machine, one run, alternating rounds: a bare redis-rs loop without any lock logic, this client, and
-//! rslock. What counts are the ratios: `cargo bench -p redislock-client`.
+//! Five masters of this machine, one run, alternating rounds: a bare redis-rs loop without any lock
+//! logic, this client, and rslock. What counts are the ratios: `cargo bench -p redislock-client`.
 
 #[allow(dead_code)]
 #[path = "../tests/servers/server.rs"]
@@ -61,7 +61,8 @@ impl Bench {
         }
     }
 
-    /// SET NX PX and DEL on all five in parallel, waiting for all: the cost of the wire, and no lock at all.
+    /// SET NX PX and DEL on all five in parallel, waiting for all: the cost of the wire, and no
+    /// lock at all.
     async fn bare_pair(&self) {
         let mut set = redis::cmd("SET");
         set.arg("bare")

@@ -1,11 +1,14 @@
-//! A resource that fences: the only protection against a holder that was paused, lost the lock, and does not know.
+//! A resource that fences: the only protection against a holder that was paused, lost the lock, and
+//! does not know.
 //!
-//! The resource here is an account book. A writer first *registers* its fence, then reads, computes, and writes with the
-//! same fence. Registering before reading matters: what the writer read is then newer than anything an earlier holder can
-//! still write, as the resource refuses lower fences from that moment on.
+//! The resource here is an account book. A writer first *registers* its fence, then reads,
+//! computes, and writes with the same fence. Registering before reading matters: what the writer
+//! read is then newer than anything an earlier holder can still write, as the resource refuses
+//! lower fences from that moment on.
 //!
-//! The program plays the accident: the first holder pauses (here: without renewal) until its lease is over, a second holder
-//! does its work, then the first wakes up and writes. The write is refused.
+//! The program plays the accident: the first holder pauses (here: without renewal) until its lease
+//! is over, a second holder does its work, then the first wakes up and writes. The write is
+//! refused.
 //!
 //! `cargo run --example fenced_resource -- redis://127.0.0.1:6379`
 
@@ -82,7 +85,8 @@ async fn main() -> Result<(), Error> {
     println!("fence {} wrote 100", second.fence());
     second.release().await;
 
-    // The first one wakes up, believes that it holds the lock, and would overwrite what the second one did.
+    // The first one wakes up, believes that it holds the lock, and would overwrite what the second
+    // one did.
     let refused = account
         .write(paused.fence(), stale + 1)
         .expect_err("the resource knows a higher fence");

@@ -1,11 +1,13 @@
 //! A worker that may be paused at any time, and a resource that does not mind.
 //!
-//! The resource is an account in a Redis of its own (it could be any store that compares and writes in one step). The worker
-//! takes the lock, registers its fence, reads the balance, then adds each amount that it reads from its input. Start
-//! two of them, stop the one that holds the lock (Ctrl-Z) until its lease is over and the other one has worked, then wake it: what
-//! it writes is refused.
+//! The resource is an account in a Redis of its own (it could be any store that compares and writes
+//! in one step). The worker takes the lock, registers its fence, reads the balance, then adds each
+//! amount that it reads from its input. Start two of them, stop the one that holds the lock
+//! (Ctrl-Z) until its lease is over and the other one has worked, then wake it: what it writes is
+//! refused.
 //!
-//! `cargo run --example fenced_worker -- redis://127.0.0.1:7000 redis://127.0.0.1:6379`: the resource, then the nodes.
+//! `cargo run --example fenced_worker -- redis://127.0.0.1:7000 redis://127.0.0.1:6379`: the
+//! resource, then the nodes.
 
 use std::time::Duration;
 
@@ -13,8 +15,8 @@ use redis::aio::MultiplexedConnection;
 use redislock_client::Redlock;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// Registers the fence and reads, in one step: what was read is then newer than anything that an earlier holder can
-/// still write.
+/// Registers the fence and reads, in one step: what was read is then newer than anything that an
+/// earlier holder can still write.
 const READ: &str = "
     local registered = redis.call('GET', 'account:fence') or '0'
     if tonumber(ARGV[1]) < tonumber(registered) then return redis.error_reply('FENCED ' .. registered) end
@@ -67,7 +69,8 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     loop {
         let line = tokio::select! {
             line = lines.next_line() => line?,
-            // A worker would stop here. This one goes on, to show that the resource does not rely on it.
+            // A worker would stop here. This one goes on, to show that the resource does not rely
+            // on it.
             _ = guard.lost(), if !told => {
                 println!("lost");
                 told = true;

@@ -1,4 +1,5 @@
-//! The program of the front page: take a lock on the nodes given as arguments, work under it, release it.
+//! The program of the front page: take a lock on the nodes given as arguments, work under it,
+//! release it.
 //!
 //! `cargo run --example front_page -- redis://127.0.0.1:6379`
 

@@ -134,8 +134,8 @@ async fn replicate(
         let (spec, token) = (Arc::clone(&attempt.spec), attempt.token);
         let question = Question::new(place, Moment::now());
         round.push(question, async move {
-            // WAIT speaks of what this connection has done, so it does something: an extension comes
-            // after the grant.
+            // WAIT speaks of what this connection has done, so it does something: an extension
+            // comes after the grant.
             let extend = command::extend(&spec, token, spec.ttl, None);
             let wait = command::wait(&spec, replicas, deadline.remaining());
             confirm(&node, &extend, &wait, replicas).await

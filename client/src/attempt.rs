@@ -1,5 +1,5 @@
-//! One attempt at a lock, with a token of its own. Dropping it at any point releases whatever it may
-//! have been granted.
+//! One attempt at a lock, with a token of its own. Dropping it at any point releases whatever it
+//! may have been granted.
 
 use std::sync::Arc;
 

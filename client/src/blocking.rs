@@ -269,8 +269,9 @@ impl Lock {
         Ok(self.guard(inner))
     }
 
-    /// Runs `work` under the lock and releases it afterwards. A thread cannot be stopped: `work` has to look at
-    /// [`Held::is_valid`] itself, and the error says if the lock was lost before the end.
+    /// Runs `work` under the lock and releases it afterwards. A thread cannot be stopped: `work`
+    /// has to look at [`Held::is_valid`] itself, and the error says if the lock was lost before the
+    /// end.
     pub fn run<T>(&self, work: impl FnOnce(Held) -> T) -> Result<T, Error> {
         let guard = self.acquire()?;
         let held = guard.held();

@@ -14,7 +14,8 @@ use crate::keeper::Keeper;
 use crate::metrics::{Event, Metrics};
 use crate::options::Spec;
 
-/// A lock that was busy so recently is queued for at once, instead of first asking all nodes in vain.
+/// A lock that was busy so recently is queued for at once, instead of first asking all nodes in
+/// vain.
 const BUSY_MEMORY: Duration = Duration::from_millis(100);
 const BUSY_SLOTS: usize = 64;
 

@@ -51,7 +51,8 @@ fn request(spec: &Spec, cmd: Cmd) -> Request {
     Request::new(cmd, spec.keys.first())
 }
 
-/// `LOCK.ACQUIRE … ONCE`, without waiting, or with BLOCK for at most so many milliseconds (0: forever).
+/// `LOCK.ACQUIRE … ONCE`, without waiting, or with BLOCK for at most so many milliseconds (0:
+/// forever).
 pub(crate) fn acquire(
     spec: &Spec,
     token: Token,

@@ -247,7 +247,8 @@ pub enum Error {
         /// What each node said.
         nodes: Reports,
     },
-    /// The nodes refuse this request and will go on doing so: another type of value, no permission, a limit.
+    /// The nodes refuse this request and will go on doing so: another type of value, no permission,
+    /// a limit.
     Refused {
         /// The lock asked for.
         lock: String,
@@ -294,7 +295,8 @@ impl fmt::Display for Error {
 }
 
 impl std::error::Error for Error {
-    /// The error of the command, or of the first node that had one; [`Error::nodes`] has the others.
+    /// The error of the command, or of the first node that had one; [`Error::nodes`] has the
+    /// others.
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             Self::Command(error) => Some(error),

@@ -20,11 +20,11 @@ const PULSE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … up to this one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A proposal leads the nodes' clocks by so much, in µs: more than the time a request takes. It leads their counters by one
-/// only, or many grants a second would drive it away from the clocks.
+/// A proposal leads the nodes' clocks by so much, in µs: more than the time a request takes. It
+/// leads their counters by one only, or many grants a second would drive it away from the clocks.
 const FENCE_LEAD: u64 = 10_000;
-/// A node whose clock or counter is this far above the middle one, in µs, does not set the proposal: the others
-/// refuse what is 10 s ahead of their clocks.
+/// A node whose clock or counter is this far above the middle one, in µs, does not set the
+/// proposal: the others refuse what is 10 s ahead of their clocks.
 const FENCE_OUTLIER: u64 = 5_000_000;
 
 /// The nodes, in the fixed order of the configuration.
@@ -70,7 +70,8 @@ impl Fleet {
         self.nodes.iter().position(|node| node.is_up())
     }
 
-    /// A fence above everything that the nodes are known to have given out; none is needed for one node.
+    /// A fence above everything that the nodes are known to have given out; none is needed for one
+    /// node.
     pub(crate) fn proposal(&self, now: Moment) -> Option<u64> {
         if self.nodes.len() == 1 {
             return None;

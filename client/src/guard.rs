@@ -239,8 +239,9 @@ impl Guard {
         Ok(token)
     }
 
-    /// Releases the lock on every node, and says whether it was held until now. Where the same owner
-    /// has another guard in it, that one keeps it; of several locks, those that have another one.
+    /// Releases the lock on every node, and says whether it was held until now. Where the same
+    /// owner has another guard in it, that one keeps it; of several locks, those that have another
+    /// one.
     pub async fn release(mut self) -> Released {
         let mut released = Released::StillHeld;
         while let (Some(hold), Some(part)) = (self.held.holds.pop(), self.parts.pop()) {

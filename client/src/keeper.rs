@@ -1,6 +1,6 @@
-//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task of
-//! its own. A delay queue of the runtime would stop while the host is suspended, and leases do not;
-//! so the agenda is kept by CLOCK_BOOTTIME, in a map.
+//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task
+//! of its own. A delay queue of the runtime would stop while the host is suspended, and leases do
+//! not; so the agenda is kept by CLOCK_BOOTTIME, in a map.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,7 +13,8 @@ use tokio_util::sync::CancellationToken;
 use crate::clock::Moment;
 use crate::hold::Hold;
 
-/// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices soon after.
+/// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices
+/// soon after.
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 
 /// When a hold is to be looked at, and which.

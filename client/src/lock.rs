@@ -16,8 +16,8 @@ use crate::options::Spec;
 use crate::owner::Owner;
 use crate::release::Released;
 
-/// A request for a lock: options, then [`acquire`](Lock::acquire), [`try_acquire`](Lock::try_acquire) or
-/// [`run`](Lock::run). It can be cloned and used again.
+/// A request for a lock: options, then [`acquire`](Lock::acquire),
+/// [`try_acquire`](Lock::try_acquire) or [`run`](Lock::run). It can be cloned and used again.
 #[derive(Clone)]
 #[must_use = "a request does nothing until it is acquired"]
 pub struct Lock {
@@ -94,7 +94,8 @@ impl Lock {
         self
     }
 
-    /// Acquires the lock, waiting for it in the order of arrival. Dropping the future at any point leaves nothing held.
+    /// Acquires the lock, waiting for it in the order of arrival. Dropping the future at any point
+    /// leaves nothing held.
     pub async fn acquire(&self) -> Result<Guard, Error> {
         let deadline = self.wait.map(|wait| Moment::now() + wait);
         self.enter(true, deadline).await
@@ -105,8 +106,8 @@ impl Lock {
         self.enter(false, None).await
     }
 
-    /// Runs `work` under the lock and releases it afterwards. When the lock is lost on the way, `work` is dropped where
-    /// it stands and the error says so.
+    /// Runs `work` under the lock and releases it afterwards. When the lock is lost on the way,
+    /// `work` is dropped where it stands and the error says so.
     pub async fn run<T, F, W>(&self, work: F) -> Result<T, Error>
     where
         F: FnOnce(Held) -> W,

@@ -6,8 +6,8 @@ use crate::error::Error;
 use crate::hold::Loss;
 
 /// Receives what happens to the locks of a client; see
-/// [`Builder::metrics`](crate::Builder::metrics). It is called in the middle of the work, so it must
-/// not block.
+/// [`Builder::metrics`](crate::Builder::metrics). It is called in the middle of the work, so it
+/// must not block.
 pub trait Metrics: Send + Sync + 'static {
     /// Something has happened to the lock of this name, or to the locks of these names.
     fn record(&self, names: &[Vec<u8>], event: Event<'_>);

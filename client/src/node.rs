@@ -1,4 +1,5 @@
-//! One node: its connections, whether it is believed up, and what is known of its clock and counter.
+//! One node: its connections, whether it is believed up, and what is known of its clock and
+//! counter.
 
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -130,7 +131,8 @@ impl Node {
             let result = connection.send(&request).await;
             node.heard(generation, &result);
             match Reply::read(result) {
-                // A cluster settles down; one node of it that was taken for all stays the wrong one.
+                // A cluster settles down; one node of it that was taken for all stays the wrong
+                // one.
                 Reply::Trouble(Verdict::Refused(error))
                     if node.link.heals() && matches!(error.code(), Some("MOVED" | "ASK")) =>
                 {
@@ -353,7 +355,8 @@ impl Node {
         u64::try_from(clock).unwrap_or(0)
     }
 
-    /// A fence that the node would grant as it is: `lead` µs above its clock, and above its counter.
+    /// A fence that the node would grant as it is: `lead` µs above its clock, and above its
+    /// counter.
     pub(crate) fn next_fence(&self, now: Moment, lead: u64) -> u64 {
         let counter = self.fence.load(Ordering::Relaxed);
         self.clock(now)

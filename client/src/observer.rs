@@ -1,4 +1,5 @@
-//! Looking at nodes and locks from outside: without a quorum, without holding anything. Every node answers for itself.
+//! Looking at nodes and locks from outside: without a quorum, without holding anything. Every node
+//! answers for itself.
 
 use std::time::{Duration, SystemTime};
 
@@ -79,7 +80,8 @@ impl Observer {
     pub async fn nodes(&self) -> Vec<Answer<NodeStatus>> {
         self.each(|watched| async move {
             let (mut connection, _line) = self.line(watched).await?;
-            // The reading lies between question and answer: of our clock, the middle of the two is compared.
+            // The reading lies between question and answer: of our clock, the middle of the two is
+            // compared.
             let (asked, wall) = (Moment::now(), SystemTime::now());
             let value = self.ask(&mut connection, redis::cmd("LOCK.NODE")).await?;
             let took = Moment::now().since(asked);
@@ -98,8 +100,8 @@ impl Observer {
         .await
     }
 
-    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what the node knows of them,
-    /// in the order of their names.
+    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what
+    /// the node knows of them, in the order of their names.
     pub async fn locks(&self, pattern: Option<&str>) -> Vec<Answer<Vec<(Vec<u8>, LockStatus)>>> {
         self.each(|watched| async move {
             let (mut connection, _line) = self.line(watched).await?;
@@ -136,7 +138,8 @@ impl Observer {
         .await
     }
 
-    /// Ends every hold of this lock on every node, for administrators; each says how many holders there were.
+    /// Ends every hold of this lock on every node, for administrators; each says how many holders
+    /// there were.
     pub async fn force(&self, name: impl AsRef<[u8]>) -> Vec<Answer<u64>> {
         let name = name.as_ref();
         self.each(|watched| async move {

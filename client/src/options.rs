@@ -12,7 +12,8 @@ pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 /// No node lets a lease be longer, whatever its settings.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(7 * 86_400);
-/// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use the lock.
+/// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use
+/// the lock.
 pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
 /// Longest owner label, as the server has it.
 pub(crate) const MAX_LABEL: usize = 256;
@@ -56,7 +57,8 @@ impl Spec {
         format!("lock {}", names.join(", "))
     }
 
-    /// What is wrong with this request, for a client of `nodes` nodes that gives each `node_timeout`.
+    /// What is wrong with this request, for a client of `nodes` nodes that gives each
+    /// `node_timeout`.
     pub(crate) fn check(&self, nodes: usize, node_timeout: Duration) -> Result<(), Error> {
         let invalid = |problem: String| Err(Error::Invalid(problem));
         if self.keys.is_empty() {

@@ -16,8 +16,8 @@ type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
 const LEAST_ROOM: usize = 16;
 
 /// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:
-/// each entry has a guard of its own, and the last one out releases. Every lock counts by itself, so
-/// an owner of `x` and `y` may ask for `y` alone, or for both in another order.
+/// each entry has a guard of its own, and the last one out releases. Every lock counts by itself,
+/// so an owner of `x` and `y` may ask for `y` alone, or for both in another order.
 #[derive(Clone, Default)]
 pub struct Owner {
     label: Option<String>,

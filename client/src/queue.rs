@@ -1,10 +1,10 @@
 //! Waiting: in the queue of one node, not by asking again and again.
 //!
 //! Everybody queues at the first reachable node of a fixed order. Whoever comes out of that queue
-//! takes the other nodes in parallel. If somebody else holds them (one who queued elsewhere, because
-//! the first node was down for him), the waiter keeps the nodes up to the first such one, releases
-//! those behind it, and queues there. Nodes are thus waited for in one order only: no deadlock can
-//! form, and nobody who has come out of the first queue is sent back.
+//! takes the other nodes in parallel. If somebody else holds them (one who queued elsewhere,
+//! because the first node was down for him), the waiter keeps the nodes up to the first such one,
+//! releases those behind it, and queues there. Nodes are thus waited for in one order only: no
+//! deadlock can form, and nobody who has come out of the first queue is sent back.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -31,8 +31,9 @@ const RETRY_PAUSE: Duration = Duration::from_micros(500);
 const NO_WAIT: Duration = Duration::from_millis(1);
 /// The server refuses to wait for more milliseconds than this, a lifetime.
 const LONGEST_BLOCK: u64 = 100 * 365 * 86_400_000;
-/// A node of several that stands still for so long is left for the next one. Until then waiters keep
-/// their places. With a single node there is nowhere else to go, and they keep them for longer.
+/// A node of several that stands still for so long is left for the next one. Until then waiters
+/// keep their places. With a single node there is nowhere else to go, and they keep them for
+/// longer.
 const STALL: Duration = Duration::from_secs(1);
 /// A server that has not ended the wait by so long after its deadline has lost this waiter, or the
 /// waiter has lost the server.
@@ -162,7 +163,8 @@ impl Attempt {
         Ok(next)
     }
 
-    /// Stands in the queue of one node until it grants, and keeps what `held` has granted meanwhile.
+    /// Stands in the queue of one node until it grants, and keeps what `held` has granted
+    /// meanwhile.
     async fn block(
         &mut self,
         place: usize,

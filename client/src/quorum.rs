@@ -1,8 +1,9 @@
 //! Who has won: verdicts and clock readings in, a decision out. No I/O, no clock, no randomness.
 //!
-//! Of N nodes a majority must have *accepted* one fence T: granted exactly T, or raised their grant to T while
-//! the token still held. Two such majorities share a node, which had one holder at a time, so the later of the two
-//! was granted there above the earlier one's T. No clock takes part in that.
+//! Of N nodes a majority must have *accepted* one fence T: granted exactly T, or raised their grant
+//! to T while the token still held. Two such majorities share a node, which had one holder at a
+//! time, so the later of the two was granted there above the earlier one's T. No clock takes part
+//! in that.
 //!
 //! How long a hold is valid needs less: at any moment before its [`Leases::claim`] a majority of
 //! nodes keeps a lease for the token. A node that grants again later (after a restart, say) keeps
@@ -273,8 +274,8 @@ impl Ballot {
         self.select(|vote| matches!(vote, Vote::Granted { fence, .. } if *fence == wanted))
     }
 
-    /// The lowest fence that a majority of the grants can still be raised to. A node whose clock runs far ahead, so
-    /// that the others would refuse its fence, is thereby left out.
+    /// The lowest fence that a majority of the grants can still be raised to. A node whose clock
+    /// runs far ahead, so that the others would refuse its fence, is thereby left out.
     fn common_fence(&self, majority: usize) -> Option<u64> {
         let mut fences: Vec<u64> = Vec::with_capacity(self.votes.len());
         for vote in &self.votes {

@@ -1,5 +1,6 @@
-//! Every order of events of a small deployment, walked through: three nodes, two owners, requests that take any time or
-//! get lost, answers that get lost, leases that end, nodes that restart and forget.
+//! Every order of events of a small deployment, walked through: three nodes, two owners, requests
+//! that take any time or get lost, answers that get lost, leases that end, nodes that restart and
+//! forget.
 //!
 //! What decides is the code that the client runs: [`Ballot`], [`Leases`], [`held_until`],
 //! [`lease_end`]. Around it are the nodes' rules in a few lines, and a clock that ticks once a
@@ -28,7 +29,8 @@ enum Flaw {
     NoQuarantine,
     /// A hold is renewed by whoever grants, whether it was kept or not.
     AnewCounts,
-    /// Whether it was kept is asked only when a node has forgotten it, and not of nodes that say nothing.
+    /// Whether it was kept is asked only when a node has forgotten it, and not of nodes that say
+    /// nothing.
     SilenceCounts,
     /// An answer to the acquisition that comes late counts as kept, whatever its fence.
     LateCounts,
@@ -37,7 +39,8 @@ enum Flaw {
 /// How far the walk goes.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// 0: no clock is relied on. Leases may end at any moment, and only the order of fences is promised.
+    /// 0: no clock is relied on. Leases may end at any moment, and only the order of fences is
+    /// promised.
     ticks: u8,
     restarts: u8,
     renewals: u8,
@@ -56,8 +59,8 @@ enum Ask {
     Again(u8),
 }
 
-/// A request on the way. Of a round that is over, requests that have not arrived never do: late, they could only make a
-/// node keep a lease that nobody counts on.
+/// A request on the way. Of a round that is over, requests that have not arrived never do: late,
+/// they could only make a node keep a lease that nobody counts on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Wire {
     ask: Ask,
@@ -159,7 +162,8 @@ impl World {
         }
     }
 
-    /// The same for worlds that differ in nothing that matters: the order of nodes, holds that are over.
+    /// The same for worlds that differ in nothing that matters: the order of nodes, holds that are
+    /// over.
     fn canonical(mut self) -> Self {
         for column in &mut self.columns {
             column.hold = column.hold.filter(|(_, _, end)| *end > self.now);
@@ -178,7 +182,8 @@ impl World {
         });
     }
 
-    /// The owner is done with the lock, or told that it is lost. What it holds is released, or runs out.
+    /// The owner is done with the lock, or told that it is lost. What it holds is released, or runs
+    /// out.
     fn over(&mut self, owner: usize) {
         self.owners[owner].phase = Phase::Over;
         self.owners[owner].renewing = false;
@@ -187,7 +192,8 @@ impl World {
         }
     }
 
-    /// The node's rules, as the contract has them: yes with a fence, or no. `None`: it is quarantined.
+    /// The node's rules, as the contract has them: yes with a fence, or no. `None`: it is
+    /// quarantined.
     fn serve(&mut self, owner: usize, node: usize, ask: Ask, flaw: Flaw) -> Option<Option<u8>> {
         let column = &mut self.columns[node];
         if self.now < column.quarantined_until {
@@ -506,7 +512,8 @@ impl World {
         Ok(())
     }
 
-    /// All that tells worlds apart, in a number: so many worlds fit into memory, and two do not share one by chance.
+    /// All that tells worlds apart, in a number: so many worlds fit into memory, and two do not
+    /// share one by chance.
     fn fingerprint(&self, hashing: &RandomState) -> u64 {
         let mut bytes = Vec::with_capacity(96);
         bytes.extend([self.now, self.restarts, self.losses, self.highest_won]);
@@ -550,7 +557,8 @@ impl World {
     }
 }
 
-/// Walks through every world within the bounds, and returns how many there are, or the first broken promise.
+/// Walks through every world within the bounds, and returns how many there are, or the first broken
+/// promise.
 fn walk(starts: &[World], flaw: Flaw, bounds: Bounds) -> Result<usize, String> {
     let hashing = RandomState::new();
     let mut open: Vec<World> = starts.iter().map(|start| start.canonical()).collect();

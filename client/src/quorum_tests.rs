@@ -1,4 +1,5 @@
-//! Tables for the cases that a reader would ask about, and properties for those nobody would think of.
+//! Tables for the cases that a reader would ask about, and properties for those nobody would think
+//! of.
 
 use proptest::prelude::*;
 

@@ -11,8 +11,8 @@ use crate::lock::Lock;
 /// How often [`Redlock::close`] looks whether all is delivered.
 const CLOSING_LOOK: Duration = Duration::from_millis(1);
 
-/// A client of one or several masters. Clones share its connections; background work ends with the last clone, guard
-/// and request.
+/// A client of one or several masters. Clones share its connections; background work ends with the
+/// last clone, guard and request.
 #[derive(Clone)]
 pub struct Redlock {
     pub(crate) client: Arc<Client>,

@@ -85,8 +85,9 @@ impl Release {
         }
     }
 
-    /// Asks all nodes at once that are believed up (or all there are, if those are no majority), and
-    /// says what they said. Who does not answer within the node timeout is left to the background.
+    /// Asks all nodes at once that are believed up (or all there are, if those are no majority),
+    /// and says what they said. Who does not answer within the node timeout is left to the
+    /// background.
     pub(crate) async fn run(mut self) -> Released {
         let fleet = Arc::clone(&self.client.fleet);
         let electorate = fleet.electorate();
@@ -130,7 +131,8 @@ impl Drop for Release {
     }
 }
 
-/// Whether the node needs no further release: it has carried it out, or the key is no lock any more.
+/// Whether the node needs no further release: it has carried it out, or the key is no lock any
+/// more.
 fn is_delivered(reply: &Reply) -> bool {
     match reply {
         Reply::Yes(_) | Reply::No | Reply::Part => true,

@@ -16,8 +16,8 @@ use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round};
 
-/// A renewal that failed is tried again after this part of the ttl; one that missed some nodes, too,
-/// and then each time after twice as long, up to the time between renewals.
+/// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
+/// too, and then each time after twice as long, up to the time between renewals.
 const RETRY_AFTER: u32 = 12;
 /// After so many renewals that missed the same nodes, those are not asked any sooner.
 const SOON_AGAIN: u32 = 2;
@@ -34,8 +34,8 @@ struct Renewal<'a> {
 }
 
 impl Hold {
-    /// Renews out of turn or in it: by the ttl in force, or, if the lease is not to be renewed, only
-    /// for what is left of it: to hear whether the nodes still know it.
+    /// Renews out of turn or in it: by the ttl in force, or, if the lease is not to be renewed,
+    /// only for what is left of it: to hear whether the nodes still know it.
     pub(crate) async fn renew_now(self: &Arc<Self>) -> Result<Moment, Error> {
         let (ttl, until) = {
             let state = self.lock();
@@ -88,8 +88,8 @@ impl Hold {
         }
     }
 
-    /// Asks every node: those that granted to extend, the others to grant. Validity then counts from
-    /// the sending, for each node that agreed.
+    /// Asks every node: those that granted to extend, the others to grant. Validity then counts
+    /// from the sending, for each node that agreed.
     async fn renew(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
         self.ask_again(lease, ttl).instrument(span).await

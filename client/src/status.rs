@@ -33,7 +33,8 @@ pub struct NodeStatus {
     pub max_ttl: Duration,
     /// Whether an internal error has stopped it: it refuses every change of a lock.
     pub failed: bool,
-    /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of `round_trip`.
+    /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of
+    /// `round_trip`.
     pub clock_lead: i64,
     /// How long the answer took.
     pub round_trip: Duration,

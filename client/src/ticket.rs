@@ -1,4 +1,5 @@
-//! A hold that outlives the process that acquired it: its token leaves the client, and is shown again later.
+//! A hold that outlives the process that acquired it: its token leaves the client, and is shown
+//! again later.
 
 use std::fmt;
 use std::sync::Arc;
@@ -52,8 +53,9 @@ impl fmt::Debug for Ticket {
 }
 
 impl Guard {
-    /// Leaves the lock held, for as long as its lease runs, and hands out what proves its ownership. Nothing renews it from
-    /// here on. The guard comes back if another guard of the same owner shares the hold.
+    /// Leaves the lock held, for as long as its lease runs, and hands out what proves its
+    /// ownership. Nothing renews it from here on. The guard comes back if another guard of the same
+    /// owner shares the hold.
     pub fn detach(self) -> Result<Ticket, Self> {
         let valid_until = self.valid_until();
         let fence = self.fence();
@@ -80,8 +82,9 @@ impl Redlock {
             .await
     }
 
-    /// Extends what this token holds with this fence, and returns the new end of validity. Nodes that show another fence do
-    /// not count: they granted later, when somebody else may have been in between.
+    /// Extends what this token holds with this fence, and returns the new end of validity. Nodes
+    /// that show another fence do not count: they granted later, when somebody else may have been
+    /// in between.
     pub async fn extend_ticket(
         &self,
         name: impl AsRef<[u8]>,

@@ -9,7 +9,8 @@ pub const MAX_LEAD: u64 = 10_000_000;
 /// Why no fence was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceError {
-    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would burn the counter.
+    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would burn
+    /// the counter.
     TooFarAhead,
     /// The counter has reached [`MAX_FENCE`]; wrapping round would be worse than refusing.
     Exhausted,
@@ -31,7 +32,8 @@ impl FenceCounter {
     /// The next fence: above every earlier one, no less than the wall clock and than `at_least`.
     ///
     /// # Errors
-    /// When `at_least` is too far ahead of the clock, or the counter is used up. Nothing has changed then.
+    /// When `at_least` is too far ahead of the clock, or the counter is used up. Nothing has
+    /// changed then.
     pub fn next(&mut self, wall: u64, at_least: u64) -> Result<u64, FenceError> {
         check_lead(wall, at_least)?;
         let fence = (self.last + 1).max(wall).max(at_least);

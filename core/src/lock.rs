@@ -1,10 +1,12 @@
 //! One lock: who holds it, how, until when, under which fence; what a request may do to it.
 //!
-//! Everything here is about a single lock whose ended leases have been taken off before ([`Lock::take_ended`]). Who
-//! waits for it is the subject of [`crate::queue`]; what happens to several locks at once that of [`crate::table`].
+//! Everything here is about a single lock whose ended leases have been taken off before
+//! ([`Lock::take_ended`]). Who waits for it is the subject of [`crate::queue`]; what happens to
+//! several locks at once that of [`crate::table`].
 //!
-//! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in [`Lock::standing`] or
-//! [`Hold::renew`], and is kept in [`Hold`] (or in `Extra`, if few holds have it).
+//! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in
+//! [`Lock::standing`] or [`Hold::renew`], and is kept in [`Hold`] (or in `Extra`, if few holds have
+//! it).
 
 use std::collections::BTreeSet;
 
@@ -137,8 +139,8 @@ impl Hold {
         }
     }
 
-    /// Remembers what the request says about the hold beyond its lease. A label replaces the one before, a
-    /// cap only ever tightens.
+    /// Remembers what the request says about the hold beyond its lease. A label replaces the one
+    /// before, a cap only ever tightens.
     pub fn note(&mut self, terms: &Terms) {
         if let Some(owner) = &terms.owner {
             self.extra().owner = owner.clone();
@@ -247,7 +249,8 @@ pub enum Refusal {
 /// The state of one lock.
 #[derive(Clone, Debug, Default)]
 pub enum Lock {
-    /// Nobody holds it. Such a lock has no key; it is seen only between a release and what follows from it.
+    /// Nobody holds it. Such a lock has no key; it is seen only between a release and what follows
+    /// from it.
     #[default]
     Free,
     /// One owner.
@@ -295,7 +298,8 @@ impl Lock {
         }
     }
 
-    /// Whether those whose leases run at `now` keep others from holding it in `mode`. They do not if the mode is refused.
+    /// Whether those whose leases run at `now` keep others from holding it in `mode`. They do not
+    /// if the mode is refused.
     #[must_use]
     pub fn excludes(&self, mode: Mode, now: Instant) -> bool {
         match (self, mode) {

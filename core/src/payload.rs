@@ -1,8 +1,8 @@
 //! What a saved lock that comes in (RDB, AOF, RESTORE, MIGRATE) may do to a node.
 //!
 //! What the node's own files and its master say is taken as it is. A payload that a client brings
-//! (or may have brought, on a replica that clients write to) is not: with one, any user who may call RESTORE could use up the fence counter, or bring in a
-//! lease that outlives every quarantine.
+//! (or may have brought, on a replica that clients write to) is not: with one, any user who may
+//! call RESTORE could use up the fence counter, or bring in a lease that outlives every quarantine.
 
 use crate::fence::MAX_LEAD;
 use crate::lock::Lock;
@@ -11,8 +11,8 @@ use crate::time::{Instant, Now, from_millis};
 /// By how much the clocks of two nodes that a lock is moved between may differ, in microseconds.
 pub const CLOCK_DIFFERENCE: u64 = 1_000_000;
 
-/// The same for a replica and its master, of which no value may be missing on the replica. A counter
-/// that is ahead by so much is far from used up.
+/// The same for a replica and its master, of which no value may be missing on the replica. A
+/// counter that is ahead by so much is far from used up.
 pub const CLOCK_DIFFERENCE_OF_REPLICA: u64 = 86_400_000_000;
 
 /// Where a saved lock comes from.

@@ -1,4 +1,5 @@
-//! The time after a start, a promotion or a flush in which a node that may have forgotten grants gives none.
+//! The time after a start, a promotion or a flush in which a node that may have forgotten grants
+//! gives none.
 
 use crate::time::{Instant, from_millis};
 
@@ -19,7 +20,8 @@ pub enum Reason {
     Replicas,
 }
 
-/// What a node whose settings cannot be read answers as the time to retry in, µs. Only an operator can end this state.
+/// What a node whose settings cannot be read answers as the time to retry in, µs. Only an operator
+/// can end this state.
 const UNREADABLE: u64 = 60_000_000;
 
 /// Whether grants may have been forgotten, and until when.
@@ -53,7 +55,8 @@ impl Quarantine {
         self.configured = millis;
     }
 
-    /// The dataset says that leases of this length may be out there: of that and the configured value the higher counts.
+    /// The dataset says that leases of this length may be out there: of that and the configured
+    /// value the higher counts.
     pub fn remember(&mut self, millis: u64) {
         self.remembered = self.remembered.max(millis);
     }
@@ -84,7 +87,8 @@ impl Quarantine {
         self.until(reason, end);
     }
 
-    /// Enters for `left` µs: what the last flushed lease had to go, or what it takes to hear of being replaced.
+    /// Enters for `left` µs: what the last flushed lease had to go, or what it takes to hear of
+    /// being replaced.
     pub fn enter_for(&mut self, reason: Reason, left: u64, mono: Instant) {
         if self.configured != 0 && left > 0 {
             self.until(reason, mono.plus(with_drift(left)));
@@ -97,8 +101,8 @@ impl Quarantine {
         }
     }
 
-    /// Says whether the settings that decide the length of a quarantine can be read. While they cannot, nothing is
-    /// granted. Returns whether that is news.
+    /// Says whether the settings that decide the length of a quarantine can be read. While they
+    /// cannot, nothing is granted. Returns whether that is news.
     pub fn settings_are_readable(&mut self, readable: bool, mono: Instant) -> bool {
         let unreadable = !readable && self.configured != 0;
         let is_news = unreadable != self.settings_unreadable;

@@ -1,7 +1,7 @@
 //! Who waits for which keys, in which order, until when.
 //!
-//! Arrival gives each request its number, and every key that somebody waits for has a line of those numbers. A request
-//! for several keys stands in all their lines at once.
+//! Arrival gives each request its number, and every key that somebody waits for has a line of those
+//! numbers. A request for several keys stands in all their lines at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,8 +14,8 @@ use crate::slots::LockId;
 use crate::time::Instant;
 use crate::token::{Key, Token};
 
-/// Names one waiting request; a later arrival has a higher number. Its last bits are a seat, which many have one after the
-/// other.
+/// Names one waiting request; a later arrival has a higher number. Its last bits are a seat, which
+/// many have one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
@@ -214,8 +214,8 @@ impl Queue {
         }
     }
 
-    /// The first key that is waited for from a place of the queue on, and the place behind it. A key
-    /// comes once for each request for it.
+    /// The first key that is waited for from a place of the queue on, and the place behind it. A
+    /// key comes once for each request for it.
     #[must_use]
     pub fn key_from(&self, mut place: Place) -> Option<(Key, Place)> {
         loop {

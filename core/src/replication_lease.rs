@@ -25,8 +25,8 @@ const MARKS: u64 = 16;
 const HEARTBEATS: u64 = 4;
 /// While the evidence is too old, the caller looks this often for a new one, µs.
 const IMPATIENCE: u64 = from_millis(50);
-/// What a client is told to wait if all that is missing is an acknowledgement, µs; less if heartbeats
-/// are more frequent.
+/// What a client is told to wait if all that is missing is an acknowledgement, µs; less if
+/// heartbeats are more frequent.
 const SHORT_WAIT: u64 = from_millis(250);
 
 /// What is asked of the replicas of a master.

@@ -1,4 +1,5 @@
-//! Where locks are kept: in slots that never move, reached by a handle that goes stale when its lock goes.
+//! Where locks are kept: in slots that never move, reached by a handle that goes stale when its
+//! lock goes.
 
 /// How many slots are allocated at once: growing never copies what is there.
 const CHUNK: usize = 512;

@@ -33,14 +33,16 @@ pub const fn from_millis(millis: u64) -> u64 {
     millis.saturating_mul(1000)
 }
 
-/// Microseconds of core as milliseconds of the wire, rounded up: what has not ended is never shown as 0.
+/// Microseconds of core as milliseconds of the wire, rounded up: what has not ended is never shown
+/// as 0.
 #[must_use]
 pub fn to_millis(micros: u64) -> u64 {
     micros.div_ceil(1000)
 }
 
-/// The clock that leases run on: the monotonic one, but it stands still while a dataset is loaded, so that
-/// a lease that comes back has, when loading ends, the time that remained when it was written.
+/// The clock that leases run on: the monotonic one, but it stands still while a dataset is loaded,
+/// so that a lease that comes back has, when loading ends, the time that remained when it was
+/// written.
 #[derive(Debug, Default)]
 pub struct LeaseClock {
     stopped_at: Option<Instant>,

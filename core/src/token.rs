@@ -8,14 +8,14 @@ pub const MAX_TOKEN: usize = 256;
 /// The longest owner label, in bytes.
 pub const MAX_OWNER: usize = 256;
 
-/// A token: 1 to 256 bytes, any bytes, compared in constant time. Shown to nobody: `Debug` says how long it is and no
-/// more. A UUID's text, 36 bytes, needs no allocation.
+/// A token: 1 to 256 bytes, any bytes, compared in constant time. Shown to nobody: `Debug` says how
+/// long it is and no more. A UUID's text, 36 bytes, needs no allocation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Bytes<38>);
 
 impl Token {
-    /// A token of these bytes, if there may be one: neither empty, nor too long, nor the single `*` that asks the
-    /// server for a token.
+    /// A token of these bytes, if there may be one: neither empty, nor too long, nor the single `*`
+    /// that asks the server for a token.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() || bytes.len() > MAX_TOKEN || bytes == b"*" {
@@ -49,7 +49,8 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A key of the keyspace: the database's number and the name behind it. A name of up to 26 bytes needs no allocation.
+/// A key of the keyspace: the database's number and the name behind it. A name of up to 26 bytes
+/// needs no allocation.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Bytes<30>);
 

@@ -1,7 +1,8 @@
-//! A hierarchical timing wheel: which leases end when, at O(1) for setting and forgetting a deadline.
+//! A hierarchical timing wheel: which leases end when, at O(1) for setting and forgetting a
+//! deadline.
 //!
-//! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it looks at the lease
-//! itself and sets it anew. So extending a lease costs nothing here.
+//! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it
+//! looks at the lease itself and sets it anew. So extending a lease costs nothing here.
 
 use crate::time::Instant;
 
@@ -103,8 +104,9 @@ impl Wheel {
         }
     }
 
-    /// An entry whose deadline may have come by `now`, taken out; none when no more is due. A far deadline is found
-    /// early a few times: the caller looks at the lease and sets it again, which moves it to a finer level.
+    /// An entry whose deadline may have come by `now`, taken out; none when no more is due. A far
+    /// deadline is found early a few times: the caller looks at the lease and sets it again, which
+    /// moves it to a finer level.
     pub fn pop(&mut self, now: Instant) -> Option<u32> {
         let until = (now.0 >> TICK_BITS).max(self.tick);
         let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until)
@@ -124,8 +126,8 @@ impl Wheel {
         self.first().map(|(_, _, tick)| Instant(tick << TICK_BITS))
     }
 
-    /// The first occupied bucket, and the first tick that it stands for. Of two that start alike the coarser comes first:
-    /// what is in it may be due before what is in the finer one.
+    /// The first occupied bucket, and the first tick that it stands for. Of two that start alike
+    /// the coarser comes first: what is in it may be due before what is in the finer one.
     fn first(&self) -> Option<(usize, usize, u64)> {
         let occupied = self
             .occupied

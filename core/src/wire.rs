@@ -1,11 +1,13 @@
 //! How a lock is written down: in RDB files, in DUMP payloads, in the AOF and to replicas.
 //!
-//! One form serves all of them. A *change* says what became of a lock: its mode, its limit, and the holds that are new
-//! or different (with a count) or gone (count 0); a *whole* change leaves nobody else. The saved form of a lock is a whole
-//! change with a version in front. Times are what remains or has passed, never a clock's reading.
-//! Numbers are LEB128, byte strings have their length in front.
+//! One form serves all of them. A *change* says what became of a lock: its mode, its limit, and the
+//! holds that are new or different (with a count) or gone (count 0); a *whole* change leaves nobody
+//! else. The saved form of a lock is a whole change with a version in front. Times are what remains
+//! or has passed, never a clock's reading. Numbers are LEB128, byte strings have their length in
+//! front.
 //!
-//! Every field is checked when it is read: what comes out is a lock that the commands could have made.
+//! Every field is checked when it is read: what comes out is a lock that the commands could have
+//! made.
 
 use crate::fence::MAX_FENCE;
 use crate::lock::{Hold, Lock, Mode};
@@ -292,7 +294,8 @@ impl<'a> Reader<'a> {
         if fence == 0 {
             return Err(Malformed);
         }
-        // A clock that started after the grant cannot show when it was: the age is kept as far as it can be.
+        // A clock that started after the grant cannot show when it was: the age is kept as far as
+        // it can be.
         let granted = Instant(now.0.saturating_sub(age));
         let mut hold = Hold::restored(token, fence, now.plus(left), granted, count);
         hold.set_saved_extra(owner, max_hold);

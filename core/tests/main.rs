@@ -1,4 +1,5 @@
-//! The core from outside: plain tests of one subject each, and random lives compared with a reference model.
+//! The core from outside: plain tests of one subject each, and random lives compared with a
+//! reference model.
 
 mod driver;
 mod node;

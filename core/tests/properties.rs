@@ -1,4 +1,5 @@
-//! The core against the reference model: random lives of a node, compared after every step. `PROPTEST_CASES` says how many.
+//! The core against the reference model: random lives of a node, compared after every step.
+//! `PROPTEST_CASES` says how many.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};

@@ -1,4 +1,5 @@
-//! The saved form: every shape comes back as it was, and no bytes lead to anything that the commands could not have made.
+//! The saved form: every shape comes back as it was, and no bytes lead to anything that the
+//! commands could not have made.
 
 use proptest::prelude::*;
 use redislock_core::fence::MAX_FENCE;

@@ -1,5 +1,6 @@
-//! `LOCK.ACQUIRE key token ttl-ms [SHARED [LIMIT n]] [BLOCK ms] [ONCE] [FENCE at-least] [MAXHOLD ms] [EPHEMERAL]
-//! [OWNER label]`: the fence, or null. With the token `*` an array: the token that the server made, and the fence.
+//! `LOCK.ACQUIRE key token ttl-ms [SHARED [LIMIT n]] [BLOCK ms] [ONCE] [FENCE at-least] [MAXHOLD
+//! ms] [EPHEMERAL] [OWNER label]`: the fence, or null. With the token `*` an array: the token that
+//! the server made, and the fence.
 
 use redis_module::raw;
 use redislock_core::lock::Terms;

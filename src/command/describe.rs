@@ -50,7 +50,8 @@ pub fn register(ctx: Ctx, command: &Command) -> Result<(), &'static str> {
             args.as_mut_ptr()
         },
     };
-    // SAFETY: a command that was just created; the server copies what it is told. Categories exist on newer servers only.
+    // SAFETY: a command that was just created; the server copies what it is told. Categories exist
+    // on newer servers only.
     unsafe {
         if api!(RedisModule_SetCommandInfo(created, &raw const info))
             != raw::REDISMODULE_OK as c_int
@@ -193,7 +194,8 @@ fn specs(keys: Keys) -> [raw::RedisModuleCommandKeySpec; 2] {
         Keys::First(flags) | Keys::Numbered(flags) => (flags, Some(1)),
         Keys::FromSecond(flags) => (flags, Some(2)),
     };
-    // SAFETY: all zeros is a valid value of this C structure: null pointers, zero numbers, the invalid kinds.
+    // SAFETY: all zeros is a valid value of this C structure: null pointers, zero numbers, the
+    // invalid kinds.
     let end: raw::RedisModuleCommandKeySpec = unsafe { std::mem::zeroed() };
     let Some(pos) = at else { return [end, end] };
     let mut spec = end;

@@ -1,5 +1,5 @@
-//! `LOCK.INFO key [token | COUNT n]`: a map about the lock, or about one holder of it; null if there
-//! is nothing to say. Never a token.
+//! `LOCK.INFO key [token | COUNT n]`: a map about the lock, or about one holder of it; null if
+//! there is nothing to say. Never a token.
 
 use redislock_core::lock::{Hold, Mode};
 use redislock_core::time::{Instant, to_millis};

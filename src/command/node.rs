@@ -53,8 +53,8 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many replicas must confirm that this is the only master and how many do, since when the rule has held and how old
-/// its evidence is, ms.
+/// How many replicas must confirm that this is the only master and how many do, since when the rule
+/// has held and how old its evidence is, ms.
 fn tell_replicas(ctx: Ctx, now: Instant) {
     let standing = node::with(|node| {
         let lease = node.table.replication.as_ref();

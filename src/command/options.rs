@@ -26,7 +26,8 @@ pub struct Options<'a> {
 const MAX_BLOCK: i64 = 100 * 366 * 86_400_000;
 
 impl<'a> Options<'a> {
-    /// Reads the arguments from `at` on. `args` still has the command's name at 0, so positions count as users do.
+    /// Reads the arguments from `at` on. `args` still has the command's name at 0, so positions
+    /// count as users do.
     pub fn parse(args: Args<'a>, mut at: usize) -> Result<Self, Failure> {
         let mut options = Self::default();
         let mut seen: u16 = 0;

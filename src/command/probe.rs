@@ -1,4 +1,5 @@
-//! `LOCK._PROBE key`: does nothing. The module asks the server to run it, and learns whether a write is allowed.
+//! `LOCK._PROBE key`: does nothing. The module asks the server to run it, and learns whether a
+//! write is allowed.
 
 use super::reply::Failure;
 use crate::ffi::{Args, Ctx};

@@ -21,7 +21,8 @@ impl<'a> Arg<'a> {
     /// Its bytes.
     pub fn bytes(self) -> &'a [u8] {
         let mut len = 0;
-        // SAFETY: `self.0` is a valid string; the pointer it gives is valid as long as the string is.
+        // SAFETY: `self.0` is a valid string; the pointer it gives is valid as long as the string
+        // is.
         unsafe {
             let start = api!(RedisModule_StringPtrLen(self.0, &raw mut len));
             if start.is_null() {

@@ -14,8 +14,8 @@ use crate::config;
 pub enum For {
     Reading,
     Writing,
-    /// To see what stands there, and nothing else: no event is sent, nothing is deleted because its time is up (7.0
-    /// deletes it all the same).
+    /// To see what stands there, and nothing else: no event is sent, nothing is deleted because its
+    /// time is up (7.0 deletes it all the same).
     Looking,
 }
 
@@ -38,7 +38,8 @@ impl OpenKey {
 
     pub fn standing(&self) -> Standing {
         let key = self.0.get();
-        // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an empty one.
+        // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an
+        // empty one.
         unsafe {
             if key.is_null()
                 || api!(RedisModule_KeyType(key)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
@@ -57,8 +58,8 @@ impl OpenKey {
         }
     }
 
-    /// The database that it is in. Inside EXEC, Valkey 9.1 takes the database of the transaction for
-    /// the selected one, whatever was selected for a callback; a key knows better.
+    /// The database that it is in. Inside EXEC, Valkey 9.1 takes the database of the transaction
+    /// for the selected one, whatever was selected for a callback; a key knows better.
     pub fn db(&self) -> Option<u32> {
         let key = self.0.get();
         if key.is_null() {
@@ -70,7 +71,8 @@ impl OpenKey {
 
     /// Puts a lock there. The key is open for writing, and empty or without a known lock.
     pub fn set(&self, id: LockId) {
-        // SAFETY: an open key, our own type; the value is a handle that the type's callbacks understand.
+        // SAFETY: an open key, our own type; the value is a handle that the type's callbacks
+        // understand.
         unsafe {
             api!(RedisModule_ModuleTypeSetValue(
                 self.0.get(),

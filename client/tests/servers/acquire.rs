@@ -49,7 +49,8 @@ async fn one_round_trip_is_enough_when_the_nodes_clocks_agree() {
     let mut write_backs = 0;
     for _ in 0..200 {
         let before = commands(&servers);
-        // The grant of a node that was not waited for comes before the release there, which is waited for.
+        // The grant of a node that was not waited for comes before the release there, which is
+        // waited for.
         for _ in 0..5 {
             lock.acquire().await.unwrap().release().await;
         }
@@ -60,7 +61,8 @@ async fn one_round_trip_is_enough_when_the_nodes_clocks_agree() {
             asked.iter().all(|[a, _, r]| [*a, *r] == [5, 5]),
             "one acquire and one release a node and a lock: {asked:?}"
         );
-        // A machine that stands still for longer than the proposal's lead needs a second round trip now and then.
+        // A machine that stands still for longer than the proposal's lead needs a second round trip
+        // now and then.
         match asked.iter().map(|[_, extends, _]| extends).sum() {
             0 => return,
             some => write_backs += some,
@@ -284,7 +286,8 @@ async fn of_several_locks_busy_names_the_owner_of_the_one_that_is_held() {
 async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
     let servers = [Server::start(&["repl-diskless-sync-delay 0"])];
     let client = patient(&servers).await;
-    // A quarter of the ttl is waited for replicas: what is free after that was given back, and has not run out.
+    // A quarter of the ttl is waited for replicas: what is free after that was given back, and has
+    // not run out.
     let ttl = Duration::from_secs(20);
     let lock = client.lock("x").ttl(ttl).replicas(1);
     let error = lock.acquire().await.unwrap_err();

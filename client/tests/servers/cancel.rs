@@ -1,4 +1,5 @@
-//! Cancelling `acquire` at every point where it can be cancelled: nothing stays held, nobody waits on.
+//! Cancelling `acquire` at every point where it can be cancelled: nothing stays held, nobody waits
+//! on.
 
 use std::future::poll_fn;
 use std::pin::pin;
@@ -14,7 +15,8 @@ use crate::{TTL, connect, freed_before_the_lease_ends};
 /// Leases that would outlast the test, if anything were left behind.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Polls the future until it has been pending so many times, then drops it. `Some`: it was done before that.
+/// Polls the future until it has been pending so many times, then drops it. `Some`: it was done
+/// before that.
 async fn cancel_after<F: Future>(pendings: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
     let mut seen = 0;
@@ -189,8 +191,8 @@ async fn a_cancelled_extension_leaves_the_guard_as_it_was() {
     assert!(guard.extend().await.is_ok());
 }
 
-/// Cancels when the first message has come through, the second, the third… in either direction and between any two of
-/// the nodes, until the request is through before that.
+/// Cancels when the first message has come through, the second, the third… in either direction and
+/// between any two of the nodes, until the request is through before that.
 async fn at_every_message(
     servers: &[Server],
     lock: impl AsyncFn(&Redlock) -> Lock,

@@ -1,4 +1,5 @@
-//! Servers whose wall clocks are off, or step while locks are held. An LD_PRELOAD shim, the one of the module's own tests, does it.
+//! Servers whose wall clocks are off, or step while locks are held. An LD_PRELOAD shim, the one of
+//! the module's own tests, does it.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

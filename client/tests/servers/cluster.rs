@@ -1,4 +1,5 @@
-//! A Redis Cluster as the one place of the locks: slots move and masters fail while a lock is held and waited for.
+//! A Redis Cluster as the one place of the locks: slots move and masters fail while a lock is held
+//! and waited for.
 
 use std::time::Duration;
 

@@ -206,8 +206,8 @@ async fn a_waiter_that_dies_or_is_cancelled_does_not_hold_up_the_queue() {
     until("the second waits", || waiters(&servers[0], "x") == 2).await;
     cancelled.abort();
     until("one has left", || waiters(&servers[0], "x") == 1).await;
-    // A connection that is closed under the waiter costs it its place, not the lock. It waits where it finds the first node
-    // that can be reached: elsewhere, if that is not yet this one again.
+    // A connection that is closed under the waiter costs it its place, not the lock. It waits where
+    // it finds the first node that can be reached: elsewhere, if that is not yet this one again.
     let closed: i64 = servers[0].run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert!(closed > 0);
     let waiting = || servers.iter().map(|server| waiters(server, "x")).sum();

@@ -1,5 +1,6 @@
-//! Random faults on five durable nodes while four clients contend: the windows in which clients are told that they hold the
-//! lock never overlap, fences follow the order of the holders, and when the faults end everybody gets through.
+//! Random faults on five durable nodes while four clients contend: the windows in which clients are
+//! told that they hold the lock never overlap, fences follow the order of the holders, and when the
+//! faults end everybody gets through.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -34,7 +35,8 @@ async fn contend(
             Err(other) => panic!("{other}"),
         };
         let from = Moment::now();
-        // Many short holds, and some beyond the ttl: of those that are not renewed the lease must end in time.
+        // Many short holds, and some beyond the ttl: of those that are not renewed the lease must
+        // end in time.
         let hold = match random.random_bool(0.7) {
             true => Duration::from_millis(random.random_range(0..60)),
             false => TTL.mul_f64(random.random_range(0.8..2.0)),

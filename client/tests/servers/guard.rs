@@ -202,7 +202,8 @@ async fn a_release_during_a_renewal_is_the_last_word() {
         servers.iter().all(|server| !server.is_free("x"))
     })
     .await;
-    // Renewal will find that the third node has forgotten, and ask it again; its answer takes a while.
+    // Renewal will find that the third node has forgotten, and ask it again; its answer takes a
+    // while.
     let _: u64 = servers[2].run(&["LOCK.FORCE", "x"]);
     proxy.delay_replies(Duration::from_millis(200));
     until("renewal is under way", || {

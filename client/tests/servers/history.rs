@@ -1,4 +1,5 @@
-//! What holders saw, and whether that can be: their windows never overlap, and fences follow their order.
+//! What holders saw, and whether that can be: their windows never overlap, and fences follow their
+//! order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

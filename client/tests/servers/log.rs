@@ -1,5 +1,5 @@
-//! What the client says by `tracing`, at every level, for the whole process: a subscriber of one thread would miss what other
-//! threads have looked up before.
+//! What the client says by `tracing`, at every level, for the whole process: a subscriber of one
+//! thread would miss what other threads have looked up before.
 
 use std::sync::{Mutex, Once};
 

@@ -1,5 +1,5 @@
-//! The client against real servers and real faults. Each pain that users of other lock clients report is a test here;
-//! docs/CLIENT.md lists which.
+//! The client against real servers and real faults. Each pain that users of other lock clients
+//! report is a test here; docs/CLIENT.md lists which.
 
 mod acquire;
 mod blocking;
@@ -67,7 +67,8 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
     panic!("never came to be: {what}");
 }
 
-/// Waits until no server holds the lock. A lease that is left to run out does not count as released.
+/// Waits until no server holds the lock. A lease that is left to run out does not count as
+/// released.
 async fn freed_before_the_lease_ends(servers: &[Server], key: &str, ttl: Duration) {
     let end = tokio::time::Instant::now() + ttl;
     while !servers.iter().all(|server| server.is_free(key)) {

@@ -33,7 +33,8 @@ async fn one_slow_node_stalls_nobody() {
     }
     proxy.replies(Flow::Pass);
 
-    // Nobody waits for it as long as it may take: neither who acquires, nor who learns that somebody else holds.
+    // Nobody waits for it as long as it may take: neither who acquires, nor who learns that
+    // somebody else holds.
     let patience = Duration::from_secs(100);
     let urls = [proxy.url(), servers[1].url(), servers[2].url()];
     let patient = Redlock::builder().nodes(urls).node_timeout(patience);

@@ -1,4 +1,5 @@
-//! A client process that is stopped (SIGSTOP) at the worst moment: as a holder, and while it acquires.
+//! A client process that is stopped (SIGSTOP) at the worst moment: as a holder, and while it
+//! acquires.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Stdio};

@@ -44,7 +44,8 @@ struct Rules {
     gate: Mutex<Option<Arc<Gate>>>,
 }
 
-/// Lets so many messages pass, in both directions and of all proxies that share it, and no more until it is opened.
+/// Lets so many messages pass, in both directions and of all proxies that share it, and no more
+/// until it is opened.
 pub struct Gate {
     limit: usize,
     seen: AtomicUsize,

@@ -1,4 +1,5 @@
-//! A master that Sentinel names: the client follows it, holders and waiters over a failover included.
+//! A master that Sentinel names: the client follows it, holders and waiters over a failover
+//! included.
 
 use std::time::Duration;
 
@@ -80,7 +81,8 @@ async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow
     deployment.replica_has("x").await;
     deployment.master.kill();
     deployment.failed_over().await;
-    // Nothing of ours asks: the client notices by itself that another process answers, and confirms the hold there.
+    // Nothing of ours asks: the client notices by itself that another process answers, and confirms
+    // the hold there.
     until("the hold is confirmed at the new master", || {
         deployment.replica.calls("lock.extend") > 0
     })
@@ -98,7 +100,8 @@ async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow
 async fn a_hold_that_the_new_master_never_heard_of_is_reported_lost() {
     let mut deployment = Deployment::start(&[]).await;
     let client = deployment.client().await;
-    // The replica stands still, and the master dies while what it has to tell is stuck behind a large value.
+    // The replica stands still, and the master dies while what it has to tell is stuck behind a
+    // large value.
     deployment.replica.stop();
     let large = "x".repeat(64 << 20);
     let _: () = deployment.master.run(&["SET", "large", &large]);

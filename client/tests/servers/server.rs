@@ -1,5 +1,5 @@
-//! Real servers, owned by a guard: a free port, a temporary folder, a log that is shown when a test fails, and always
-//! an end.
+//! Real servers, owned by a guard: a free port, a temporary folder, a log that is shown when a test
+//! fails, and always an end.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};

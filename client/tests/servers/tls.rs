@@ -1,4 +1,5 @@
-//! TLS on every way to a node: a server, Sentinels and their master, a cluster; client certificates.
+//! TLS on every way to a node: a server, Sentinels and their master, a cluster; client
+//! certificates.
 
 use std::time::Duration;
 

@@ -1,10 +1,10 @@
 //! Ephemeral holds of connections that have closed.
 //!
-//! A connection may have very many of them, so they are ended in slices. Until its turn comes, a hold
-//! is ended by whoever looks at its lock ([`Table::end_ties_at`]), and whoever only reads sees the
-//! end that it will have ([`Table::end_of`]). So all of them end at the same moment for everybody;
-//! only where one connection has more than [`TAKEN_AT_ONCE`] holds of one shared lock, others may find that
-//! lock held a little longer.
+//! A connection may have very many of them, so they are ended in slices. Until its turn comes, a
+//! hold is ended by whoever looks at its lock ([`Table::end_ties_at`]), and whoever only reads sees
+//! the end that it will have ([`Table::end_of`]). So all of them end at the same moment for
+//! everybody; only where one connection has more than [`TAKEN_AT_ONCE`] holds of one shared lock,
+//! others may find that lock held a little longer.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;

@@ -1,4 +1,5 @@
-//! What happens without being asked: time passes, keys come and go, connections end, data is loaded.
+//! What happens without being asked: time passes, keys come and go, connections end, data is
+//! loaded.
 
 use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table};
 use crate::lock::Lock;
@@ -80,8 +81,8 @@ impl Table {
         ended
     }
 
-    /// The monotonic moment before which no lease ends, no wait is up, no quarantine is over and no string
-    /// is to be looked at.
+    /// The monotonic moment before which no lease ends, no wait is up, no quarantine is over and no
+    /// string is to be looked at.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let lease = self.wheel.next().map(|end| self.clock.when(end));
@@ -208,8 +209,8 @@ impl Table {
         self.has_arrived(id);
     }
 
-    /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold it may re-enter, or go
-    /// past whoever waits for it.
+    /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold
+    /// it may re-enter, or go past whoever waits for it.
     fn has_arrived(&mut self, id: LockId) {
         self.note_holders(id);
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
@@ -221,8 +222,8 @@ impl Table {
             .extend(holders.flat_map(|token| self.queue.of(token)));
     }
 
-    /// The key of `id` was removed by something else than a lock command. The value may come back under another key.
-    /// Those who waited are to be served.
+    /// The key of `id` was removed by something else than a lock command. The value may come back
+    /// under another key. Those who waited are to be served.
     pub fn unlinked(&mut self, id: LockId) {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -245,7 +246,8 @@ impl Table {
 
     /// The value of `id` was freed.
     pub fn forget(&mut self, id: LockId) {
-        // A letter about a value that was flushed long ago may come when another lock has its place.
+        // A letter about a value that was flushed long ago may come when another lock has its
+        // place.
         let Some(entry) = self.slots.remove(id) else {
             return;
         };
@@ -286,8 +288,8 @@ impl Table {
         self.sweep.is_some()
     }
 
-    /// Looks again at what stands at keys that are waited for, at most at so many of them; those who
-    /// wait there are to be served.
+    /// Looks again at what stands at keys that are waited for, at most at so many of them; those
+    /// who wait there are to be served.
     pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
         for _ in 0..most {
             let Some(place) = self.sweep else {
@@ -335,10 +337,11 @@ impl Table {
 
     /// The role of this node has changed: the one place that decides what it keeps.
     ///
-    /// What the dataset says stays: locks, fences, the lease clock, what quarantine remembers; and so do statistics and
-    /// limits. What concerns the clients of this node as a master ends: those who wait are told to come again; a grant
-    /// that could not be delivered stands, as another master may have confirmed it to its owner; and every hold becomes
-    /// an ordinary lease, as this node no longer sees the connection of its holder.
+    /// What the dataset says stays: locks, fences, the lease clock, what quarantine remembers; and
+    /// so do statistics and limits. What concerns the clients of this node as a master ends: those
+    /// who wait are told to come again; a grant that could not be delivered stands, as another
+    /// master may have confirmed it to its owner; and every hold becomes an ordinary lease, as this
+    /// node no longer sees the connection of its holder.
     pub fn role_changed(&mut self) {
         self.unblock_all();
         // Each field is named, so that a new one cannot be forgotten here.

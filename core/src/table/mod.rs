@@ -1,9 +1,11 @@
-//! All locks of a node: requests and events in; an outcome, changes to the keyspace and answers out.
+//! All locks of a node: requests and events in; an outcome, changes to the keyspace and answers
+//! out.
 //!
-//! Every call that may change something collects what follows from it in an [`Output`]: which keys changed and how, and
-//! who is answered. The caller takes it with [`Table::take_output`] and applies it once. `request.rs` has what clients
-//! ask for, `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens without being asked,
-//! `legacy.rs` strings that count as locks.
+//! Every call that may change something collects what follows from it in an [`Output`]: which keys
+//! changed and how, and who is answered. The caller takes it with [`Table::take_output`] and
+//! applies it once. `request.rs` has what clients ask for, `outcome.rs` what they are told,
+//! `serve.rs` how waiters are granted, `event.rs` what happens without being asked, `legacy.rs`
+//! strings that count as locks.
 
 mod closing;
 mod deadlock;
@@ -68,7 +70,8 @@ pub enum Found {
     Other,
 }
 
-/// The keyspace, as far as core has to ask it: before a waiter is granted a key at which no lock was seen.
+/// The keyspace, as far as core has to ask it: before a waiter is granted a key at which no lock
+/// was seen.
 pub trait Keyspace {
     /// What stands at `key`.
     /// Whoever is called back meanwhile may read `table`.
@@ -177,9 +180,11 @@ pub struct Table {
     pub limits: Limits,
     /// Whether grants may have been forgotten.
     pub quarantine: Quarantine,
-    /// Whether replicas confirm that this node is the only master; none while no replicas are needed.
+    /// Whether replicas confirm that this node is the only master; none while no replicas are
+    /// needed.
     pub replication: Option<ReplicationLease>,
-    /// Whether nobody is granted anything for now, because the server would refuse a command that did.
+    /// Whether nobody is granted anything for now, because the server would refuse a command that
+    /// did.
     pub holds_back: bool,
     fences: FenceCounter,
     clock: LeaseClock,
@@ -266,7 +271,8 @@ impl Table {
         self.queue.keys().next()
     }
 
-    /// Why the node grants nothing now, and for how many microseconds as far as that is known; none while it grants.
+    /// Why the node grants nothing now, and for how many microseconds as far as that is known; none
+    /// while it grants.
     #[must_use]
     pub fn pause(&self, now: Instant) -> Option<(u64, Reason)> {
         let lease = self.replication.as_ref().and_then(|lease| lease.left(now));
@@ -369,8 +375,8 @@ impl Table {
         !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
-    /// Takes what the last calls have led to; with the effect, if somebody listens. Give it back with
-    /// [`Table::return_output`]: its memory is used again.
+    /// Takes what the last calls have led to; with the effect, if somebody listens. Give it back
+    /// with [`Table::return_output`]: its memory is used again.
     pub fn take_output(&mut self, now: Now, listened_to: bool) -> Output {
         self.finish(now, listened_to);
         std::mem::take(&mut self.output)
@@ -388,7 +394,8 @@ impl Table {
         }
     }
 
-    /// Writes what every effect begins with: the fence counter, and what quarantine has to remember.
+    /// Writes what every effect begins with: the fence counter, and what quarantine has to
+    /// remember.
     pub fn put_head(&self, effect: &mut Vec<u8>) {
         effect.push(wire::EFFECT_VERSION);
         wire::put_number(self.fences.last(), effect);
@@ -422,7 +429,8 @@ impl Table {
     fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
         if let Some(touched) = self.touch(id) {
             tell(&mut touched.events);
-            // Past some changes the whole lock is as cheap to write, and looking for doubles is not.
+            // Past some changes the whole lock is as cheap to write, and looking for doubles is
+            // not.
             if touched.changed.len() >= PARTS {
                 touched.whole = true;
             } else if !touched.whole && !touched.changed.contains(token) {
@@ -458,7 +466,8 @@ impl Table {
         waits_without_lock || self.has_unserved() || self.sweep.is_some()
     }
 
-    /// Writes down what became of each touched lock, removes those that nobody holds any more, and sets deadlines.
+    /// Writes down what became of each touched lock, removes those that nobody holds any more, and
+    /// sets deadlines.
     fn finish(&mut self, now: Now, listened_to: bool) {
         let lease_now = self.clock.at(now.mono);
         let mut effect = std::mem::take(&mut self.output.effect);
@@ -509,7 +518,8 @@ impl Table {
         self.output.effect = effect;
     }
 
-    /// A hold has ended: what is kept about it elsewhere ends too. `known`: see [`Entry::is_known`].
+    /// A hold has ended: what is kept about it elsewhere ends too. `known`: see
+    /// [`Entry::is_known`].
     fn ended(&mut self, id: LockId, hold: &Hold, known: bool, now: Instant) {
         self.hold_times.record(now.since(hold.granted));
         if known {

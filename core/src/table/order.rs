@@ -45,9 +45,9 @@ impl Table {
         self.order_steps.get()
     }
 
-    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not ahead
-    /// of that owner. Looks at the keys of the waiter or at the holds of the owner, whichever are
-    /// fewer.
+    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not
+    /// ahead of that owner. Looks at the keys of the waiter or at the holds of the owner, whichever
+    /// are fewer.
     pub(super) fn waits_for(
         &self,
         id: WaiterId,

@@ -12,7 +12,8 @@ use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (for ever, if `Some(None)`).
+    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (for ever,
+    /// if `Some(None)`).
     pub fn acquire(
         &mut self,
         wanted: &[Wanted<'_>],
@@ -226,7 +227,8 @@ impl Table {
         wanted.iter().map(|want| self.place(want)).collect()
     }
 
-    /// The lock at a wanted key: the one that was found there, or one that a waiter was granted since.
+    /// The lock at a wanted key: the one that was found there, or one that a waiter was granted
+    /// since.
     fn place(&self, want: &Wanted<'_>) -> Option<LockId> {
         if want.lock.is_some_and(|id| self.slots.get(id).is_some()) {
             return want.lock;
@@ -252,8 +254,8 @@ impl Table {
         }
     }
 
-    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for. Says whether all are
-    /// held already.
+    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for.
+    /// Says whether all are held already.
     #[inline]
     fn check_terms(
         &self,
@@ -308,7 +310,8 @@ impl Table {
                 .map_err(Denial::Fence)?
         };
         if !self.queue.is_empty() {
-            // What else this owner waits for may be a re-entry now, or may go past those who wait for it.
+            // What else this owner waits for may be a re-entry now, or may go past those who wait
+            // for it.
             self.next_up.extend(self.queue.of(&terms.token));
         }
         let fences = locks.iter().enumerate().map(|(at, lock)| {
@@ -358,8 +361,8 @@ impl Table {
         fence
     }
 
-    /// Where a semaphore has become full, those who wait for it wait for all its holders from now on: these may go past them
-    /// in the lines of other keys.
+    /// Where a semaphore has become full, those who wait for it wait for all its holders from now
+    /// on: these may go past them in the lines of other keys.
     fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: Instant) {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
         if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))

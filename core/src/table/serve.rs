@@ -1,4 +1,5 @@
-//! How those who wait are served: in order of arrival on every key, none past another, all keys of a request at once.
+//! How those who wait are served: in order of arrival on every key, none past another, all keys of
+//! a request at once.
 
 use std::sync::Arc;
 
@@ -32,7 +33,8 @@ enum Turn {
 
 impl Table {
     /// Takes ended leases off a lock, and serves its line if that made room. Says whether the lock
-    /// still is one. No more than [`TAKEN_AT_ONCE`] are taken off, but that of `token` is among them.
+    /// still is one. No more than [`TAKEN_AT_ONCE`] are taken off, but that of `token` is among
+    /// them.
     pub(super) fn settle(
         &mut self,
         id: LockId,
@@ -52,8 +54,8 @@ impl Table {
         true
     }
 
-    /// Takes off what has ended, so far that what is left of it makes no difference to `token`; what
-    /// follows for waiters is noted, not done.
+    /// Takes off what has ended, so far that what is left of it makes no difference to `token`;
+    /// what follows for waiters is noted, not done.
     fn take_off_what_ended(&mut self, id: LockId, token: Option<&Token>, now: Now) {
         self.end_ties_at(id, token);
         let lease_now = self.clock.at(now.mono);

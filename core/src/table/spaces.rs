@@ -20,8 +20,8 @@ struct Space {
     locks: usize,
     /// How many of them stand at their keys.
     standing: usize,
-    /// No lease here ends later, on the lease clock. It may be later than the last one does: a lease
-    /// that is released early leaves it as it is, until no lock is left.
+    /// No lease here ends later, on the lease clock. It may be later than the last one does: a
+    /// lease that is released early leaves it as it is, until no lock is left.
     last_end: Instant,
 }
 

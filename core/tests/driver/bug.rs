@@ -1,5 +1,5 @@
-//! The core as it is, or as it would be with one bug planted in it: the bug changes what goes in, what comes out, or the
-//! state itself, in the way in which a wrong core would.
+//! The core as it is, or as it would be with one bug planted in it: the bug changes what goes in,
+//! what comes out, or the state itself, in the way in which a wrong core would.
 
 use redislock_core::lock::{Hold, Mode, Standing, Terms};
 use redislock_core::queue::WaiterId;

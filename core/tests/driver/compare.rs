@@ -10,8 +10,8 @@ use super::{Driver, Told, key};
 use crate::node::{Change, Node, Value};
 use crate::reference::{Answer, Hold, Key, Lock, Mode, Model};
 
-/// Every lock of a node as the model would write it, leases that have ended included. `end` says when
-/// a hold ends.
+/// Every lock of a node as the model would write it, leases that have ended included. `end` says
+/// when a hold ends.
 fn seen(
     node: &Node,
     end: impl Fn(&core_lock::Hold) -> Instant,

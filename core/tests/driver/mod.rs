@@ -1,4 +1,5 @@
-//! Drives the core, a replica of it and the model through the same life, and compares them after every step.
+//! Drives the core, a replica of it and the model through the same life, and compares them after
+//! every step.
 
 pub mod bug;
 mod compare;
@@ -94,8 +95,8 @@ fn answer(answer: &table::Answer) -> Answer {
     }
 }
 
-/// What a step may have been: the model after all actions and all answers, in every order in which each was right and after
-/// which it fits, the actions in their order, the answers in theirs.
+/// What a step may have been: the model after all actions and all answers, in every order in which
+/// each was right and after which it fits, the actions in their order, the answers in theirs.
 struct Explanations<'a> {
     fits: &'a dyn Fn(&Model) -> Result<(), String>,
     found: Vec<Model>,
@@ -340,7 +341,8 @@ impl Driver {
         }
         let mut actions = always(move |model| model.now += micros);
         if timer {
-            // Whoever's time is up at the very moment at which it could be granted gets the one or the other.
+            // Whoever's time is up at the very moment at which it could be granted gets the one or
+            // the other.
             actions.extend(always(|model| {
                 model.sweep();
                 model.time_out();

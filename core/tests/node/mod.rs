@@ -1,4 +1,5 @@
-//! A node without a server: the table and a keyspace that is a plain map, kept as the module keeps the server's.
+//! A node without a server: the table and a keyspace that is a plain map, kept as the module keeps
+//! the server's.
 
 use std::collections::BTreeMap;
 

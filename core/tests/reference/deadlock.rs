@@ -1,6 +1,7 @@
-//! Deadlock, by a plain graph search. The owners are the points. An owner that waits depends on the holders that exclude it
-//! (on all of them; where a semaphore is full, on any one of them) and on those ahead of it. A newcomer is refused if it
-//! depends, over any number of steps, on somebody who depends on something that the newcomer *holds*.
+//! Deadlock, by a plain graph search. The owners are the points. An owner that waits depends on the
+//! holders that exclude it (on all of them; where a semaphore is full, on any one of them) and on
+//! those ahead of it. A newcomer is refused if it depends, over any number of steps, on somebody
+//! who depends on something that the newcomer *holds*.
 
 use std::collections::BTreeSet;
 

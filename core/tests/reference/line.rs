@@ -39,7 +39,8 @@ impl Model {
         }
     }
 
-    /// Whether nothing is left that a waiter would have to wait for: it has to be answered now, one way or the other.
+    /// Whether nothing is left that a waiter would have to wait for: it has to be answered now, one
+    /// way or the other.
     pub fn turn_has_come(&self, place: usize) -> bool {
         let request = &self.queue[place].request;
         request

@@ -1,9 +1,9 @@
-//! The locks of a node as the contract describes them, done in the plainest way: lists, linear scans, everything worked
-//! out anew each time. It shares nothing with the crate that it judges.
+//! The locks of a node as the contract describes them, done in the plainest way: lists, linear
+//! scans, everything worked out anew each time. It shares nothing with the crate that it judges.
 //!
-//! The contract leaves open in which order waiters of different keys are granted. So the model does not predict the
-//! answers to those who waited: it is shown them one by one and says whether each was right at that moment, and afterwards
-//! whether somebody was passed over.
+//! The contract leaves open in which order waiters of different keys are granted. So the model does
+//! not predict the answers to those who waited: it is shown them one by one and says whether each
+//! was right at that moment, and afterwards whether somebody was passed over.
 
 mod deadlock;
 mod line;
@@ -119,7 +119,8 @@ pub struct Waiter {
     pub since: u64,
 }
 
-/// A grant that its client has not been seen to receive, and the holds (by key and fence) that it added one to.
+/// A grant that its client has not been seen to receive, and the holds (by key and fence) that it
+/// added one to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Undelivered {
     id: u64,
@@ -204,7 +205,8 @@ impl Model {
         self.quarantine_until > self.now
     }
 
-    /// Whether it differs from `other` in nothing that cannot be seen, where all that can be seen is the same.
+    /// Whether it differs from `other` in nothing that cannot be seen, where all that can be seen
+    /// is the same.
     pub fn is_like(&self, other: &Self) -> bool {
         self.undelivered == other.undelivered
     }

@@ -15,8 +15,8 @@ impl Model {
         }
     }
 
-    /// The server has started again, which took `loading` µs: what remained of each lease remains, ephemeral holds are
-    /// ordinary leases, nobody waits.
+    /// The server has started again, which took `loading` µs: what remained of each lease remains,
+    /// ephemeral holds are ordinary leases, nobody waits.
     pub fn reload(&mut self, loading: u64) {
         self.sweep();
         self.now += loading;

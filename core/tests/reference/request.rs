@@ -118,7 +118,8 @@ impl Model {
         Ok(())
     }
 
-    /// Gives the request all its keys: the fences, and the holds (by key and fence) whose count has grown.
+    /// Gives the request all its keys: the fences, and the holds (by key and fence) whose count has
+    /// grown.
     pub fn grant(&mut self, request: &Request) -> (Vec<u64>, Vec<(Key, u64)>) {
         let token = request.token;
         let is_new = request.keys.iter().any(|key| !self.holds(*key, token));
