@@ -331,16 +331,11 @@ impl Node {
             undeliverable,
             ..
         } = self;
-        let kinds = [
-            table.is_closing(),
-            table.is_sweeping(),
-            table.has_remains(),
-            !undeliverable.is_empty(),
-        ];
+        let kinds = [table.is_closing(), table.is_sweeping(), table.has_remains()];
         // Leases end all the time.
         let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
-        let first = undeliverable.len().min(share);
-        for waiter in undeliverable.drain(..first) {
+        // All of them: an owner that was told no must not find that it holds the lock.
+        for waiter in undeliverable.drain(..) {
             table.undeliverable(waiter, now, keys);
         }
         table.close(share, now, keys);
@@ -349,7 +344,7 @@ impl Node {
         let leases = table.expire(share, now, keys);
         table.serve(now, keys);
         let waiters = table.is_sweeping() || table.has_more_to_serve(now);
-        if leases || waiters || !undeliverable.is_empty() {
+        if leases || waiters {
             More::Soon
         } else if table.is_closing() || table.has_remains() {
             More::Later

@@ -119,6 +119,7 @@ const CALLBACKS: &[Edge] = &[
     ("show", |s| s.does("INFO lock")),
     ("get", |s| s.does("CONFIG GET lock.max-ttl")),
     ("set", |s| s.does("CONFIG SET lock.max-hold 1000")),
+    ("get_switch", |s| s.does("CONFIG GET lock.legacy-strings")),
     ("rdb_save", |s| s.does("DUMP job")),
     ("rdb_load", |s| assert!(s.restores().items()[1].is_error())),
     ("aux_save", |s| s.does("SAVE")),
@@ -161,7 +162,13 @@ const CALLBACKS: &[Edge] = &[
     }),
 ];
 /// These run while the server starts, in a child of it, or only where replicas are needed.
-const ELSEWHERE: [&str; 4] = ["on_load", "aux_load", "aof_rewrite", "on_timer"];
+const ELSEWHERE: [&str; 5] = [
+    "on_load",
+    "aux_load",
+    "aof_rewrite",
+    "on_timer",
+    "set_switch",
+];
 
 #[track_caller]
 fn fails_closed(edges: &[Edge]) {
