@@ -235,7 +235,7 @@ pub fn forget_unlinked(id: LockId) {
     }
 }
 
-/// A number that tells byte strings apart and says nothing about them: keyed anew with each start,
+/// A number that tells byte strings apart and says nothing about them: keyed again with each start,
 /// never 0.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     FINGERPRINTS.hash_one(bytes) | 1

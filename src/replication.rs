@@ -240,7 +240,7 @@ fn set_timer(moment: Instant) {
     }
 }
 
-/// Reads the list and decides anew; waiters are served if that lets them.
+/// Reads the list and decides again; waiters are served if that lets them.
 fn look(ctx: Ctx) {
     let before = clock::mono();
     let info = ServerInfo::read(c"replication");

@@ -229,7 +229,7 @@ fn a_replica_writes_its_aof_and_reloads_it() {
     let mut m = master.connect();
     let mut r = replica.connect();
     wait_for_sync(&mut m, &mut r);
-    // After a full sync the replica makes its AOF anew, in the background.
+    // After a full sync the replica makes its AOF again, in the background.
     crate::persistence::wait_for_rewrite(&mut r);
     arrange(&mut m);
     wait_for_sync(&mut m, &mut r);

@@ -149,7 +149,7 @@ impl Builder {
     /// Asks `provider` for the user and the password of every new connection to a master, in place
     /// of those in the URLs: for passwords that rotate and tokens that expire. A server that closes
     /// connections when a token expires is connected to again with the next one. In a cluster the
-    /// connections to all masters are opened anew with the next one, when one of them is missing.
+    /// connections to all masters are opened again with the next one, when one of them is missing.
     pub fn credentials<F, R, E>(mut self, provider: F) -> Self
     where
         F: Fn() -> R + Send + Sync + 'static,

@@ -2,7 +2,7 @@
 //! deadline.
 //!
 //! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it
-//! looks at the lease itself and sets it anew. So extending a lease costs nothing here.
+//! looks at the lease itself and sets it again. So extending a lease costs nothing here.
 
 use crate::time::Instant;
 

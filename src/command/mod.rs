@@ -114,7 +114,7 @@ pub static COMMANDS: &[Command] = &[
         arity: -4,
         keys: Keys::First(TAKE),
         grammar: describe::ACQUIRE,
-        summary: c"Acquires a lock, or re-enters it, and replies with its fence; null when it is not to be had",
+        summary: c"Acquires a lock, or re-enters it, and replies with its fence; null if it is not available",
         complexity: c"O(1); O(log(N)) with N waiters or shared holders. By an owner of H locks that others wait for: O(A*H) with A waiters ahead, and O(R) with R waiters and holders that it depends on if it would wait",
     },
     Command {

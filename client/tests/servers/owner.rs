@@ -178,7 +178,7 @@ async fn each_of_several_locks_is_released_by_the_last_one_in_it() {
         }
         freed_before_the_lease_ends(&servers, "y", TTL * 5).await;
         assert!(is_busy(client.lock("x").try_acquire().await));
-        // What is left of the hold is renewed without it, and what was left is acquired anew.
+        // What is left of the hold is renewed without it, and what was left is acquired again.
         x.extend().await.unwrap();
         let y = client.lock("y").owner(&owner).try_acquire().await.unwrap();
         assert!(y.fence() > fence);

@@ -12,7 +12,7 @@ use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (for ever,
+    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (forever,
     /// if `Some(None)`).
     pub fn acquire(
         &mut self,

@@ -399,7 +399,7 @@ impl Node {
         self.table.loading_ended(self.now.mono);
     }
 
-    /// A replica starts anew with what its master has.
+    /// A replica starts again with what its master has.
     pub fn sync(&mut self, master: &Self) {
         (self.unlinked, self.flushed) = (Vec::new(), Vec::new());
         self.now = master.now;
@@ -480,7 +480,7 @@ pub fn key(name: &str) -> Key {
 /// A second, µs.
 pub const SECOND: u64 = 1_000_000;
 
-/// Waits for ever.
+/// Waits forever.
 pub const FOR_EVER: Option<Option<Instant>> = Some(None);
 
 /// Requests as short as a test reads: an owner, its keys (a letter each), ten seconds.
@@ -508,7 +508,7 @@ impl Node {
         }
     }
 
-    /// Waits for ever for the exclusive locks.
+    /// Waits forever for the exclusive locks.
     pub fn wait(&mut self, owner: &str, keys: &str) -> WaiterId {
         self.wait_in(owner, keys, Mode::Exclusive)
     }

@@ -1,5 +1,5 @@
 //! The locks of a node as the contract describes them, done in the plainest way: lists, linear
-//! scans, everything worked out anew each time. It shares nothing with the crate that it judges.
+//! scans, everything worked out again each time. It shares nothing with the crate that it judges.
 //!
 //! The contract leaves open in which order waiters of different keys are granted. So the model does
 //! not predict the answers to those who waited: it is shown them one by one and says whether each
