@@ -26,6 +26,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis_module::raw;
+use redislock_core::table::Wake;
 use redislock_core::time::{Instant, to_millis};
 
 use crate::clock;
@@ -75,6 +76,14 @@ pub fn register(ring: fn(Ctx)) {
         sleeps_last: version >= SLEEPS_LAST,
         main_thread,
     });
+}
+
+/// Sets the alarm that a decision asks for.
+pub fn set(wake: Wake) {
+    match wake {
+        Wake::At(moment) => wake_at(moment),
+        Wake::Soon => wake_soon(),
+    }
 }
 
 /// Wakes the module at this moment, or a little later.

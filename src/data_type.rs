@@ -4,31 +4,26 @@
 //! table. So freeing a value, which the server may do on another thread, is leaving a notice.
 
 use std::ffi::{c_int, c_void};
-use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::payload::{Origin, Rejected};
 use redislock_core::slots::LockId;
 use redislock_core::time::Instant;
 use redislock_core::token::Key;
-use redislock_core::wire::{self, put_number};
+use redislock_core::wire;
 
 use crate::alarm;
 use crate::clock;
 use crate::config::QUARANTINE;
 use crate::edge::edge;
-use crate::ffi::{self, Arg, Ctx, Level, api, lock_of, value_of};
+use crate::effects::APPLY;
+use crate::ffi::{self, Arg, Ctx, Level, api};
+use crate::keyspace::{lock_of, set_redis_type, value_of};
 use crate::node;
 
 /// Nine characters, as the server wants it; the last ten bits of a type's name are its version.
 const NAME: &std::ffi::CStr = c"redislock";
-
-static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
-
-/// The type, as the server knows it.
-pub fn redis_type() -> *mut raw::RedisModuleType {
-    TYPE.load(Ordering::Relaxed)
-}
 
 /// Registers the type.
 pub fn register(ctx: Ctx) -> Result<(), String> {
@@ -87,7 +82,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
     if registered.is_null() {
         return Err("the server did not accept the type redislock".into());
     }
-    TYPE.store(registered, Ordering::Relaxed);
+    set_redis_type(registered);
     Ok(())
 }
 
@@ -207,10 +202,7 @@ fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
 /// What is not in any key: the fence counter, and what quarantine has to remember.
 fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     let mut bytes = Vec::new();
-    node::read(|table| {
-        put_number(table.fence(), &mut bytes);
-        put_number(table.quarantine.to_save(), &mut bytes);
-    });
+    wire::put_header(node::read(|table| table.header()), &mut bytes);
     // SAFETY: the io of this callback.
     unsafe {
         api!(RedisModule_SaveStringBuffer(
@@ -230,9 +222,9 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
         return error;
     };
     let mut reader = wire::Reader(&bytes);
-    match crate::command::apply::read_head(&mut reader) {
-        Ok(head) if reader.0.is_empty() => {
-            node::with(|node| head.take_in(node));
+    match reader.header() {
+        Ok(header) if reader.0.is_empty() => {
+            node::with(|node| node.table.take_in(header));
             ok
         }
         _ => error,
@@ -243,17 +235,16 @@ fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, va
     let now = clock::mono();
     let mut effect = Vec::new();
     node::read(|table| {
-        table.put_head(&mut effect);
+        wire::begin_effect(table.header(), &mut effect);
         if let Some(lock) = table.as_seen(lock_of(value)) {
             wire::put_whole(&lock, table.lease_now(now), &mut effect);
         }
     });
-    let command = crate::command::APPLY.as_ptr();
     // SAFETY: the io of this callback; the format says a buffer with its length and a string.
     unsafe {
         api!(RedisModule_EmitAOF(
             io,
-            command,
+            APPLY.as_ptr(),
             c"bs".as_ptr(),
             effect.as_ptr(),
             effect.len(),

@@ -5,14 +5,12 @@
 //! `lib.rs` checks at load that the server is new enough to have every function.
 
 mod argument;
-mod key;
 mod server_info;
 
 use std::ffi::{CStr, c_int};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 pub use argument::{Arg, Args, OwnedString};
-pub use key::{For, OpenKey, Standing, lock_of, value_of};
 use redis_module::raw;
 pub use server_info::ServerInfo;
 
@@ -162,26 +160,6 @@ impl Ctx {
         }
     }
 
-    pub fn open(self, name: Arg<'_>, purpose: For) -> OpenKey {
-        let mode = match purpose {
-            For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
-            For::Writing => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
-            // To open for writing sends no event about a missing key, on 7.0 too, which does not
-            // know the other flags.
-            For::Looking => {
-                raw::REDISMODULE_READ
-                    | raw::REDISMODULE_WRITE
-                    | raw::REDISMODULE_OPEN_KEY_NOTOUCH
-                    | raw::REDISMODULE_OPEN_KEY_NONOTIFY
-                    | raw::REDISMODULE_OPEN_KEY_NOSTATS
-                    | raw::REDISMODULE_OPEN_KEY_NOEXPIRE
-            }
-        };
-        // SAFETY: a valid context and string; closed by `OpenKey`.
-        let key = unsafe { api!(RedisModule_OpenKey(self.0, name.raw(), mode as c_int)) };
-        OpenKey::new(key.cast())
-    }
-
     pub fn signal_modified(self, name: Arg<'_>) {
         // SAFETY: a valid context and string.
         unsafe {
@@ -202,10 +180,10 @@ impl Ctx {
         }
     }
 
-    /// Sends an effect on these keys to replicas and the AOF.
-    pub fn replicate(self, effect: &[u8], keys: &[*mut raw::RedisModuleString]) {
-        let command = crate::command::APPLY.as_ptr();
-        let (bytes, len) = (effect.as_ptr(), effect.len());
+    /// Sends a command to replicas and the AOF: its first argument, and the keys behind that.
+    pub fn replicate(self, command: &CStr, first: &[u8], keys: &[*mut raw::RedisModuleString]) {
+        let command = command.as_ptr();
+        let (bytes, len) = (first.as_ptr(), first.len());
         // SAFETY: a valid context; the arguments are what the format names: a buffer with its
         // length, then one string, or a vector of strings with its length. All are copied or
         // counted by the server.

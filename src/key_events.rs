@@ -10,7 +10,8 @@ use crate::alarm::wake_soon;
 use crate::clock;
 use crate::config::LEGACY_STRINGS;
 use crate::edge::edge;
-use crate::ffi::{Arg, Ctx, For, Standing, api};
+use crate::ffi::{Arg, Ctx, api};
+use crate::keyspace;
 use crate::node::{self, Notice};
 use crate::removals::{Caller, Cause};
 use crate::server;
@@ -68,9 +69,7 @@ fn on_keyspace(
     match event {
         b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
         b"rename_to" | b"move_to" | b"restore" => {
-            let key = ctx.open(name, For::Reading);
-            if let (Standing::Lock(id), Some(db)) = (key.standing(), key.db()) {
-                let key = Key::new(db, name.bytes());
+            if let Some((id, key)) = keyspace::lock_at(ctx, name) {
                 node::forget_unlinked(id);
                 node::post(Notice::Attached(id, key));
                 wake_soon();

@@ -1,14 +1,16 @@
 //! Redis and Valkey learn to lock: the module around [`redislock_core`].
 //!
 //! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the
-//! state, the request and the time; `keyspace.rs` applies what follows, once, replicates it and
+//! state, the request and the time; `keyspace/` applies what follows, once, replicates it and
 //! tells of it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
 //! somebody else take the same way in (`lifecycle.rs`).
 //!
 //! | file | subject |
 //! |---|---|
 //! | `command/` | one file a command: grammar, parsing, replies; `mod.rs` has the table of all |
-//! | `keyspace.rs` | the only place that opens keys, applies decisions, replicates, notifies |
+//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not |
+//! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies |
+//! | `effects.rs` | what is replicated |
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `waiters.rs` | blocked clients and their hand-over |
 //! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
@@ -36,6 +38,7 @@ mod command;
 mod config;
 mod data_type;
 mod edge;
+mod effects;
 mod ffi;
 mod global;
 mod info;
@@ -45,6 +48,7 @@ mod lifecycle;
 mod node;
 mod removals;
 mod replication;
+mod reply;
 mod server;
 mod waiters;
 mod warnings;

@@ -15,8 +15,9 @@ use crate::edge::{self, on_event};
 use crate::ffi::{Ctx, Level, api, log};
 use crate::node::{self, More, Node, Notice};
 use crate::removals;
+use crate::reply::why;
 use crate::server::{self, may_write};
-use crate::{key_events, keyspace, replication, waiters, warnings, watch};
+use crate::{effects, key_events, keyspace, replication, waiters, warnings, watch};
 
 /// A slice ends when it has taken this long, µs, so that clients are served in between. What was
 /// begun is ended first: all in all it takes less than 1 ms of the main thread.
@@ -106,7 +107,7 @@ fn on_config_change(
 }
 
 /// Wakes the module when the next wait is up.
-pub fn wake_for_waits() {
+fn wake_for_waits() {
     if let Some(next) = node::with(|node| node.table.next_timeout()) {
         wake_at(next);
     }
@@ -160,7 +161,7 @@ fn catch_up(ctx: Ctx) {
         return wake_for(more);
     }
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
-        keyspace::replicate_counter(ctx);
+        effects::send_header(ctx, node::with(|node| node.table.header()));
     }
     key_events::look_at_strings(ctx, BATCH);
     let grants = may_grant(ctx);
@@ -212,7 +213,7 @@ impl Slice {
         mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
     ) -> More {
         loop {
-            let more = keyspace::decide(ctx, &[], &mut decide);
+            let more = keyspace::decide_unasked(ctx, &mut decide);
             if more == More::No || clock::mono().since(self.begin) >= SLICE {
                 return more;
             }
@@ -270,7 +271,7 @@ fn on_role_change(
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
     server::note_role(ctx);
-    keyspace::decide(ctx, &[], |node, _, _| node.role_changed());
+    keyspace::decide_unasked(ctx, |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
         let now = clock::mono();
         let wait = replication::promoted(ctx);
@@ -413,19 +414,5 @@ fn announce_quarantine() {
             ),
         );
         wake_at(clock::mono().plus(left));
-    }
-}
-
-/// Why there is a quarantine, in words.
-pub fn why(reason: Reason) -> &'static str {
-    match reason {
-        Reason::Start => "after a start",
-        Reason::Promotion => "after a promotion",
-        Reason::Flush => "after a flush",
-        Reason::Standstill => "after a standstill",
-        Reason::Replicas => "while too few replicas confirm that this is the only master",
-        Reason::Settings => {
-            "while min-replicas-to-write cannot be read (set lock.min-replicas and lock.max-lag)"
-        }
     }
 }

@@ -16,11 +16,11 @@ use redislock_core::queue::WaiterId;
 use redislock_core::table::Answer;
 
 use crate::alarm;
-use crate::command::reply::{self, Shape};
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
 use crate::global::Global;
 use crate::node::{self, Notice};
+use crate::reply::{self, Shape};
 
 /// A connection that waits, in the care of the server.
 struct Parked {

@@ -85,6 +85,27 @@ impl Change {
     }
 }
 
+/// What an effect begins with, and what an RDB file keeps outside of all keys.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The fence counter.
+    pub fence: u64,
+    /// The longest lease that may be out there, ms, as quarantine has to remember it.
+    pub quarantine: u64,
+}
+
+/// Writes a header.
+pub fn put_header(header: Header, out: &mut Vec<u8>) {
+    put_number(header.fence, out);
+    put_number(header.quarantine, out);
+}
+
+/// Begins an effect: its version and its header. The changes follow.
+pub fn begin_effect(header: Header, out: &mut Vec<u8>) {
+    out.push(EFFECT_VERSION);
+    put_header(header, out);
+}
+
 /// Writes the whole of `lock`, with the version in front.
 pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
     out.push(RDB_VERSION);
@@ -119,7 +140,7 @@ pub fn put_whole(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
         }
         Lock::Shared(_) => {
             let holds = lock.holds_in_order();
-            put_head(lock, WHOLE, holds.len(), out);
+            put_mode(lock, WHOLE, holds.len(), out);
             for hold in holds {
                 put_hold(hold, now, out);
             }
@@ -129,7 +150,7 @@ pub fn put_whole(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
 
 /// Writes a change of these holds alone; the others stay as they are.
 pub fn put_part(lock: &Lock, changed: &[Token], now: Instant, out: &mut Vec<u8>) {
-    put_head(lock, 0, changed.len(), out);
+    put_mode(lock, 0, changed.len(), out);
     for token in changed {
         match lock.hold(token) {
             Some(hold) => put_hold(hold, now, out),
@@ -144,7 +165,7 @@ pub fn put_part(lock: &Lock, changed: &[Token], now: Instant, out: &mut Vec<u8>)
 /// Writes what two nodes agree in: everything but the times.
 pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
     let holds = lock.holds_in_order();
-    put_head(lock, WHOLE, holds.len(), out);
+    put_mode(lock, WHOLE, holds.len(), out);
     for hold in holds {
         put_bytes(hold.token.secret(), out);
         put_number(hold.count.into(), out);
@@ -154,7 +175,8 @@ pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
     }
 }
 
-fn put_head(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
+/// Writes how a lock is held, and how many holds follow.
+fn put_mode(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
     let (shared, limit) = match lock.mode() {
         Mode::Exclusive => (0, 0),
         Mode::Shared { limit } => (SHARED, limit),
@@ -225,6 +247,28 @@ impl<'a> Reader<'a> {
             }
         }
         Err(Malformed)
+    }
+
+    /// What [`put_header`] wrote.
+    ///
+    /// # Errors
+    /// When a number is missing or above what any node can have.
+    pub fn header(&mut self) -> Result<Header, Malformed> {
+        Ok(Header {
+            fence: self.number(MAX_FENCE)?,
+            quarantine: self.number(MAX_TTL)?,
+        })
+    }
+
+    /// What [`begin_effect`] wrote.
+    ///
+    /// # Errors
+    /// When the version is another one, or the header is malformed.
+    pub fn effect_header(&mut self) -> Result<Header, Malformed> {
+        if self.byte()? != EFFECT_VERSION {
+            return Err(Malformed);
+        }
+        self.header()
     }
 
     fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {

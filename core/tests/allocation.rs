@@ -4,7 +4,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
 use redislock_core::Table;
-use redislock_core::table::{Found, Keyspace, Verdict, Wanted};
+use redislock_core::table::{Found, Keyspace, Output, Verdict, Wanted};
 use redislock_core::token::Key;
 use redislock_core::wire::{MAX_HOLDERS, Malformed, load, put_number};
 
@@ -66,6 +66,7 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
     let (table, now) = (&mut node.table, node.now);
     let owner = token("0f8fad5b-d9cb-469f-a165-70867728950e");
     let terms = terms(&owner, SECOND);
+    let mut spare = Output::new();
     let mut round = || {
         let free = Wanted {
             db: 0,
@@ -75,13 +76,13 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
         };
         let verdict = table.acquire(&[free], &terms, None, now, &mut Empty);
         assert!(matches!(verdict, Verdict::Granted(_)));
-        let output = table.take_output(now, true);
+        let mut output = table.take_output(now, true, std::mem::take(&mut spare));
         let lock = Some(output.touched[0].id);
-        table.return_output(output);
+        output.clear();
         let held = Wanted { lock, ..free };
         assert_eq!(table.release(&held, &owner, false, now, &mut Empty), 1);
-        let output = table.take_output(now, true);
-        table.return_output(output);
+        spare = table.take_output(now, true, output);
+        spare.clear();
     };
     // The first rounds make room that the others use again.
     round();

@@ -9,11 +9,11 @@ use redislock_core::time::{Instant, from_millis};
 use redislock_core::token::Token;
 
 use super::options::{self, Options};
-use super::reply::{self, Failure, Shape};
 use crate::clock;
 use crate::ffi::{Arg, Args, Ctx};
 use crate::keyspace::{Opened, decide};
-use crate::{lifecycle, waiters};
+use crate::reply::{self, Failure, Shape};
+use crate::{alarm, waiters};
 
 pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {
@@ -99,7 +99,9 @@ impl Request {
             Verdict::Busy => ctx.reply_null(),
             Verdict::Waits(id) => {
                 waiters::park(ctx, id, self.shape, keys);
-                lifecycle::wake_for_waits();
+                if let Some(Some(until)) = until {
+                    alarm::wake_at(until);
+                }
             }
             Verdict::Denied(denial) => return Err(denial.into()),
         }

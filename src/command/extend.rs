@@ -5,9 +5,9 @@ use redislock_core::table::{Denial, Extended};
 use redislock_core::token::Token;
 
 use super::options;
-use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
 use crate::keyspace::{Opened, decide};
+use crate::reply::Failure;
 
 pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {

@@ -3,11 +3,11 @@
 
 use redis_module::raw;
 
-use super::reply::Failure;
 use crate::clock;
 use crate::ffi::{Arg, Args, Ctx, OwnedString, api, there};
 use crate::keyspace::{Opened, decide};
 use crate::removals::{self, Caller, Cause, Removal};
+use crate::reply::Failure;
 use crate::server::PROBE;
 
 pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {

@@ -8,10 +8,10 @@ use foldhash::HashMap;
 use redis_module::raw;
 
 use super::options;
-use super::reply::Failure;
 use crate::ffi::{Args, Ctx, api};
 use crate::global::Global;
 use crate::keyspace::{Opened, decide_silently};
+use crate::reply::Failure;
 
 /// What the names of our own commands begin with.
 const OURS: &[u8] = b"lock.";
@@ -58,7 +58,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let own = [Opened::new(ctx, key)?];
     let lock = own[0].lock();
-    let (holds, news) = decide_silently(ctx, &own, |node, now, keyspace| {
+    let (holds, followup) = decide_silently(ctx, &own, |node, now, keyspace| {
         node.table.guards(lock, &token, now, keyspace)
     });
     own[0].close();
@@ -66,7 +66,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if matches!(holds, Ok(true)) {
         run(ctx, name.c_str(), args.from(INNER + 1));
     }
-    news.send(ctx, &own);
+    followup.finish(ctx, &own);
     if holds? {
         Ok(())
     } else {

@@ -1,8 +1,8 @@
 //! `LOCK.HELP`: the commands, as every command family lists its own.
 
 use super::COMMANDS;
-use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
+use crate::reply::Failure;
 
 pub fn help(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if args.len() != 1 {

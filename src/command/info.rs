@@ -2,15 +2,16 @@
 //! there is nothing to say. Never a token.
 
 use redislock_core::lock::{Hold, Mode};
+use redislock_core::table::{Denial, Found};
 use redislock_core::time::{Instant, to_millis};
 use redislock_core::token::Key;
 use redislock_core::wire::MAX_HOLDERS;
 
 use super::options;
-use super::reply::Failure;
 use crate::clock;
-use crate::ffi::{Args, Ctx, For, Standing};
-use crate::node;
+use crate::ffi::{Args, Ctx};
+use crate::reply::Failure;
+use crate::{keyspace, node};
 
 /// Digits of a fingerprint.
 const DIGITS: usize = 8;
@@ -28,14 +29,14 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         (token, None) => (token.map(options::token).transpose()?, usize::MAX),
     };
     let mut is_string = false;
-    let lock = match ctx.open(key, For::Reading).standing() {
-        Standing::Nothing => None,
-        Standing::LegacyString(_) => {
+    let lock = match keyspace::find(ctx, key) {
+        Found::Nothing => None,
+        Found::LegacyString(_) => {
             is_string = true;
             None
         }
-        Standing::Lock(id) => Some(id),
-        Standing::Other => return Err(crate::keyspace::WrongType.into()),
+        Found::Lock(id) => Some(id),
+        Found::Other => return Err(Denial::WrongType.into()),
     };
     let mono = clock::mono();
     node::with(|node| {

@@ -2,7 +2,7 @@
 //! core and replies.
 
 mod acquire;
-pub mod apply;
+mod apply;
 mod describe;
 mod extend;
 #[cfg(feature = "failpoints")]
@@ -15,20 +15,17 @@ mod node;
 mod options;
 mod probe;
 mod release;
-pub mod reply;
 mod several;
 
 use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
-use reply::Failure;
 
 use crate::edge::{self, edge};
+use crate::effects::APPLY;
 use crate::ffi::{Args, Ctx, api};
+use crate::reply::{self, Failure};
 use crate::{keyspace, server};
-
-/// The internal command that carries effects.
-pub const APPLY: &CStr = c"lock._apply";
 
 type Handler = unsafe extern "C" fn(
     *mut raw::RedisModuleCtx,

@@ -4,9 +4,9 @@ use redis_module::raw;
 use redislock_core::time::{Instant, to_millis};
 
 use super::info::{number, text};
-use super::reply::Failure;
 use crate::clock;
 use crate::ffi::{Args, Ctx};
+use crate::reply::Failure;
 use crate::{config, edge, lifecycle, node, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {

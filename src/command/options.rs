@@ -5,9 +5,9 @@ use redislock_core::lock::Mode;
 use redislock_core::token::{MAX_OWNER, Token};
 use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
-use super::reply::Failure;
 use crate::config;
 use crate::ffi::{Arg, Args};
+use crate::reply::Failure;
 
 /// What may follow the fixed arguments of a request for locks.
 #[derive(Default)]

@@ -1,9 +1,9 @@
 //! `LOCK.RELEASE key token [ALL]`: how many holds were taken off, or null.
 
 use super::options;
-use super::reply::Failure;
 use crate::ffi::{Args, Ctx};
 use crate::keyspace::{Opened, decide_without_fence};
+use crate::reply::Failure;
 
 pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {

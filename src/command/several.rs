@@ -8,10 +8,10 @@ use std::collections::HashSet;
 use redislock_core::table::{Denial, Extended, Wanted};
 
 use super::acquire::Request;
-use super::reply::{self, Failure};
 use super::{extend, options, release};
 use crate::ffi::{Args, Ctx};
-use crate::keyspace::{Opened, WrongType, decide};
+use crate::keyspace::{Opened, decide};
+use crate::reply::{self, Failure};
 
 /// The most keys that one request may name.
 const MAX_KEYS: i64 = 1000;
@@ -126,7 +126,7 @@ fn reply_each<T>(ctx: Ctx, usable: &[bool], outcomes: Vec<T>, reply: impl Fn(Ctx
     for usable in usable {
         match usable.then(|| outcomes.next()).flatten() {
             Some(outcome) => reply(ctx, outcome),
-            None => reply::failure(ctx, &WrongType.into()),
+            None => reply::failure(ctx, &Denial::WrongType.into()),
         }
     }
 }

@@ -44,7 +44,7 @@ use crate::stats::{Counters, Histogram};
 use crate::time::{Instant, LeaseClock, Now};
 use crate::token::{Key, Token};
 use crate::wheel::Wheel;
-use crate::wire;
+use crate::wire::{self, Header};
 
 /// What the configuration limits.
 #[derive(Clone, Copy, Debug)]
@@ -134,16 +134,49 @@ pub struct Touched {
 pub struct Output {
     /// The locks that changed, each once.
     pub touched: Vec<Touched>,
-    /// The effect to replicate: its head, and the changes behind it. Empty if nobody listens.
+    /// The effect to replicate: its header, and the changes behind it. Empty if nobody listens.
     pub effect: Vec<u8>,
     /// Where the changes begin.
-    pub head: usize,
+    pub header_len: usize,
     /// Who is to be told what.
     pub answers: Vec<(WaiterId, Answer)>,
     /// The first of the leases that end sooner than known before, on the monotonic clock.
     pub soonest_end: Option<Instant>,
     /// Leases that have ended and were not told of at once: at which key, and how many.
     pub ended_before: Vec<(Key, u32)>,
+}
+
+impl Output {
+    /// Nothing follows.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            touched: Vec::new(),
+            effect: Vec::new(),
+            header_len: 0,
+            answers: Vec::new(),
+            soonest_end: None,
+            ended_before: Vec::new(),
+        }
+    }
+
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.touched.clear();
+        self.effect.clear();
+        self.answers.clear();
+        self.ended_before.clear();
+        self.soonest_end = None;
+    }
+}
+
+/// When the caller has to let the table go on, without being asked by a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// At this moment, on the monotonic clock.
+    At(Instant),
+    /// As soon as the caller has done with what it is doing.
+    Soon,
 }
 
 /// One lock with its key.
@@ -375,31 +408,38 @@ impl Table {
         !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
-    /// Takes what the last calls have led to; with the effect, if somebody listens. Give it back
-    /// with [`Table::return_output`]: its memory is used again.
-    pub fn take_output(&mut self, now: Now, listened_to: bool) -> Output {
+    /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
+    /// earlier output that was applied and cleared: its memory is used again.
+    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Output) -> Output {
         self.finish(now, listened_to);
-        std::mem::take(&mut self.output)
+        std::mem::replace(&mut self.output, spare)
     }
 
-    /// Gives an applied output back.
-    pub fn return_output(&mut self, mut output: Output) {
-        output.touched.clear();
-        output.effect.clear();
-        output.answers.clear();
-        output.ended_before.clear();
-        output.soonest_end = None;
-        if !self.has_output() {
-            self.output = output;
+    /// When the caller of a decision has to let the table go on: the first lease of its output ends,
+    /// a string is to be looked at, or more can be served. What was known before has its alarm.
+    #[must_use]
+    pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
+        if self.has_more_to_serve(now) {
+            return Some(Wake::Soon);
+        }
+        let end = output.and_then(|output| output.soonest_end);
+        let moments = [end, self.next_look()].into_iter().flatten();
+        moments.min().map(Wake::At)
+    }
+
+    /// What every effect begins with.
+    #[must_use]
+    pub fn header(&self) -> Header {
+        Header {
+            fence: self.fences.last(),
+            quarantine: self.quarantine.to_save(),
         }
     }
 
-    /// Writes what every effect begins with: the fence counter, and what quarantine has to
-    /// remember.
-    pub fn put_head(&self, effect: &mut Vec<u8>) {
-        effect.push(wire::EFFECT_VERSION);
-        wire::put_number(self.fences.last(), effect);
-        wire::put_number(self.quarantine.to_save(), effect);
+    /// Takes in the header of an effect or an RDB file.
+    pub fn take_in(&mut self, header: Header) {
+        self.raise_fence(header.fence);
+        self.quarantine.remember(header.quarantine);
     }
 
     /// Notes that a lock is about to change.
@@ -472,9 +512,9 @@ impl Table {
         let lease_now = self.clock.at(now.mono);
         let mut effect = std::mem::take(&mut self.output.effect);
         if listened_to {
-            self.put_head(&mut effect);
+            wire::begin_effect(self.header(), &mut effect);
         }
-        self.output.head = effect.len();
+        self.output.header_len = effect.len();
         for touched in &mut self.output.touched {
             let Some(entry) = self.slots.get_mut(touched.id) else {
                 continue;

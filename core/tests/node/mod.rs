@@ -9,8 +9,8 @@ use redislock_core::payload::Origin;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
-    Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Presence,
-    Verdict, Wanted,
+    Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Output,
+    Presence, Verdict, Wanted,
 };
 use redislock_core::time::{Instant, Now};
 use redislock_core::token::{Key, Token};
@@ -112,7 +112,7 @@ impl Node {
 
     /// Applies what the calls so far have led to, as the module does.
     pub fn apply(&mut self) {
-        let output = self.table.take_output(self.now, true);
+        let output = self.table.take_output(self.now, true, Output::new());
         for touched in &output.touched {
             let key = touched
                 .gone_from
@@ -139,8 +139,7 @@ impl Node {
                 events: touched.events,
             });
         }
-        self.answers.extend(output.answers.iter().cloned());
-        self.table.return_output(output);
+        self.answers.extend(output.answers);
     }
 
     pub fn acquire(

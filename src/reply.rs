@@ -2,12 +2,11 @@
 
 use redislock_core::fence::FenceError;
 use redislock_core::lock::Refusal;
+use redislock_core::quarantine::Reason;
 use redislock_core::table::{Answer, Denial, Granted};
 use redislock_core::time::to_millis;
 
 use crate::ffi::Ctx;
-use crate::keyspace::WrongType;
-use crate::lifecycle::why;
 
 /// Why a command ends with an error. The texts never contain what the client sent.
 pub enum Failure {
@@ -24,12 +23,6 @@ pub enum Failure {
 impl From<Denial> for Failure {
     fn from(denial: Denial) -> Self {
         Self::Denied(denial)
-    }
-}
-
-impl From<WrongType> for Failure {
-    fn from(_: WrongType) -> Self {
-        Self::Denied(Denial::WrongType)
     }
 }
 
@@ -116,6 +109,20 @@ fn denied(ctx: Ctx, denial: Denial) {
         )),
         Denial::WrongType => {
             ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value");
+        }
+    }
+}
+
+/// Why there is a quarantine, in words.
+pub fn why(reason: Reason) -> &'static str {
+    match reason {
+        Reason::Start => "after a start",
+        Reason::Promotion => "after a promotion",
+        Reason::Flush => "after a flush",
+        Reason::Standstill => "after a standstill",
+        Reason::Replicas => "while too few replicas confirm that this is the only master",
+        Reason::Settings => {
+            "while min-replicas-to-write cannot be read (set lock.min-replicas and lock.max-lag)"
         }
     }
 }

@@ -1,0 +1,95 @@
+//! Effects: what was decided, as replicas and the AOF get it.
+
+use std::ffi::CStr;
+
+use redis_module::raw;
+use redislock_core::table::{Output, Touched};
+use redislock_core::wire::{self, Header};
+
+use crate::ffi::{Arg, Ctx};
+
+/// The internal command that carries effects.
+pub const APPLY: &CStr = c"lock._apply";
+
+/// The effects of one decision: one for all keys of a database that stand next to each other. In a
+/// cluster each key that the command did not name has its own, as it may be of another slot.
+pub struct Effects<'o> {
+    output: &'o Output,
+    cluster: bool,
+    db: u32,
+    /// The changes that have not been sent yet, and their keys.
+    changes: std::ops::Range<usize>,
+    first: Option<*mut raw::RedisModuleString>,
+    more: Vec<*mut raw::RedisModuleString>,
+}
+
+impl<'o> Effects<'o> {
+    /// None of an output yet.
+    pub fn new(output: &'o Output, cluster: bool) -> Self {
+        Self {
+            output,
+            cluster,
+            db: 0,
+            changes: output.header_len..output.header_len,
+            first: None,
+            more: Vec::new(),
+        }
+    }
+
+    /// Adds the change of a key; whether the command has named it. The name lives until the effects
+    /// are sent.
+    pub fn add(&mut self, ctx: Ctx, touched: &Touched, db: u32, name: Arg<'_>, is_named: bool) {
+        let alone = self.cluster && !is_named;
+        let name = name.raw();
+        if self.db != db || alone {
+            self.send(ctx);
+        }
+        self.db = db;
+        if let Some(first) = self.first {
+            if self.more.is_empty() {
+                self.more.push(first);
+            }
+            self.more.push(name);
+        } else {
+            self.first = Some(name);
+            self.changes.start = touched.change.start;
+        }
+        self.changes.end = touched.change.end;
+        if alone {
+            self.send(ctx);
+        }
+    }
+
+    /// Sends what is there.
+    pub fn send(&mut self, ctx: Ctx) {
+        let Some(first) = self.first.take() else {
+            return;
+        };
+        let Output {
+            effect, header_len, ..
+        } = self.output;
+        let keys = if self.more.is_empty() {
+            &[first][..]
+        } else {
+            &self.more
+        };
+        let before = ctx.db();
+        ctx.select(self.db);
+        if self.changes == (*header_len..effect.len()) {
+            ctx.replicate(APPLY, effect, keys);
+        } else {
+            let parts = [0..*header_len, self.changes.clone()];
+            let parts = parts.map(|part| effect.get(part).unwrap_or_default());
+            ctx.replicate(APPLY, &parts.concat(), keys);
+        }
+        ctx.select(before);
+        self.more.clear();
+    }
+}
+
+/// Sends an effect that changes no key: the fence counter, and what quarantine has to remember.
+pub fn send_header(ctx: Ctx, header: Header) {
+    let mut effect = Vec::new();
+    wire::begin_effect(header, &mut effect);
+    ctx.replicate(APPLY, &effect, &[]);
+}

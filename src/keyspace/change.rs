@@ -1,0 +1,174 @@
+//! How the keys are changed: by an output of core, and by an effect that was decided elsewhere.
+
+use redislock_core::Table;
+use redislock_core::few::Few;
+use redislock_core::slots::LockId;
+use redislock_core::table::{Denial, Events, Found, Loaded, Output, Presence, Touched};
+use redislock_core::token::Key;
+use redislock_core::wire::{Change, Header};
+
+use super::followup::{Followup, Name, Told};
+use super::key::{For, OpenKey};
+use super::{Changing, Opened};
+use crate::effects::Effects;
+use crate::ffi::{Arg, Args, Ctx, OwnedString};
+use crate::node;
+
+/// Where the key of a touched lock is.
+pub(super) enum Place {
+    /// It is one of those that the command has open.
+    Own(usize),
+    /// The command did not name it.
+    Elsewhere(Key),
+    Nowhere,
+}
+
+/// Finds the keys of all touched locks.
+pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Few<Place> {
+    let mut next = 0;
+    let place = |touched: &Touched| {
+        let is_own = |opened: &&Opened<'_>| is_at(table, opened, touched);
+        // Core touches the keys of a command in their order, so the next one is nearly always it.
+        let own = if own.get(next).as_ref().is_some_and(is_own) {
+            Some(next)
+        } else {
+            own.iter().position(|opened| is_own(&opened))
+        };
+        if let Some(own) = own {
+            next += 1;
+            return Place::Own(own);
+        }
+        let key = touched.gone_from.clone();
+        let key = key.or_else(|| table.key(touched.id));
+        key.map_or(Place::Nowhere, Place::Elsewhere)
+    };
+    output.touched.iter().map(place).collect()
+}
+
+/// Whether this open key is the one of a touched lock.
+fn is_at(table: &Table, opened: &Opened<'_>, touched: &Touched) -> bool {
+    match (touched.presence, opened.lock) {
+        (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
+        // A lock that core does not know is no lock: it is written over.
+        (Presence::New, _) => table.is_at(touched.id, opened.db, opened.name.bytes()),
+        _ => false,
+    }
+}
+
+/// Changes the keys and replicates it; what is to be told about it is left.
+pub(super) fn change_keys<'a>(
+    ctx: Ctx,
+    own: &[Opened<'a>],
+    output: &Output,
+    places: &[Place],
+    cluster: bool,
+) -> Followup<'a> {
+    let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output, cluster));
+    let mut followup = Followup::default();
+    for (touched, place) in output.touched.iter().zip(places) {
+        let (db, name) = match place {
+            Place::Own(at) => {
+                let Some(opened) = own.get(*at) else {
+                    continue;
+                };
+                change_key(ctx, touched, opened.name, &opened.key);
+                (opened.db, Name::Own(opened.name))
+            }
+            Place::Elsewhere(key) => {
+                let before = ctx.db();
+                ctx.select(key.db());
+                let name = OwnedString::new(key.name());
+                change_key_if_unchanged(ctx, touched, name.arg());
+                ctx.select(before);
+                (key.db(), Name::Made(name))
+            }
+            Place::Nowhere => continue,
+        };
+        if let Some(effects) = &mut effects {
+            let is_named = matches!(name, Name::Own(_));
+            effects.add(ctx, touched, db, name.arg(), is_named);
+        }
+        let events = touched.events;
+        followup.add(Told { db, name, events });
+    }
+    for (key, times) in &output.ended_before {
+        followup.add(Told {
+            db: key.db(),
+            name: Name::Made(OwnedString::new(key.name())),
+            events: Events {
+                expired: *times,
+                ..Events::default()
+            },
+        });
+    }
+    if let Some(mut effects) = effects {
+        effects.send(ctx);
+    } else {
+        // Nobody listens, so nothing is sent; this only counts the change, for the server's save
+        // points.
+        ctx.replicate_as_is();
+    }
+    followup
+}
+
+/// Makes or deletes the key of a touched lock, which the running command has open.
+fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
+    match touched.presence {
+        Presence::New => key.set(touched.id),
+        Presence::Gone => node::deleting(touched.id, || key.delete()),
+        Presence::Kept => {}
+    }
+    ctx.signal_modified(name);
+}
+
+/// The same for a key that the command did not name. What is there may be another value by now: then
+/// it is left alone.
+fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
+    let key = OpenKey::new(ctx, name, For::Writing);
+    match (touched.presence, key.found()) {
+        (Presence::New, Found::Nothing) => change_key(ctx, touched, name, &key),
+        (Presence::New, Found::Lock(id)) if !is_known(id) => {
+            change_key(ctx, touched, name, &key);
+        }
+        (_, Found::Lock(id)) if id == touched.id => change_key(ctx, touched, name, &key),
+        _ => ctx.signal_modified(name),
+    }
+}
+
+/// Whether core knows the lock.
+fn is_known(id: LockId) -> bool {
+    node::with(|node| node.table.lock(id).is_some())
+}
+
+/// Applies an effect that was decided elsewhere: a change for each of these keys.
+pub fn apply_effect(
+    ctx: Ctx,
+    header: Header,
+    keys: Args<'_>,
+    changes: Vec<Change>,
+) -> Result<(), Denial> {
+    let _changing = Changing::begin();
+    node::with(|node| node.table.take_in(header));
+    for (name, change) in keys.iter().zip(changes) {
+        let key = OpenKey::new(ctx, name, For::Writing);
+        let lock = match key.found() {
+            Found::Nothing => None,
+            Found::Lock(id) => Some(id),
+            Found::LegacyString(_) | Found::Other => return Err(Denial::WrongType),
+        };
+        let at = Key::new(ctx.db(), name.bytes());
+        match node::with(|node| node.table.apply(at, lock, change)) {
+            Loaded::New(id) => key.set(id),
+            Loaded::Kept => {}
+            Loaded::Gone => {
+                if let Some(id) = lock {
+                    node::deleting(id, || key.delete());
+                }
+            }
+        }
+        ctx.signal_modified(name);
+    }
+    // Its own AOF and replicas get it as it came.
+    ctx.replicate_as_is();
+    Ok(())
+}

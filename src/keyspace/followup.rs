@@ -1,0 +1,104 @@
+//! What is left to do when a change is whole: its keyspace events are sent, and the alarm is set
+//! for what comes next.
+
+use std::ffi::CStr;
+
+use redislock_core::table::{Events, Wake};
+
+use super::Opened;
+use crate::alarm;
+use crate::ffi::{Arg, Ctx, OwnedString};
+
+/// The name of a changed key.
+pub(super) enum Name<'a> {
+    /// The command has named it.
+    Own(Arg<'a>),
+    /// It was made here.
+    Made(OwnedString),
+}
+
+impl Name<'_> {
+    pub(super) fn arg(&self) -> Arg<'_> {
+        match self {
+            Self::Own(name) => *name,
+            Self::Made(name) => name.arg(),
+        }
+    }
+}
+
+/// What is to be told about one key.
+pub(super) struct Told<'a> {
+    pub(super) db: u32,
+    pub(super) name: Name<'a>,
+    pub(super) events: Events,
+}
+
+/// What is left to do when a change is whole.
+#[derive(Default)]
+#[must_use]
+pub struct Followup<'a> {
+    /// Nearly always there is one, which needs no allocation.
+    first: Option<Told<'a>>,
+    more: Vec<Told<'a>>,
+    pub(super) wake: Option<Wake>,
+}
+
+impl<'a> Followup<'a> {
+    pub(super) fn add(&mut self, told: Told<'a>) {
+        if self.first.is_none() {
+            self.first = Some(told);
+        } else {
+            self.more.push(told);
+        }
+    }
+
+    /// Sends the keyspace events and sets the alarm. Whoever hears of the events may do anything,
+    /// so no key stays open.
+    pub fn finish(self, ctx: Ctx, own: &[Opened<'_>]) {
+        let wake = self.wake;
+        self.send_events(ctx, own);
+        if let Some(wake) = wake {
+            alarm::set(wake);
+        }
+    }
+
+    /// Sends the keyspace events. Outside of a command the caller sets the alarm, as it knows what
+    /// can be done by then.
+    pub(super) fn send_events(self, ctx: Ctx, own: &[Opened<'_>]) {
+        let Some(first) = self.first else {
+            return;
+        };
+        own.iter().for_each(Opened::close);
+        first.send(ctx);
+        self.more.iter().for_each(|told| told.send(ctx));
+    }
+}
+
+impl Told<'_> {
+    fn send(&self, ctx: Ctx) {
+        match &self.name {
+            Name::Own(name) => send_events(ctx, self.events, *name),
+            Name::Made(name) => {
+                let before = ctx.db();
+                ctx.select(self.db);
+                send_events(ctx, self.events, name.arg());
+                ctx.select(before);
+            }
+        }
+    }
+}
+
+fn send_events(ctx: Ctx, events: Events, name: Arg<'_>) {
+    let told: [(u32, &CStr); 5] = [
+        (events.expired, c"lock.expired"),
+        (events.released, c"lock.released"),
+        (events.forced, c"lock.forced"),
+        (events.extended, c"lock.extended"),
+        (events.acquired, c"lock.acquired"),
+    ];
+    for (times, event) in told {
+        for _ in 0..times {
+            ctx.notify(event, name);
+        }
+    }
+}

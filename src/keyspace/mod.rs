@@ -1,0 +1,235 @@
+//! The only place that opens keys, applies what core has decided, replicates it and sends events
+//! about it.
+//!
+//! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent
+//! last: when all keys are changed, the effect is replicated, and nothing is borrowed or open. The
+//! server sends events of its own earlier (a new key, a key whose time is up). A LOCK command that
+//! is called from one of these meets a change that is half made, and is refused ([`is_changing`]).
+
+mod change;
+mod followup;
+mod key;
+mod value;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+pub use change::apply_effect;
+pub use followup::Followup;
+use key::{For, OpenKey};
+use redislock_core::Table;
+use redislock_core::slots::LockId;
+use redislock_core::table::{Denial, Found, Keyspace, LegacyString, Output, Wanted};
+use redislock_core::time::Now;
+use redislock_core::token::Key;
+pub use value::{lock_of, set_redis_type, value_of};
+
+use crate::ffi::{Arg, Ctx, OwnedString};
+use crate::global::Global;
+use crate::node::{self, Node};
+use crate::{clock, lifecycle, waiters};
+
+/// A key that a command names, open for writing.
+pub struct Opened<'a> {
+    name: Arg<'a>,
+    key: OpenKey,
+    db: u32,
+    lock: Option<LockId>,
+    string: Option<LegacyString>,
+}
+
+impl<'a> Opened<'a> {
+    /// Opens a key of the selected database.
+    pub fn new(ctx: Ctx, name: Arg<'a>) -> Result<Self, Denial> {
+        let key = OpenKey::new(ctx, name, For::Writing);
+        let (mut lock, mut string) = (None, None);
+        match key.found() {
+            Found::Nothing => {}
+            Found::Lock(id) => lock = Some(id),
+            Found::LegacyString(found) => string = Some(found),
+            Found::Other => return Err(Denial::WrongType),
+        }
+        Ok(Self {
+            name,
+            key,
+            db: ctx.db(),
+            lock,
+            string,
+        })
+    }
+
+    /// The key, as core wants it named.
+    pub fn wanted(&self) -> Wanted<'a> {
+        Wanted {
+            db: self.db,
+            name: self.name.bytes(),
+            lock: self.lock,
+            string: self.string,
+        }
+    }
+
+    /// The lock at it.
+    pub fn lock(&self) -> Option<LockId> {
+        self.lock
+    }
+
+    /// Closes the key, so that others may change it.
+    pub fn close(&self) {
+        self.key.close();
+    }
+}
+
+/// What is at a key of the selected database, for a command that only reads.
+pub fn find(ctx: Ctx, name: Arg<'_>) -> Found {
+    OpenKey::new(ctx, name, For::Reading).found()
+}
+
+/// The lock at a key that an event is about, and the key.
+pub fn lock_at(ctx: Ctx, name: Arg<'_>) -> Option<(LockId, Key)> {
+    let key = OpenKey::new(ctx, name, For::Reading);
+    match (key.found(), key.db()) {
+        (Found::Lock(id), Some(db)) => Some((id, Key::new(db, name.bytes()))),
+        _ => None,
+    }
+}
+
+/// The keyspace as core may ask it.
+pub struct Keys(Ctx);
+
+impl Keyspace for Keys {
+    fn find(&mut self, table: &Table, key: &Key) -> Found {
+        let (ctx, before) = (self.0, self.0.db());
+        ctx.select(key.db());
+        let name = OwnedString::new(key.name());
+        let found = node::lend(table, || {
+            OpenKey::new(ctx, name.arg(), For::Looking).found()
+        });
+        ctx.select(before);
+        found
+    }
+}
+
+/// Whether a change has begun and is not whole yet.
+static CHANGING: AtomicBool = AtomicBool::new(false);
+
+/// Whether a change has begun and is not whole yet: whoever asks was called from the middle of it.
+pub fn is_changing() -> bool {
+    CHANGING.load(Ordering::Relaxed)
+}
+
+/// A change, as long as it is not whole.
+struct Changing {
+    /// Whether it is part of another one.
+    is_inner: bool,
+}
+
+impl Changing {
+    fn begin() -> Self {
+        let is_inner = CHANGING.swap(true, Ordering::Relaxed);
+        Self { is_inner }
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        CHANGING.store(self.is_inner, Ordering::Relaxed);
+    }
+}
+
+/// Lets core decide about a command, applies what follows, sends the events and sets the alarm.
+/// `own` are the keys that the command has open; they may be closed afterwards.
+pub fn decide<R>(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> R {
+    let (result, followup) = decide_at(ctx, own, Occasion::Command, |_| true, decide);
+    followup.finish(ctx, own);
+    result
+}
+
+/// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given
+/// one.
+pub fn decide_without_fence<R>(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> R {
+    let (result, followup) = decide_silently(ctx, own, decide);
+    followup.finish(ctx, own);
+    result
+}
+
+/// [`decide_without_fence`] for a caller that has more to do before anybody may hear of it.
+pub fn decide_silently<'a, R>(
+    ctx: Ctx,
+    own: &[Opened<'a>],
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> (R, Followup<'a>) {
+    let may_serve = |Node { table, .. }: &Node| {
+        // A key that is free may have a line of those who wait for others, too.
+        let has_line = |lock: Option<LockId>| match lock {
+            Some(lock) => table.is_waited_for(lock),
+            None => table.waiters() > 0,
+        };
+        table.has_unserved() || own.iter().any(|opened| has_line(opened.lock))
+    };
+    decide_at(ctx, own, Occasion::Command, may_serve, decide)
+}
+
+/// Lets core decide about what no client has asked for, applies what follows and sends the events.
+/// The caller sets the alarm: it knows what can be done by then.
+pub fn decide_unasked<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R) -> R {
+    let (result, followup) = decide_at(ctx, &[], Occasion::Event, |_| true, decide);
+    followup.send_events(ctx, &[]);
+    result
+}
+
+/// What a decision is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Command,
+    Event,
+}
+
+/// An output that was applied: its memory is used again.
+static SPARE: Global<Output> = Global::new(Output::new());
+
+fn decide_at<'a, R>(
+    ctx: Ctx,
+    own: &[Opened<'a>],
+    occasion: Occasion,
+    gives_fences: impl FnOnce(&Node) -> bool,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+) -> (R, Followup<'a>) {
+    let mono = clock::mono();
+    lifecycle::notice_replacement(ctx, mono);
+    let _changing = Changing::begin();
+    let (result, wake, output) = node::with(|node| {
+        let wall = if gives_fences(node) { clock::wall() } else { 0 };
+        let now = Now { mono, wall };
+        let result = decide(node, now, &mut Keys(ctx));
+        if !node.table.has_output() {
+            return (result, node.table.wake(None, now), None);
+        }
+        // Outside of a command an effect is always made: nobody else counts the change.
+        let listened_to = node.listened_to || occasion == Occasion::Event;
+        let spare = SPARE.with(std::mem::take);
+        let output = node.table.take_output(now, listened_to, spare);
+        let places = change::places(&node.table, own, &output);
+        let wake = node.table.wake(Some(&output), now);
+        (result, wake, Some((output, places, node.cluster)))
+    });
+    let mut followup = Followup::default();
+    if let Some((mut output, places, cluster)) = output {
+        if !(output.touched.is_empty() && output.ended_before.is_empty()) {
+            followup = change::change_keys(ctx, own, &output, &places, cluster);
+        }
+        if !output.answers.is_empty() {
+            waiters::deliver(output.answers.drain(..));
+        }
+        output.clear();
+        SPARE.with(|spare| *spare = output);
+    }
+    followup.wake = wake;
+    (result, followup)
+}
