@@ -7,6 +7,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::to_millis;
 
 use crate::clock;
+use crate::config;
 use crate::edge::{self, edge};
 use crate::ffi::{Ctx, api};
 use crate::node;
@@ -58,15 +59,9 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     node::with(|node| {
         let table = &node.table;
         if in_state {
-            let (left, reason) = match table.pause(now) {
-                None => (0, c"none"),
-                Some((left, Reason::Start)) => (left, c"start"),
-                Some((left, Reason::Promotion)) => (left, c"promotion"),
-                Some((left, Reason::Flush)) => (left, c"flush"),
-                Some((left, Reason::Standstill)) => (left, c"standstill"),
-                Some((left, Reason::Settings)) => (left, c"settings"),
-                Some((left, Reason::Replicas)) => (left, c"replicas"),
-            };
+            let pause = table.pause(now);
+            let left = pause.map_or(0, |(left, _)| left);
+            let (reason, code) = pause.map_or((c"none", 0), |(_, reason)| told(reason));
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);
             number(c"fence", table.fence());
@@ -94,6 +89,8 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
                 to_millis(held.map_or(0, |since| now.since(since))),
             );
             number(c"replicas_evidence_ms", to_millis(age.unwrap_or(0)));
+            number(c"quarantine_reason_code", code);
+            number(c"max_waiters", config::MAX_WAITERS.get());
         }
         if section(c"stats") {
             let counters = table.counters;
@@ -120,4 +117,17 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             number(c"hold_p999_us", table.hold_times.percentile(999));
         }
     });
+}
+
+/// The name of a reason, and its number for monitoring that reads numbers only. Both are documented
+/// and stay.
+fn told(reason: Reason) -> (&'static CStr, u64) {
+    match reason {
+        Reason::Start => (c"start", 1),
+        Reason::Promotion => (c"promotion", 2),
+        Reason::Flush => (c"flush", 3),
+        Reason::Standstill => (c"standstill", 4),
+        Reason::Settings => (c"settings", 5),
+        Reason::Replicas => (c"replicas", 6),
+    }
 }

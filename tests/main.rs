@@ -34,6 +34,7 @@ mod info;
 mod interruptions;
 mod leaving;
 mod legacy_strings;
+mod metrics;
 mod modules;
 mod moving;
 mod multi;

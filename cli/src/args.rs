@@ -68,6 +68,9 @@ pub enum Verb {
     /// Check a deployment and say what to change
     #[command(after_help = help::DOCTOR, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Doctor(Doctor),
+    /// Serve the metrics of all nodes to Prometheus, over HTTP
+    #[command(after_help = help::EXPORTER, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    Exporter(Exporter),
     /// Watch five servers and four workers for half a minute while servers crash and a worker hangs
     #[command(after_help = help::DEMO)]
     Demo(Demo),
@@ -254,6 +257,21 @@ pub struct Doctor {
     /// The ttl that is planned, for the time that a node may take to reply [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub ttl: Option<Duration>,
+}
+
+#[derive(Args)]
+pub struct Exporter {
+    #[command(flatten)]
+    pub place: Where,
+    /// Where to listen; port 0 is any free port
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:9936",
+        env = "REDLOCK_LISTEN",
+        hide_env_values = true
+    )]
+    pub listen: String,
 }
 
 #[derive(Args)]

@@ -133,6 +133,19 @@ The exit code is 0 without problems, 1 with warnings, 2 with errors (locks
 are not granted, or two clients may hold one lock), and 69 if no node
 replies.";
 
+pub const EXPORTER: &str = "\
+Examples:
+  redlock exporter
+  redlock exporter --listen 10.0.0.7:9936     # for a Prometheus elsewhere
+  curl http://127.0.0.1:9936/metrics
+
+/metrics has the metrics of all nodes as OpenMetrics text, /healthz says
+that the exporter runs. Nodes that do not reply are in the metrics
+(redislock_up 0), and standard error says why. Nobody needs a password to
+read the metrics; they contain addresses, but no keys and no tokens.
+
+The user of the URLs needs the commands LOCK.NODE and INFO.";
+
 pub const DEMO: &str = "\
 Examples:
   redlock demo --module ./redislock.so        # built by `make build`

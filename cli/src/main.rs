@@ -4,8 +4,8 @@
 //! `acquire.rs`, `status.rs`, …). `hold.rs` gets the lock, `connect.rs` the connections;
 //! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
-//! combines what they say about a lock. `doctor/` checks a deployment. `output.rs` prints. `demo/`
-//! is the demonstration.
+//! combines what they say about a lock. `doctor/` checks a deployment, `exporter/` serves metrics.
+//! `raw_reply.rs` reads replies, `output.rs` prints. `demo/` is the demonstration.
 
 #![deny(unsafe_code)]
 
@@ -18,6 +18,7 @@ mod demo;
 mod doctor;
 mod duration;
 mod exit;
+mod exporter;
 mod force;
 mod help;
 mod hold;
@@ -29,6 +30,8 @@ mod nodes;
 mod output;
 mod process_group;
 mod progress;
+mod raw_reply;
+mod remedy;
 mod run;
 mod signals;
 mod status;
@@ -106,6 +109,7 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
         Verb::Force(args) => force::force(args, output).await,
         Verb::Nodes(args) => nodes::nodes(args, output).await,
         Verb::Doctor(args) => doctor::doctor(args, output).await,
+        Verb::Exporter(args) => exporter::exporter(args, output).await,
         Verb::Demo(args) => demo::demo(args, output).await,
         Verb::DemoWorker(args) => demo::work(args).await,
         Verb::Completions { shell } => completions::print(shell, output),

@@ -41,7 +41,7 @@ pub async fn nodes(args: Nodes, output: &Output) -> Result<u8, Failure> {
 }
 
 /// Why this node cannot grant locks now.
-fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
+pub fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
     let node = match &answers[place].result {
         Ok(node) => node,
         Err(verdict) => return Some(verdict.to_string()),

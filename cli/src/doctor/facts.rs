@@ -9,6 +9,7 @@ use redislock_client::{Answer, NodeStatus};
 use crate::args::Where;
 use crate::exit::Failure;
 use crate::node_urls::NodeUrls;
+use crate::raw_reply::{fields, info_fields, integer, text};
 use crate::view::View;
 
 /// How often each node is asked for its state: the fastest reply has the most exact clock.
@@ -255,45 +256,6 @@ fn sends_password_in_plaintext(url: &str) -> bool {
     login.contains(':') && !local.iter().any(|local| host.starts_with(local))
 }
 
-/// `name:value` lines.
-fn info_fields(text: &str) -> BTreeMap<String, String> {
-    let pairs = text.lines().filter_map(|line| line.split_once(':'));
-    pairs
-        .map(|(name, value)| (name.to_owned(), value.trim_end().to_owned()))
-        .collect()
-}
-
-/// A map, as RESP2 (a flat array) and RESP3 write it.
-fn fields(value: Value) -> BTreeMap<String, Value> {
-    match value {
-        Value::Map(pairs) => pairs
-            .into_iter()
-            .map(|(name, value)| (text(&name), value))
-            .collect(),
-        Value::Array(items) => items
-            .chunks_exact(2)
-            .map(|pair| (text(&pair[0]), pair[1].clone()))
-            .collect(),
-        _ => BTreeMap::new(),
-    }
-}
-
-fn text(value: &Value) -> String {
-    match value {
-        Value::BulkString(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        Value::SimpleString(text) | Value::VerbatimString { text, .. } => text.clone(),
-        Value::Int(number) => number.to_string(),
-        _ => String::new(),
-    }
-}
-
-fn integer(value: &Value) -> i64 {
-    match value {
-        Value::Int(number) => *number,
-        other => text(other).parse().unwrap_or(0),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -311,12 +273,5 @@ mod tests {
         ] {
             assert_eq!(sends_password_in_plaintext(url), found, "{url}");
         }
-    }
-
-    #[test]
-    fn info_is_read_line_by_line() {
-        let fields = info_fields("# Server\r\nredis_version:7.0.15\r\n\r\nx:a:b\r\n");
-        assert_eq!(fields["redis_version"], "7.0.15");
-        assert_eq!(fields["x"], "a:b");
     }
 }

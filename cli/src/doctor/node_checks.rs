@@ -6,6 +6,7 @@ use super::facts::{Deployment, Kind, State};
 use super::finding::Severity::{Error, Note, Warning};
 use super::finding::{Finding, Severity};
 use crate::duration::shown;
+use crate::remedy::remedy;
 
 /// The oldest servers that the module supports.
 const OLDEST_REDIS: (u64, u64) = (7, 0);
@@ -43,17 +44,7 @@ impl<'a> Checks<'a> {
 
     /// A node that does not reply as a node should.
     pub fn silent(&mut self, problem: &str) {
-        let fix = if problem.contains("module") {
-            "load the module of this release: loadmodule /path/to/redislock.so in redis.conf, then restart the server"
-        } else if problem.contains("NOPERM")
-            || problem.contains("NOAUTH")
-            || problem.contains("WRONGPASS")
-        {
-            "check the user and the password in the URL; the user needs the command LOCK.NODE"
-        } else {
-            "check the address, that the server runs, and that no firewall drops the connection"
-        };
-        self.add(Error, "reachable", problem.to_owned(), fix);
+        self.add(Error, "reachable", problem.to_owned(), remedy(problem));
     }
 
     pub fn all(&mut self, state: &State) {

@@ -1,0 +1,187 @@
+//! What the nodes say at one time: asked, nothing judged.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use redis::Value;
+use redislock_client::{Answer, Moment, NodeStatus, Verdict};
+use serde_json::json;
+
+use crate::args::Where;
+use crate::exit::Failure;
+use crate::node_urls::NodeUrls;
+use crate::nodes::problem;
+use crate::output::Output;
+use crate::raw_reply::{fields, info_fields, integer, text};
+use crate::remedy::remedy;
+use crate::view::View;
+
+/// All nodes at one time.
+pub struct Sample {
+    pub nodes: Vec<Node>,
+    /// How many nodes must grant for a lock to be held.
+    pub quorum: usize,
+    /// How long it took to ask all.
+    pub took: Duration,
+}
+
+/// One node.
+pub struct Node {
+    pub name: String,
+    /// None if it does not reply to LOCK.NODE.
+    pub status: Option<NodeStatus>,
+    /// Its fence counter less its clock, in µs, and how many warnings it has.
+    pub details: Option<(i64, usize)>,
+    /// The fields of `INFO server lock`; empty if they cannot be read.
+    pub info: BTreeMap<String, String>,
+    /// Whether it can grant locks now.
+    pub grants: bool,
+    /// The kind of its problem, if it has one.
+    pub problem: Option<&'static str>,
+}
+
+/// Asks the nodes again and again, and tells on standard error when one of them changes.
+pub struct Collector {
+    place: Where,
+    urls: NodeUrls,
+    view: Option<View>,
+    /// The problem of each node when it was asked last.
+    told: BTreeMap<String, Option<String>>,
+    json: bool,
+}
+
+impl Collector {
+    pub fn new(place: Where, json: bool) -> Result<Self, Failure> {
+        let urls = place.urls()?;
+        place.builder(Duration::MAX)?;
+        Ok(Self {
+            place,
+            urls,
+            view: None,
+            told: BTreeMap::new(),
+            json,
+        })
+    }
+
+    /// Asks all nodes.
+    pub async fn collect(&mut self) -> Sample {
+        let begun = Moment::now();
+        self.look_for_nodes().await;
+        let nodes = match &self.view {
+            Some(view) => ask(view).await,
+            None => Vec::new(),
+        };
+        let quorum = match &self.urls {
+            NodeUrls::Masters(urls) => urls.len() / 2 + 1,
+            NodeUrls::Sentinel { .. } => 1,
+            NodeUrls::Cluster { .. } => nodes.len().max(1),
+        };
+        for (node, why) in &nodes {
+            self.tell(&node.name, why.as_deref());
+        }
+        let mut nodes: Vec<Node> = nodes.into_iter().map(|(node, _)| node).collect();
+        // A name that is listed twice would make the page invalid.
+        let mut names = std::collections::BTreeSet::new();
+        nodes.retain(|node| names.insert(node.name.clone()));
+        Sample {
+            nodes,
+            quorum,
+            took: Moment::now().since(begun),
+        }
+    }
+
+    /// The masters of a cluster change: they are looked up each time. If nobody replies, the last
+    /// ones known are asked.
+    async fn look_for_nodes(&mut self) {
+        let is_cluster = matches!(self.urls, NodeUrls::Cluster { .. });
+        if self.view.is_some() && !is_cluster {
+            return;
+        }
+        match self.place.view().await {
+            Ok(view) => {
+                self.view = Some(view);
+                self.tell("cluster", None);
+            }
+            Err(failure) => self.tell("cluster", Some(&failure.text)),
+        }
+    }
+
+    /// Says that a node has a problem, or has none any more, once.
+    fn tell(&mut self, name: &str, problem: Option<&str>) {
+        let before = self
+            .told
+            .insert(name.to_owned(), problem.map(str::to_owned));
+        let text = match (problem, before.flatten()) {
+            (Some(now), before) if before.as_deref() != Some(now) => {
+                format!("{name}: {now}")
+            }
+            (None, Some(_)) => format!("{name}: it replies again"),
+            _ => return,
+        };
+        let fields = json!({ "event": "node", "node": name, "problem": problem });
+        Output::new(self.json).message(&text, fields);
+    }
+}
+
+/// Each node, with what is to be told about it.
+async fn ask(view: &View) -> Vec<(Node, Option<String>)> {
+    let statuses = view.nodes().await;
+    let mut command = redis::cmd("INFO");
+    command.arg("server").arg("lock");
+    let infos = view.observer.command(&command).await;
+    let raw = view.observer.command(&redis::cmd("LOCK.NODE")).await;
+    let grants: Vec<bool> = (0..statuses.len())
+        .map(|place| problem(&statuses, place).is_none())
+        .collect();
+    let all = statuses.into_iter().zip(infos).zip(raw).zip(grants);
+    all.map(|(((status, info), raw), grants)| node(status, info.result, raw.result, grants))
+        .collect()
+}
+
+fn node(
+    status: Answer<NodeStatus>,
+    info: Result<Value, Verdict>,
+    raw: Result<Value, Verdict>,
+    grants: bool,
+) -> (Node, Option<String>) {
+    let failed = status.result.as_ref().err().or(info.as_ref().err());
+    let why = failed.map(|verdict| {
+        let problem = verdict.to_string();
+        format!("{problem}: {}", remedy(&problem))
+    });
+    let node = Node {
+        name: status.node,
+        problem: failed.map(kind_of),
+        status: status.result.ok(),
+        details: raw.ok().map(details),
+        info: info
+            .map(|info| info_fields(&text(&info)))
+            .unwrap_or_default(),
+        grants,
+    };
+    (node, why)
+}
+
+fn details(raw: Value) -> (i64, usize) {
+    let fields = fields(raw);
+    let number = |name: &str| fields.get(name).map_or(0, integer);
+    let warnings = match fields.get("warnings") {
+        Some(Value::Array(warnings)) => warnings.len(),
+        _ => 0,
+    };
+    (number("fence").saturating_sub(number("time")), warnings)
+}
+
+/// The kinds of problems, as few as alerts need.
+fn kind_of(verdict: &Verdict) -> &'static str {
+    match verdict {
+        Verdict::TimedOut(_) => "timeout",
+        Verdict::Unreachable(_) => "unreachable",
+        Verdict::ModuleMissing | Verdict::ModuleTooOld { .. } => "module",
+        Verdict::Refused(error) => match error.code() {
+            Some("NOPERM" | "NOAUTH" | "WRONGPASS") | None => "permission",
+            Some(_) => "refused",
+        },
+        _ => "other",
+    }
+}
