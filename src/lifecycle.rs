@@ -145,21 +145,31 @@ fn catch_up(ctx: Ctx) {
     }
     watch::tell_removals(ctx);
     let slice = Slice::begin();
-    let mut more = slice.spend(ctx, |node, now, _| {
-        let forgets = node.forget_freed(BATCH);
-        let waits = if node.table.time_out(BATCH, now) {
+    let mut more = slice.spend(ctx, SLICE, |node, now, _| {
+        if node.table.time_out(BATCH, now) {
             More::Soon
         } else {
             More::No
-        };
-        waits.max(forgets)
+        }
     });
-    if !may_write(ctx) {
-        // Nothing else can be done here; for the rest the cron comes by.
-        slice.end();
-        wake_for_waits();
-        return wake_for(more);
+    // Nobody waits for this: half of the slice is for what follows.
+    more = more.max(slice.spend(ctx, SLICE / 2, |node, _, _| node.forget(BATCH)));
+    let writes = may_write(ctx);
+    if writes {
+        more = more.max(write_what_is_due(ctx, &slice));
     }
+    slice.end();
+    wake_for(more);
+    if !writes {
+        // Nothing else can be done here; for the rest the cron comes by.
+        wake_for_waits();
+    } else if let Some(next) = node::with(|node| node.table.next_deadline()) {
+        wake_at(next.max(clock::mono()));
+    }
+}
+
+/// Does what changes locks: leases end, those who wait are served.
+fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         effects::send_header(ctx, node::with(|node| node.table.header()));
     }
@@ -174,13 +184,9 @@ fn catch_up(ctx: Ctx) {
             );
         }
     });
-    more = more.max(slice.spend(ctx, |node, now, keys| node.go_on(BATCH, now, keys)));
+    let more = slice.spend(ctx, SLICE, |node, now, keys| node.go_on(BATCH, now, keys));
     node::with(|node| node.table.holds_back = false);
-    slice.end();
-    wake_for(more);
-    if let Some(next) = node::with(|node| node.table.next_deadline()) {
-        wake_at(next.max(clock::mono()));
-    }
+    more
 }
 
 /// Wakes the module for the next slice. The server serves its clients before that.
@@ -206,15 +212,16 @@ impl Slice {
         }
     }
 
-    /// Decides until there is no more to do or the slice is spent.
+    /// Decides until there is no more to do or so much of the slice is spent, µs.
     fn spend(
         &self,
         ctx: Ctx,
+        limit: u64,
         mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
     ) -> More {
         loop {
             let more = keyspace::decide_unasked(ctx, &mut decide);
-            if more == More::No || clock::mono().since(self.begin) >= SLICE {
+            if more == More::No || clock::mono().since(self.begin) >= limit {
                 return more;
             }
         }

@@ -292,8 +292,19 @@ impl Node {
         of_table || to_forget || to_tell || to_look_at || *counter_is_due
     }
 
+    /// Forgets what nobody can reach any more, of at most so many locks or holds.
+    pub fn forget(&mut self, most: usize) -> More {
+        self.table.clear_remains(most);
+        let freed = self.forget_freed(most);
+        if self.table.has_remains() {
+            More::Later
+        } else {
+            freed
+        }
+    }
+
     /// Forgets locks whose values were freed, at most so many.
-    pub fn forget_freed(&mut self, most: usize) -> More {
+    fn forget_freed(&mut self, most: usize) -> More {
         for _ in 0..most {
             match self.freed.last_mut().map(Vec::pop) {
                 Some(Some(id)) => {
@@ -331,7 +342,7 @@ impl Node {
             undeliverable,
             ..
         } = self;
-        let kinds = [table.is_closing(), table.is_sweeping(), table.has_remains()];
+        let kinds = [table.is_closing(), table.is_sweeping()];
         // Leases end all the time.
         let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
         // All of them: an owner that was told no must not find that it holds the lock.
@@ -340,13 +351,12 @@ impl Node {
         }
         table.close(share, now, keys);
         table.sweep(share, keys);
-        table.clear_remains(share);
         let leases = table.expire(share, now, keys);
         table.serve(now, keys);
         let waiters = table.is_sweeping() || table.has_more_to_serve(now);
         if leases || waiters {
             More::Soon
-        } else if table.is_closing() || table.has_remains() {
+        } else if table.is_closing() {
             More::Later
         } else {
             More::No

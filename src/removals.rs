@@ -15,6 +15,8 @@ const LINES_A_SECOND: u64 = 10;
 const SECOND: u64 = 1_000_000;
 /// Bytes of a key or a label that a line shows.
 const SHOWN: usize = 128;
+/// Holders that are counted; that there are more is said.
+const COUNTED: usize = 1000;
 
 /// What ended the holds.
 #[derive(Clone, Copy)]
@@ -57,18 +59,20 @@ pub struct Removal {
 
 impl Removal {
     /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the
-    /// lease clock. Of several holders the first is named.
+    /// lease clock. Of several holders the first is named; of very many, the first of those that
+    /// end last.
     pub fn of(table: &Table, id: LockId, cause: Cause, now: Instant) -> Option<Self> {
-        let (lock, key) = (table.lock(id)?, table.key(id)?);
-        let held = || lock.holds().filter(|hold| hold.end > now);
-        let first = held().min_by_key(|hold| hold.fence)?;
+        let key = table.key(id)?;
+        let holds = table.running_holds(id, now, COUNTED + 1);
+        let first = holds.iter().map(|(hold, _)| hold);
+        let first = first.min_by_key(|hold| hold.fence)?;
         Some(Self {
             id,
             cause,
             caller: None,
             key: key.clone(),
             owner: shown(first.owner()),
-            holders: held().count(),
+            holders: holds.len(),
         })
     }
 
@@ -86,7 +90,8 @@ impl Removal {
         };
         let more = match self.holders {
             1 => String::new(),
-            holders => format!(" and {} more", holders - 1),
+            2..=COUNTED => format!(" and {} more", self.holders - 1),
+            _ => format!(" and at least {COUNTED} more"),
         };
         let by = self.caller.as_ref().map_or_else(String::new, |caller| {
             format!(", by client {} (user \"{}\")", caller.id, caller.user)

@@ -5,12 +5,15 @@
 use std::time::{Duration, Instant};
 
 use crate::lock::wait_for_waiters;
+use crate::replication::wait_for_sync;
 use crate::resp::{Connection, Value, granted};
 use crate::server::{Server, info_number, wait_until};
 
 const LOCKS: usize = 150_000;
 /// The most CPU time between two replies to a client that only sends PING.
 const ALLOWED: Duration = Duration::from_millis(12);
+/// The most CPU time of a command that has nothing to do with the number of locks.
+const AT_ONCE: Duration = Duration::from_millis(4);
 
 /// CPU time that the main thread of a process has used so far.
 fn main_thread(pid: i64) -> Duration {
@@ -120,6 +123,74 @@ fn swapdb_and_flushes_do_not_look_at_every_lock() {
     assert_eq!(c.call("LOCK.NODE").number("locks"), 0);
     granted(&c.call("LOCK.ACQUIRE lock-7 other 600000"));
     assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
+}
+
+/// The CPU time of the main thread that a command costs.
+fn cost(server: &Server, command: &str) -> Duration {
+    let mut c = server.connect();
+    let pid = info_number(&mut c, "server", "process_id");
+    let before = main_thread(pid);
+    c.ok(command);
+    main_thread(pid) - before
+}
+
+#[test]
+fn a_change_of_roles_does_not_look_at_every_ephemeral_hold() {
+    let server = Server::start();
+    let mut holder = server.connect();
+    acquire(&mut holder, "EPHEMERAL");
+    // Nothing listens there: the node stays a replica that has lost its master.
+    for role in ["REPLICAOF 127.0.0.1 1", "REPLICAOF NO ONE"] {
+        let stall = cost(&server, role);
+        assert!(stall <= AT_ONCE, "{role}: {stall:?}");
+    }
+    let mut c = server.connect();
+    drop(holder);
+    wait_until("its holder is gone", || {
+        info_number(&mut c, "clients", "connected_clients") == 1
+    });
+    assert_ne!(c.call("LOCK.INFO lock-7 me"), Value::Null, "a lease by now");
+    assert_eq!(c.call("LOCK.NODE").number("locks"), LOCKS as i64);
+}
+
+/// Very many hold one lock; one of them longer than the others.
+fn crowd(c: &mut Connection) {
+    for first in (0..LOCKS).step_by(10_000) {
+        let lines: Vec<_> = (first..first + 10_000)
+            .map(|n| {
+                let ttl = if n == 5 { 3_700_000 } else { 3_600_000 };
+                format!("LOCK.ACQUIRE room owner-{n} {ttl} SHARED OWNER label-{n}")
+            })
+            .collect();
+        c.pipeline(&lines).iter().for_each(|told| _ = granted(told));
+    }
+}
+
+#[test]
+fn a_command_on_a_lock_with_very_many_holders_does_not_look_at_each() {
+    let server = Server::options().config("lock.max-holders 1000000").start();
+    let replica = Server::options().replica_of(&server).start();
+    let (mut c, mut r) = (server.connect(), replica.connect());
+    for command in ["LOCK.FORCE room", "DEL room"] {
+        crowd(&mut c);
+        wait_for_sync(&mut c, &mut r);
+        let told = cost(&server, "LOCK.INFO room COUNT 1");
+        assert!(told <= AT_ONCE, "LOCK.INFO: {told:?}");
+        let shown = c.call("LOCK.INFO room COUNT 1");
+        let holder = shown.field("holders").items()[0].clone();
+        assert_eq!(holder.field("owner").text(), "label-5", "it ends last");
+        let forced = cost(&server, command);
+        assert!(forced <= AT_ONCE, "{command}: {forced:?}");
+        let stall = longest_stall(
+            &replica,
+            || (),
+            |r| r.call("EXISTS room") == Value::Integer(0),
+        );
+        assert_short(stall);
+        granted(&c.call("LOCK.ACQUIRE room me 1000"));
+        c.ok("LOCK.RELEASE room me");
+    }
+    assert_eq!(info_number(&mut c, "lock", "lock_forced"), LOCKS as i64);
 }
 
 #[test]

@@ -8,10 +8,7 @@
 //! [`Lock::standing`] or [`Hold::renew`], and is kept in [`Hold`] (or in `Extra`, if few holds have
 //! it).
 
-use std::collections::BTreeSet;
-
-use foldhash::HashMap;
-
+use crate::shared::SharedHolders;
 use crate::time::{Instant, from_millis};
 use crate::token::Token;
 
@@ -71,7 +68,16 @@ pub struct Hold {
 struct Extra {
     owner: Box<[u8]>,
     max_hold: u32,
-    connection: Option<u64>,
+    tie: Option<Tie>,
+}
+
+/// What an ephemeral hold ends with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Tie {
+    /// The connection that used it last.
+    pub connection: u64,
+    /// How often the role of the node had changed by then: a tie does not outlive a role.
+    pub role: u32,
 }
 
 /// The cap on a lease's end was reached.
@@ -163,10 +169,10 @@ impl Hold {
         self.extra.as_ref().map_or(0, |extra| extra.max_hold)
     }
 
-    /// The connection that this hold ends with.
+    /// What this hold was last tied to.
     #[must_use]
-    pub fn connection(&self) -> Option<u64> {
-        self.extra.as_ref().and_then(|extra| extra.connection)
+    pub fn tie(&self) -> Option<Tie> {
+        self.extra.as_ref().and_then(|extra| extra.tie)
     }
 
     /// Sets label and cap of a restored hold.
@@ -175,16 +181,14 @@ impl Hold {
             *self.extra() = Extra {
                 owner: owner.into(),
                 max_hold,
-                connection: None,
+                tie: None,
             };
         }
     }
 
-    /// Ties the hold to a connection, or to none.
-    pub fn bind(&mut self, connection: Option<u64>) {
-        if self.connection() != connection {
-            self.extra().connection = connection;
-        }
+    /// Ties the hold to a connection.
+    pub fn bind(&mut self, tie: Tie) {
+        self.extra().tie = Some(tie);
     }
 
     /// Moves the end of the lease to `now + ttl` if that is later.
@@ -256,15 +260,7 @@ pub enum Lock {
     /// One owner.
     Exclusive(Hold),
     /// One or more owners.
-    Shared(Box<Crowd>),
-}
-
-/// The owners of a shared lock.
-#[derive(Clone, Debug, Default)]
-pub struct Crowd {
-    limit: u32,
-    holds: HashMap<Token, Hold>,
-    ends: BTreeSet<(Instant, Token)>,
+    Shared(Box<SharedHolders>),
 }
 
 impl Lock {
@@ -275,26 +271,7 @@ impl Lock {
             (Self::Free, _) => Standing::Open,
             (Self::Exclusive(hold), _) if hold.token == *token => Standing::Held,
             (Self::Exclusive(_), _) => Standing::Excluded,
-            (Self::Shared(crowd), Mode::Exclusive) if crowd.holds.contains_key(token) => {
-                Standing::Refused(Refusal::Upgrade)
-            }
-            (Self::Shared(_), Mode::Exclusive) => Standing::Excluded,
-            (Self::Shared(crowd), Mode::Shared { limit }) if crowd.limit != limit => {
-                Standing::Refused(Refusal::UnlikeLimit)
-            }
-            (Self::Shared(crowd), Mode::Shared { .. }) if crowd.holds.contains_key(token) => {
-                Standing::Held
-            }
-            (Self::Shared(crowd), Mode::Shared { limit }) => {
-                let holders = crowd.holds.len();
-                if limit != 0 && holders >= limit as usize {
-                    Standing::Excluded
-                } else if holders >= max_holders as usize {
-                    Standing::Refused(Refusal::TooManyHolders)
-                } else {
-                    Standing::Open
-                }
-            }
+            (Self::Shared(holders), _) => holders.standing(token, mode, max_holders),
         }
     }
 
@@ -307,16 +284,7 @@ impl Lock {
             (Self::Exclusive(_), _) | (Self::Shared(_), Mode::Exclusive) => {
                 self.last_end().is_some_and(|end| end > now)
             }
-            (Self::Shared(crowd), Mode::Shared { limit }) => {
-                // No more are looked at than decide it: a semaphore has at most `limit` holders.
-                let spare = crowd.holds.len().checked_sub(limit as usize);
-                limit != 0
-                    && crowd.limit == limit
-                    && spare.is_some_and(|spare| {
-                        let first = crowd.ends.iter().take(spare + 1);
-                        first.take_while(|(end, _)| *end <= now).count() <= spare
-                    })
-            }
+            (Self::Shared(holders), Mode::Shared { limit }) => holders.fill(limit, now),
         }
     }
 
@@ -324,14 +292,11 @@ impl Lock {
     pub fn grant(&mut self, hold: Hold, mode: Mode) {
         match (&mut *self, mode) {
             (_, Mode::Exclusive) => *self = Self::Exclusive(hold),
-            (Self::Shared(crowd), Mode::Shared { .. }) => crowd.put(hold),
+            (Self::Shared(holders), Mode::Shared { .. }) => holders.put(hold),
             (_, Mode::Shared { limit }) => {
-                let mut crowd = Box::new(Crowd {
-                    limit,
-                    ..Crowd::default()
-                });
-                crowd.put(hold);
-                *self = Self::Shared(crowd);
+                let mut holders = Box::new(SharedHolders::new(limit));
+                holders.put(hold);
+                *self = Self::Shared(holders);
             }
         }
     }
@@ -342,7 +307,7 @@ impl Lock {
         match self {
             Self::Free => None,
             Self::Exclusive(hold) => (hold.token == *token).then_some(hold),
-            Self::Shared(crowd) => crowd.holds.get(token),
+            Self::Shared(holders) => holders.get(token),
         }
     }
 
@@ -351,17 +316,7 @@ impl Lock {
         match self {
             Self::Free => None,
             Self::Exclusive(hold) => (hold.token == *token).then(|| change(hold)),
-            Self::Shared(crowd) => {
-                let hold = crowd.holds.get_mut(token)?;
-                let before = hold.end;
-                let result = change(hold);
-                if hold.end != before {
-                    let after = (hold.end, hold.token.clone());
-                    crowd.ends.remove(&(before, after.1.clone()));
-                    crowd.ends.insert(after);
-                }
-                Some(result)
-            }
+            Self::Shared(holders) => holders.change(token, change),
         }
     }
 
@@ -374,9 +329,9 @@ impl Lock {
                 _ => None,
             },
             Self::Exclusive(_) => None,
-            Self::Shared(crowd) => {
-                let hold = crowd.take(token);
-                if crowd.holds.is_empty() {
+            Self::Shared(holders) => {
+                let hold = holders.take(token);
+                if holders.is_empty() {
                     *self = Self::Free;
                 }
                 hold
@@ -390,8 +345,8 @@ impl Lock {
             return None;
         }
         match self {
-            Self::Shared(crowd) => {
-                let token = crowd.ends.first()?.1.clone();
+            Self::Shared(holders) => {
+                let token = holders.first_end()?.1.clone();
                 self.take(&token)
             }
             _ => match std::mem::take(self) {
@@ -407,7 +362,7 @@ impl Lock {
         match self {
             Self::Free => None,
             Self::Exclusive(hold) => Some(hold.end),
-            Self::Shared(crowd) => crowd.ends.first().map(|(end, _)| *end),
+            Self::Shared(holders) => holders.first_end().map(|(end, _)| *end),
         }
     }
 
@@ -415,7 +370,7 @@ impl Lock {
     #[must_use]
     pub fn last_end(&self) -> Option<Instant> {
         match self {
-            Self::Shared(crowd) => crowd.ends.last().map(|(end, _)| *end),
+            Self::Shared(holders) => holders.last_end(),
             _ => self.first_end(),
         }
     }
@@ -432,7 +387,7 @@ impl Lock {
         match self {
             Self::Free => 0,
             Self::Exclusive(_) => 1,
-            Self::Shared(crowd) => crowd.holds.len(),
+            Self::Shared(holders) => holders.len(),
         }
     }
 
@@ -440,10 +395,7 @@ impl Lock {
     #[must_use]
     pub fn live_holders(&self, now: Instant) -> usize {
         match self {
-            Self::Shared(crowd) => {
-                let ended = crowd.ends.iter().take_while(|(end, _)| *end <= now);
-                crowd.holds.len() - ended.count()
-            }
+            Self::Shared(holders) => holders.live(now),
             _ => usize::from(self.first_end().is_some_and(|end| end > now)),
         }
     }
@@ -453,7 +405,9 @@ impl Lock {
     pub fn mode(&self) -> Mode {
         match self {
             Self::Free | Self::Exclusive(_) => Mode::Exclusive,
-            Self::Shared(crowd) => Mode::Shared { limit: crowd.limit },
+            Self::Shared(holders) => Mode::Shared {
+                limit: holders.limit(),
+            },
         }
     }
 
@@ -462,9 +416,20 @@ impl Lock {
         let (one, many) = match self {
             Self::Free => (None, None),
             Self::Exclusive(hold) => (Some(hold), None),
-            Self::Shared(crowd) => (None, Some(crowd.holds.values())),
+            Self::Shared(holders) => (None, Some(holders.iter())),
         };
         one.into_iter().chain(many.into_iter().flatten())
+    }
+
+    /// The holds whose leases run at `now`, the one that ends last first.
+    pub fn last_to_end(&self, now: Instant) -> impl Iterator<Item = &Hold> {
+        let (one, many) = match self {
+            Self::Free => (None, None),
+            Self::Exclusive(hold) => (Some(hold), None),
+            Self::Shared(holders) => (None, Some(holders.last_to_end(now))),
+        };
+        let one = one.into_iter().filter(move |hold| hold.end > now);
+        one.chain(many.into_iter().flatten())
     }
 
     /// The holds by fence: one order on every node and after every reload.
@@ -475,33 +440,20 @@ impl Lock {
         holds
     }
 
-    /// Bytes that this lock takes outside of its own value.
+    /// Bytes that this lock takes outside of its own value. Of very many holders some are looked
+    /// at, and the others are taken to be like these.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        let holds: usize = self.holds().map(Hold::heap_bytes).sum();
+        let some = self.holds().take(HOLDS_MEASURED);
+        let some: usize = some.map(Hold::heap_bytes).sum();
+        let holders = self.holders();
+        let holds = some * holders / holders.clamp(1, HOLDS_MEASURED);
         match self {
-            Self::Shared(crowd) => {
-                let ends = crowd.ends.len() * size_of::<(Instant, Token)>();
-                size_of::<Crowd>()
-                    + crowd.holds.capacity() * size_of::<(Token, Hold)>()
-                    + ends
-                    + holds
-            }
+            Self::Shared(shared) => size_of::<SharedHolders>() + shared.heap_bytes() + holds,
             _ => holds,
         }
     }
 }
 
-impl Crowd {
-    fn put(&mut self, hold: Hold) {
-        self.take(&hold.token);
-        self.ends.insert((hold.end, hold.token.clone()));
-        self.holds.insert(hold.token.clone(), hold);
-    }
-
-    fn take(&mut self, token: &Token) -> Option<Hold> {
-        let hold = self.holds.remove(token)?;
-        self.ends.remove(&(hold.end, hold.token.clone()));
-        Some(hold)
-    }
-}
+/// So many holds are looked at to tell how much memory a lock takes.
+const HOLDS_MEASURED: usize = 1000;

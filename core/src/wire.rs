@@ -67,7 +67,8 @@ impl Change {
         all.chain(&self.gone)
     }
 
-    fn replaces(&self, lock: &Lock) -> bool {
+    /// Whether nothing of `lock` stays.
+    pub(crate) fn replaces(&self, lock: &Lock) -> bool {
         self.whole || lock.mode() != self.mode
     }
 

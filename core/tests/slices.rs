@@ -1,10 +1,11 @@
 //! What belongs to very many locks or holders is done in slices, and seen by everybody at once.
 
 use redislock_core::lock::Terms;
-use redislock_core::table::{Output, Verdict};
+use redislock_core::table::{Events, Output, Presence, Verdict};
 use redislock_core::token::Key;
+use redislock_core::wire::put_whole;
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, terms, token};
+use crate::node::{Change, Node, ROOMY, SECOND, SHARED, key, terms, token};
 
 const MANY: usize = 5000;
 
@@ -184,4 +185,81 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     assert_eq!(rest[..], waiting[waiting.len() - rest.len()..]);
     let verdict = node.ask("late", "k", SHARED, None);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+}
+
+/// Forgets what is left of holds, a few at a time; how often that took.
+fn forget(node: &mut Node) -> usize {
+    let mut slices = 0;
+    while node.table.has_remains() {
+        node.table.clear_remains(100);
+        slices += 1;
+    }
+    assert!(!node.table.has_output());
+    slices
+}
+
+#[test]
+fn a_change_of_roles_unties_every_hold_at_once_and_forgets_the_ties_in_slices() {
+    let mut node = Node::new(ROOMY);
+    let holds = |node: &Node, key: &Key| {
+        let lock = node.lock(key);
+        lock.is_some_and(|lock| lock.hold(&token("me")).is_some())
+    };
+    let ephemeral = |connection| Terms {
+        ephemeral: true,
+        connection,
+        ..terms(&token("me"), 100 * SECOND)
+    };
+    for n in 0..MANY {
+        node.acquire(&[numbered(n)], &ephemeral(7 + n as u64 % 3), None);
+    }
+    node.take();
+    // Some of them are about to end; they become ordinary leases, too.
+    node.hang_up(7, 0);
+    node.table.role_changed();
+    assert!(!node.table.is_bound(8) && !node.table.is_closing());
+    assert!(forget(&mut node) > MANY / 200);
+    // The same connection may tie others, and does not end the earlier ones.
+    node.acquire(&[key("k")], &ephemeral(8), None);
+    node.acquire(&[numbered(4)], &terms(&token("me"), SECOND), None);
+    node.hang_up(8, 0);
+    node.tick();
+    assert!(holds(&node, &numbered(1)) && holds(&node, &numbered(4)));
+    assert!(!holds(&node, &key("k")));
+    assert_eq!(node.table.locks(), MANY);
+}
+
+#[test]
+fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
+    let mut node = Node::new(ROOMY);
+    crowd(&mut node);
+    assert_eq!(node.force(&key("k")), MANY as u64);
+    node.take();
+    assert_eq!(node.table.locks(), 0);
+    assert!(forget(&mut node) > MANY / 200);
+    assert_eq!(node.table.hold_times.total(), MANY as u64);
+    assert_eq!(node.table.holding_owners(), 0);
+
+    let mut replica = Node::new(ROOMY);
+    crowd(&mut node);
+    replica.sync(&node);
+    assert_eq!(replica.table.holding_owners(), MANY);
+    // The whole lock, as it is written when very much of it has changed.
+    let mut whole = Change {
+        key: key("k"),
+        presence: Presence::Kept,
+        bytes: Vec::new(),
+        events: Events::default(),
+    };
+    let (lock, now) = (node.lock(&whole.key), node.table.lease_now(node.now.mono));
+    put_whole(lock.expect("a lock"), now, &mut whole.bytes);
+    replica.replay(&whole);
+    forget(&mut replica);
+    assert_eq!(replica.table.holding_owners(), MANY, "they hold it again");
+    node.force(&key("k"));
+    let (changes, _) = node.take();
+    replica.replay(&changes[0]);
+    assert_eq!(replica.table.locks(), 0);
+    assert!(forget(&mut replica) > MANY / 200);
+    assert_eq!(replica.table.holding_owners(), 0);
 }

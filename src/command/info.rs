@@ -1,7 +1,7 @@
 //! `LOCK.INFO key [token | COUNT n]`: a map about the lock, or about one holder of it; null if
 //! there is nothing to say. Never a token.
 
-use redislock_core::lock::{Hold, Mode};
+use redislock_core::lock::{Hold, Lock, Mode};
 use redislock_core::table::{Denial, Found};
 use redislock_core::time::{Instant, to_millis};
 use redislock_core::token::Key;
@@ -40,30 +40,26 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let mono = clock::mono();
     node::with(|node| {
-        let now = node.table.lease_now(mono);
-        let lock = lock.and_then(|id| node.table.as_seen(id));
-        let lock = lock.as_deref();
-        let holds = || {
-            lock.into_iter()
-                .flat_map(|lock| lock.holds_in_order())
-                .filter(|hold| hold.end > now)
-        };
+        let table = &node.table;
+        let now = table.lease_now(mono);
+        let held = lock.and_then(|id| table.lock(id));
         if let Some(token) = &token {
-            match lock
-                .and_then(|lock| lock.hold(token))
-                .filter(|hold| hold.end > now)
-            {
-                Some(hold) => show_hold(ctx, hold, now),
+            let hold = held.and_then(|lock| lock.hold(token));
+            let hold = hold.map(|hold| (hold, table.end_of(hold)));
+            match hold.filter(|(_, end)| *end > now) {
+                Some((hold, end)) => show_hold(ctx, hold, end, now),
                 None => ctx.reply_null(),
             }
             return;
         }
-        let mut holders: Vec<_> = holds().collect();
-        let waiting = node.table.waiting_for(&Key::new(ctx.db(), key.bytes()));
+        let running = |id| table.running_holds(id, now, count);
+        let mut holders = lock.map(running).unwrap_or_default();
+        holders.sort_unstable_by_key(|(hold, _)| (hold.fence, &hold.token));
+        let waiting = table.waiting_for(&Key::new(ctx.db(), key.bytes()));
         if holders.is_empty() && waiting.is_none() {
             return ctx.reply_null();
         }
-        let (mode, limit) = match lock.filter(|_| !holders.is_empty()).map(|lock| lock.mode()) {
+        let (mode, limit) = match held.filter(|_| !holders.is_empty()).map(Lock::mode) {
             None if is_string => ("string", 0),
             None => ("free", 0),
             Some(Mode::Exclusive) => ("exclusive", 0),
@@ -75,17 +71,16 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         number(ctx, "limit", limit.into());
         number(ctx, "waiters", waiters as u64);
         number(ctx, "oldest-wait", mono.since(since) / 1000);
-        holders.truncate(count);
         ctx.reply_bytes(b"holders");
         ctx.reply_array(holders.len());
         holders
             .into_iter()
-            .for_each(|hold| show_hold(ctx, hold, now));
+            .for_each(|(hold, end)| show_hold(ctx, hold, end, now));
     });
     Ok(())
 }
 
-fn show_hold(ctx: Ctx, hold: &Hold, now: Instant) {
+fn show_hold(ctx: Ctx, hold: &Hold, end: Instant, now: Instant) {
     let fingerprint = format!("{:016x}", node::fingerprint(hold.token.secret()));
     ctx.reply_map(6);
     text(ctx, "owner", hold.owner());
@@ -96,7 +91,7 @@ fn show_hold(ctx: Ctx, hold: &Hold, now: Instant) {
     );
     number(ctx, "holds", hold.count.into());
     number(ctx, "fence", hold.fence);
-    number(ctx, "ttl", to_millis(hold.left(now)));
+    number(ctx, "ttl", to_millis(end.since(now)));
     number(ctx, "age", now.since(hold.granted) / 1000);
 }
 

@@ -190,7 +190,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::First(READ),
         grammar: "key [token] [COUNT holders]",
         summary: c"Tells who holds a lock and how many wait, or about one holder; never a token",
-        complexity: c"O(N log(N)) with N holders",
+        complexity: c"O(N log(N)) with N holders that are shown",
     },
     Command {
         name: c"lock.node",
@@ -212,7 +212,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::First(DROP),
         grammar: "key",
         summary: c"Ends every hold of a lock, for administrators; replies with how many holders there were",
-        complexity: c"O(N) with N holders",
+        complexity: c"O(1)",
     },
     Command {
         name: c"lock.help",

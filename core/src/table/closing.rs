@@ -77,7 +77,7 @@ impl Table {
         if self.closing.is_empty() {
             return hold.end;
         }
-        let connection = hold.connection();
+        let connection = self.connection_of(hold);
         let closing = connection.and_then(|connection| self.closing.get(&connection));
         closing.map_or(hold.end, |closing| closing.end.min(hold.end))
     }
@@ -99,6 +99,24 @@ impl Table {
         Some(seen)
     }
 
+    /// The holds of a lock that run, and when they end: those that end last, at most so many. Where
+    /// very many are about to end with their connections, only as many of these are left out.
+    #[must_use]
+    pub fn running_holds(&self, id: LockId, now: Instant, most: usize) -> Vec<(&Hold, Instant)> {
+        let mut left_out = 0;
+        let holds = self.lock(id).into_iter();
+        let holds = holds.flat_map(|lock| lock.last_to_end(now));
+        let running = holds.filter_map(|hold| {
+            let end = self.end_of(hold);
+            if end > now {
+                return Some((hold, end));
+            }
+            left_out += 1;
+            (left_out > most.max(TAKEN_AT_ONCE)).then_some((hold, hold.end))
+        });
+        running.take(most).collect()
+    }
+
     /// Ends the holds of a lock whose connections have closed; that of `token` is among them.
     pub(super) fn end_ties_at(&mut self, id: LockId, token: Option<&Token>) {
         if self.closing.is_empty() {
@@ -108,7 +126,7 @@ impl Table {
             return;
         };
         let is_closing = |hold: &&Hold| {
-            let connection = hold.connection();
+            let connection = self.connection_of(hold);
             connection.is_some_and(|connection| self.closing.contains_key(&connection))
         };
         let own = token.and_then(|token| lock.hold(token)).filter(is_closing);
@@ -127,7 +145,7 @@ impl Table {
         }
         let ties = ties.into_iter().filter(is_closing);
         let ties: Vec<_> = ties
-            .filter_map(|hold| Some((hold.token.clone(), hold.connection()?)))
+            .filter_map(|hold| Some((hold.token.clone(), self.connection_of(hold)?)))
             .collect();
         for (token, connection) in ties {
             let end = self.closing.get(&connection).map(|closing| closing.end);
@@ -144,7 +162,7 @@ impl Table {
         let entry = self.slots.get(id).filter(|entry| entry.attached);
         let entry = entry.filter(|entry| self.spaces.db(&entry.key).is_some());
         let hold = entry.and_then(|entry| entry.lock.hold(token));
-        let Some(hold) = hold.filter(|hold| hold.connection() == Some(connection)) else {
+        let Some(hold) = hold.filter(|hold| self.connection_of(hold) == Some(connection)) else {
             return false;
         };
         if hold.end > end {

@@ -1,7 +1,7 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is
 //! loaded.
 
-use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table};
+use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table, Untied};
 use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
 use crate::queue::{Place, WaiterId};
@@ -46,7 +46,8 @@ impl Table {
                 self.wheel.set(index, end);
                 continue;
             }
-            // A crowd's leases are ended in parts, too: what is left is found again at once.
+            // The leases of many holders are ended in parts, too: what is left is found again at
+            // once.
             left -= self.take_ended_off(id, left.min(TAKEN_AT_ONCE), now).max(1);
             let first_end = self.lock(id).and_then(Lock::first_end);
             if let Some(end) = first_end.filter(|end| *end <= lease_now) {
@@ -149,11 +150,14 @@ impl Table {
     /// A change comes from the AOF or the master, for `key`.
     pub fn apply(&mut self, key: Key, lock: Option<LockId>, change: Change) -> Loaded {
         self.raise_fence(change.highest_fence());
-        let found = lock.and_then(|id| Some((id, self.slots.get_mut(id)?)));
-        let Some((id, entry)) = found else {
+        let Some(id) = lock.filter(|id| self.slots.get(*id).is_some()) else {
             let mut lock = Lock::Free;
             change.apply(&mut lock);
             return self.insert(key, lock).map_or(Loaded::Gone, Loaded::New);
+        };
+        self.make_way(id, &change);
+        let Some(entry) = self.slots.get_mut(id) else {
+            return Loaded::Gone;
         };
         if entry.is_known() {
             for token in change.ended(&entry.lock) {
@@ -253,7 +257,7 @@ impl Table {
         };
         self.wheel.unset(id.index());
         let known = entry.is_known();
-        self.forget_holders(id, entry.lock, known);
+        self.forget_holders(id, entry.lock, known, None);
         let key = self.spaces.outside(&entry.key);
         self.spaces.left(&entry.key, entry.attached);
         if entry.queued
@@ -329,12 +333,6 @@ impl Table {
         }
     }
 
-    /// Whether a hold ends with this connection.
-    #[must_use]
-    pub fn is_bound(&self, connection: u64) -> bool {
-        !self.connections.is_empty() && self.connections.contains_key(&connection)
-    }
-
     /// The role of this node has changed: the one place that decides what it keeps.
     ///
     /// What the dataset says stays: locks, fences, the lease clock, what quarantine remembers; and
@@ -354,7 +352,7 @@ impl Table {
             replication,
             fences: _,
             clock: _,
-            slots,
+            slots: _,
             spaces: _,
             wheel: _,
             // Empty by now.
@@ -371,9 +369,11 @@ impl Table {
             order_steps: _,
             undelivered,
             connections,
+            role_changes,
             closing,
             // Are forgotten as before.
             remains: _,
+            untied,
             sweep,
         } = self;
         *replication = None;
@@ -383,13 +383,11 @@ impl Table {
         next_up.clear();
         strings.clear();
         undelivered.clear();
+        // No tie counts from now on.
+        *role_changes += 1;
         let closing = std::mem::take(closing).into_values().map(Closing::holds);
         let tied = std::mem::take(connections).into_values().chain(closing);
-        for (id, token) in tied.flatten() {
-            if let Some(entry) = slots.get_mut(id) {
-                entry.lock.change(&token, |hold| hold.bind(None));
-            }
-        }
+        untied.push(Untied::new(tied.flatten()));
     }
 
     /// Everyone who waits is told to come again.

@@ -17,6 +17,7 @@ mod remains;
 mod request;
 mod serve;
 mod spaces;
+mod ties;
 
 use std::cell::Cell;
 use std::collections::BTreeSet;
@@ -27,7 +28,7 @@ pub use event::Loaded;
 pub use legacy::LegacyString;
 use legacy::Strings;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
-use remains::Remains;
+use remains::{Remains, Untied};
 use serve::Undelivered;
 use spaces::Spaces;
 
@@ -237,10 +238,14 @@ pub struct Table {
     undelivered: HashMap<WaiterId, Undelivered>,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
+    /// How often the role of this node has changed.
+    role_changes: u32,
     /// The connections that have closed, and their holds that have not been ended yet.
     closing: HashMap<u64, Closing>,
     /// The holders of shared locks that have gone and are not forgotten yet.
     remains: Vec<Remains>,
+    /// Where ties of earlier roles are still noted.
+    untied: Vec<Untied>,
     /// Every key that is waited for is to be looked at again, from this place of the queue on.
     sweep: Option<Place>,
     output: Output,
@@ -272,8 +277,10 @@ impl Table {
             order_steps: Cell::new(0),
             undelivered: HashMap::new(),
             connections: HashMap::new(),
+            role_changes: 0,
             closing: HashMap::new(),
             remains: Vec::new(),
+            untied: Vec::new(),
             sweep: None,
             output: Output::default(),
         }
@@ -566,26 +573,5 @@ impl Table {
             self.holdings.remove(&hold.token, id);
         }
         self.unbind(id, hold);
-    }
-
-    fn bind(&mut self, id: LockId, token: &Token, connection: u64) {
-        self.connections
-            .entry(connection)
-            .or_default()
-            .insert((id, token.clone()));
-    }
-
-    fn unbind(&mut self, id: LockId, hold: &Hold) {
-        let Some(connection) = hold.connection() else {
-            return;
-        };
-        if let Some(bound) = self.connections.get_mut(&connection) {
-            bound.remove(&(id, hold.token.clone()));
-            if bound.is_empty() {
-                self.connections.remove(&connection);
-            }
-        } else {
-            self.unbind_closing(connection, id, &hold.token);
-        }
     }
 }

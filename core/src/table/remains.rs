@@ -1,19 +1,36 @@
-//! Shared locks that very many held and nobody holds any more: what is remembered of each holder is
-//! forgotten in slices.
+//! What is left of very many holds that are over: it is forgotten in slices.
 
 use super::{TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
 use crate::slots::LockId;
 use crate::time::Instant;
-use crate::token::Key;
+use crate::token::{Key, Token};
+use crate::wire::Change;
 
-/// The holders of a lock that are not forgotten yet.
+/// The holders of a shared lock that are not forgotten yet.
 #[derive(Debug)]
 pub(super) struct Remains {
     id: LockId,
     lock: Lock,
-    /// At which key their leases have ended, and when; none if the lock was removed.
-    ended: Option<(Option<Key>, Instant)>,
+    /// When their holds ended; none if the lock was removed.
+    ended: Option<Instant>,
+    /// At which key the end of their leases is told.
+    told_at: Option<Key>,
+}
+
+/// Holds that are no longer tied to a connection, and were noted to be.
+pub(super) struct Untied(Box<dyn Iterator<Item = (LockId, Token)> + Send>);
+
+impl Untied {
+    pub(super) fn new(holds: impl Iterator<Item = (LockId, Token)> + Send + 'static) -> Self {
+        Self(Box::new(holds))
+    }
+}
+
+impl std::fmt::Debug for Untied {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Untied")
+    }
 }
 
 impl Table {
@@ -32,33 +49,67 @@ impl Table {
         self.remains.push(Remains {
             id,
             lock,
-            ended: Some((key, now)),
+            ended: Some(now),
+            told_at: key,
         });
     }
 
-    /// A lock was removed: what is remembered of its holders is forgotten, later if they are many.
-    pub(super) fn forget_holders(&mut self, id: LockId, lock: Lock, known: bool) {
+    /// A lock is no longer what it was: what is remembered of its holders is forgotten, later if
+    /// they are many. `known`: see [`super::Entry::is_known`]. `ended`: when their holds ended, if
+    /// that counts.
+    pub(super) fn forget_holders(
+        &mut self,
+        id: LockId,
+        lock: Lock,
+        known: bool,
+        ended: Option<Instant>,
+    ) {
         if lock.holders() <= TAKEN_AT_ONCE {
             for hold in lock.holds() {
+                if let Some(end) = ended {
+                    self.hold_times.record(end.since(hold.granted));
+                }
                 self.unbind(id, hold);
                 if known {
                     self.holdings.remove(&hold.token, id);
                 }
             }
         } else {
-            let ended = None;
-            self.remains.push(Remains { id, lock, ended });
+            let told_at = None;
+            self.remains.push(Remains {
+                id,
+                lock,
+                ended,
+                told_at,
+            });
         }
     }
 
-    /// Whether holders of locks that have gone are still to be forgotten.
-    #[must_use]
-    pub fn has_remains(&self) -> bool {
-        !self.remains.is_empty()
+    /// A change is about to replace a lock that very many hold.
+    pub(super) fn make_way(&mut self, id: LockId, change: &Change) {
+        let Some(entry) = self.slots.get_mut(id) else {
+            return;
+        };
+        if entry.lock.holders() > TAKEN_AT_ONCE && change.replaces(&entry.lock) {
+            let known = entry.is_known();
+            let lock = std::mem::take(&mut entry.lock);
+            self.forget_holders(id, lock, known, None);
+        }
     }
 
-    /// Forgets holders of locks that have gone, at most so many.
+    /// Whether something is still to be forgotten.
+    #[must_use]
+    pub fn has_remains(&self) -> bool {
+        !(self.remains.is_empty() && self.untied.is_empty())
+    }
+
+    /// Forgets what is left of holds that are over, of at most so many.
     pub fn clear_remains(&mut self, most: usize) {
+        if let Some(Untied(holds)) = self.untied.last_mut()
+            && holds.take(most).count() < most
+        {
+            self.untied.pop();
+        }
         let Some(mut remains) = self.remains.pop() else {
             return;
         };
@@ -68,12 +119,12 @@ impl Table {
                 break;
             };
             self.forget_holder(remains.id, &hold);
-            if let Some((_, end)) = &remains.ended {
+            if let Some(end) = remains.ended {
                 self.hold_times.record(end.since(hold.granted));
                 told += 1;
             }
         }
-        if let Some((Some(key), _)) = &remains.ended
+        if let Some(key) = &remains.told_at
             && told > 0
         {
             self.output.ended_before.push((key.clone(), told));

@@ -133,7 +133,7 @@ impl Table {
         let renewed = entry.lock.change(token, |hold| {
             hold.renew(lease_now, ttl, cap)?;
             hold.fence = hold.fence.max(fence);
-            Ok((hold.fence, hold.connection()))
+            Ok((hold.fence, hold.tie()))
         });
         match renewed {
             None => Extended::NotHeld,
@@ -141,11 +141,11 @@ impl Table {
                 self.untouch(id);
                 Extended::Denied(Denial::OverCap(over))
             }
-            Some(Ok((held, bound))) => {
+            Some(Ok((held, tie))) => {
                 self.touch_hold(id, token, |events| events.extended += 1);
                 self.fences.raise(held);
                 self.counters.extends += 1;
-                if bound.is_some() {
+                if tie.is_some_and(|tie| tie.role == self.role_changes) {
                     self.rebind(id, token, connection);
                 }
                 self.confirm(id, token);
@@ -174,11 +174,9 @@ impl Table {
         };
         let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
-        for hold in lock.holds() {
-            self.ended(id, hold, known, lease_now);
-        }
         let holders = lock.holders() as u64;
         self.counters.forced += holders;
+        self.forget_holders(id, lock, known, Some(lease_now));
         self.unserved.extend(queued);
         self.serve_unserved_if_any(now, keyspace);
         holders
@@ -326,9 +324,9 @@ impl Table {
         let Some(entry) = self.slots.get_mut(id) else {
             return fence;
         };
-        let cap = self.limits.max_hold;
+        let (cap, role) = (self.limits.max_hold, self.role_changes);
         let reentered = entry.lock.change(&terms.token, |hold| {
-            let bound = hold.connection().is_some();
+            let bound = hold.tie().is_some_and(|tie| tie.role == role);
             // Never over a cap: `grant` has asked before.
             let _ = hold.renew(now, terms.ttl, cap);
             hold.count = hold.count.saturating_add(u32::from(!terms.once));
@@ -371,23 +369,6 @@ impl Table {
             self.next_up
                 .extend(holders.flat_map(|token| self.queue.of(token)));
         }
-    }
-
-    /// Ties an ephemeral hold to the connection that used it last.
-    fn rebind(&mut self, id: LockId, token: &Token, connection: u64) {
-        if connection == 0 {
-            // A script has no connection of its own that could end: the hold stays tied as it is.
-            return;
-        }
-        let Some(entry) = self.slots.get_mut(id) else {
-            return;
-        };
-        let before = entry.lock.hold(token).cloned();
-        entry.lock.change(token, |hold| hold.bind(Some(connection)));
-        if let Some(before) = before {
-            self.unbind(id, &before);
-        }
-        self.bind(id, token, connection);
     }
 
     /// Takes holds of `token` off; how many. What follows for waiters is noted, not done.

@@ -32,7 +32,7 @@ fn seen(
                 granted: mono(hold.granted),
                 max_hold: hold.max_hold(),
                 owner: hold.owner().first().copied(),
-                connection: hold.connection(),
+                connection: node.table.connection_of(hold),
             };
             (token, hold)
         });

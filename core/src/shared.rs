@@ -1,0 +1,159 @@
+//! The holders of a shared lock: found by token, and in the order in which their leases end.
+
+use std::collections::BTreeSet;
+
+use foldhash::HashMap;
+
+use crate::lock::Refusal;
+use crate::lock::{Hold, Mode, Standing};
+use crate::time::Instant;
+use crate::token::Token;
+
+/// The owners of a shared lock.
+#[derive(Clone, Debug, Default)]
+pub struct SharedHolders {
+    /// The semaphore's size, 0 for none.
+    limit: u32,
+    holds: HashMap<Token, Hold>,
+    ends: BTreeSet<(Instant, Token)>,
+}
+
+impl SharedHolders {
+    /// Nobody yet, of a semaphore of this size; 0 for none.
+    #[must_use]
+    pub fn new(limit: u32) -> Self {
+        Self {
+            limit,
+            ..Self::default()
+        }
+    }
+
+    /// How `token`, wanting `mode`, stands to them.
+    #[must_use]
+    pub fn standing(&self, token: &Token, mode: Mode, max_holders: u32) -> Standing {
+        let holds = self.holds.contains_key(token);
+        match mode {
+            Mode::Exclusive if holds => Standing::Refused(Refusal::Upgrade),
+            Mode::Exclusive => Standing::Excluded,
+            Mode::Shared { limit } if limit != self.limit => {
+                Standing::Refused(Refusal::UnlikeLimit)
+            }
+            Mode::Shared { .. } if holds => Standing::Held,
+            Mode::Shared { limit } => {
+                let holders = self.holds.len();
+                if limit != 0 && holders >= limit as usize {
+                    Standing::Excluded
+                } else if holders >= max_holders as usize {
+                    Standing::Refused(Refusal::TooManyHolders)
+                } else {
+                    Standing::Open
+                }
+            }
+        }
+    }
+
+    /// Whether those whose leases run at `now` fill a semaphore of this size.
+    #[must_use]
+    pub fn fill(&self, limit: u32, now: Instant) -> bool {
+        // No more are looked at than decide it: a semaphore has at most `limit` holders.
+        let spare = self.holds.len().checked_sub(limit as usize);
+        limit != 0
+            && self.limit == limit
+            && spare.is_some_and(|spare| {
+                let first = self.ends.iter().take(spare + 1);
+                first.take_while(|(end, _)| *end <= now).count() <= spare
+            })
+    }
+
+    /// The semaphore's size, 0 for none.
+    #[must_use]
+    pub fn limit(&self) -> u32 {
+        self.limit
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.holds.len()
+    }
+
+    /// Whether nobody is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.holds.is_empty()
+    }
+
+    /// The hold of `token`.
+    #[must_use]
+    pub fn get(&self, token: &Token) -> Option<&Hold> {
+        self.holds.get(token)
+    }
+
+    /// The holds, in no order.
+    pub fn iter(&self) -> impl Iterator<Item = &Hold> {
+        self.holds.values()
+    }
+
+    /// The holds whose leases run at `now`, the one that ends last first.
+    pub fn last_to_end(&self, now: Instant) -> impl Iterator<Item = &Hold> {
+        let running = self
+            .ends
+            .iter()
+            .rev()
+            .take_while(move |(end, _)| *end > now);
+        running.filter_map(|(_, token)| self.holds.get(token))
+    }
+
+    /// How many have a lease that runs at `now`.
+    #[must_use]
+    pub fn live(&self, now: Instant) -> usize {
+        let ended = self.ends.iter().take_while(|(end, _)| *end <= now);
+        self.holds.len() - ended.count()
+    }
+
+    /// When the first lease ends, and whose it is.
+    #[must_use]
+    pub fn first_end(&self) -> Option<&(Instant, Token)> {
+        self.ends.first()
+    }
+
+    /// When the last lease ends.
+    #[must_use]
+    pub fn last_end(&self) -> Option<Instant> {
+        self.ends.last().map(|(end, _)| *end)
+    }
+
+    /// Adds a hold, or replaces the one of its owner.
+    pub fn put(&mut self, hold: Hold) {
+        self.take(&hold.token);
+        self.ends.insert((hold.end, hold.token.clone()));
+        self.holds.insert(hold.token.clone(), hold);
+    }
+
+    /// Changes the hold of `token`, if it has one.
+    pub fn change<R>(&mut self, token: &Token, change: impl FnOnce(&mut Hold) -> R) -> Option<R> {
+        let hold = self.holds.get_mut(token)?;
+        let before = hold.end;
+        let result = change(hold);
+        if hold.end != before {
+            let after = (hold.end, hold.token.clone());
+            self.ends.remove(&(before, after.1.clone()));
+            self.ends.insert(after);
+        }
+        Some(result)
+    }
+
+    /// Ends the hold of `token`.
+    pub fn take(&mut self, token: &Token) -> Option<Hold> {
+        let hold = self.holds.remove(token)?;
+        self.ends.remove(&(hold.end, hold.token.clone()));
+        Some(hold)
+    }
+
+    /// Bytes that they take outside of this value, without what each hold takes outside of itself.
+    #[must_use]
+    pub fn heap_bytes(&self) -> usize {
+        let ends = self.ends.len() * size_of::<(Instant, Token)>();
+        self.holds.capacity() * size_of::<(Token, Hold)>() + ends
+    }
+}
