@@ -314,7 +314,9 @@ impl Drop for Attempt {
             let from = std::iter::once(blocked.place).collect();
             let release = Release::new(&self.client, from, request, self.spec.ttl);
             let patience = self.client.fleet.node_timeout;
-            self.client.runtime.spawn(blocked.cancel(release, patience));
+            self.client
+                .background
+                .spawn(blocked.cancel(release, patience));
         }
         if !self.owing.is_empty() {
             self.release(self.owing);

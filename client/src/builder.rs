@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{ConnectionInfo, IntoConnectionInfo};
-use tokio::runtime::Handle;
 
+use crate::background::Background;
 use crate::client::Client;
 use crate::error::Error;
 use crate::fleet::Fleet;
@@ -192,7 +192,7 @@ impl Builder {
     pub async fn connect(self) -> Result<Redlock, Error> {
         let fleet = self.fleet()?;
         fleet.connect().await?;
-        let client = Client::start(fleet, self.metrics, Handle::current());
+        let client = Client::start(fleet, self.metrics, Background::own());
         Ok(Redlock { client })
     }
 
@@ -201,11 +201,11 @@ impl Builder {
     /// connect timeout and no longer than it may wait at all. What [`Self::connect`] reports as an
     /// error is logged, and a node that cannot serve is named by the requests.
     pub fn connect_lazy(self) -> Result<Redlock, Error> {
-        let Ok(runtime) = Handle::try_current() else {
+        let Some(background) = Background::current() else {
             let problem = "connect_lazy works in the background: call it inside a Tokio runtime";
             return Err(Error::Invalid(problem.to_owned()));
         };
-        let client = Client::start_lazily(self.fleet()?, self.metrics, runtime);
+        let client = Client::start_lazily(self.fleet()?, self.metrics, background);
         Ok(Redlock { client })
     }
 

@@ -1,13 +1,13 @@
 //! What all locks of one client share: its nodes, its keeper, and the memory of what was busy.
 
-use std::hash::{BuildHasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::runtime::Handle;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::background::Background;
 use crate::clock::Moment;
 use crate::fleet::Fleet;
 use crate::keeper::Keeper;
@@ -23,24 +23,24 @@ const BUSY_SLOTS: usize = 64;
 pub(crate) struct Client {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) keeper: Arc<Keeper>,
-    pub(crate) runtime: Handle,
+    pub(crate) background: Background,
     metrics: Option<Arc<dyn Metrics>>,
     /// When a lock of each hash was last found busy, in ms since boot.
     busy: [AtomicU64; BUSY_SLOTS],
-    hashing: RandomState,
+    hashing: BuildHasherDefault<DefaultHasher>,
     _stop: DropGuard,
 }
 
 impl Client {
-    /// Connects and tends the nodes in the background of this runtime.
+    /// Connects and tends the nodes in the background.
     pub(crate) fn start_lazily(
         fleet: Fleet,
         metrics: Option<Arc<dyn Metrics>>,
-        runtime: Handle,
+        background: Background,
     ) -> Arc<Self> {
-        let client = Self::start(fleet, metrics, runtime);
+        let client = Self::start(fleet, metrics, background);
         let fleet = Arc::clone(&client.fleet);
-        client.runtime.spawn(async move {
+        client.background.spawn(async move {
             if let Err(error) = fleet.connect().await {
                 tracing::warn!(%error, "not connected yet");
             }
@@ -48,26 +48,26 @@ impl Client {
         client
     }
 
-    /// Tends the nodes in the background of this runtime.
+    /// Tends the nodes in the background.
     pub(crate) fn start(
         fleet: Fleet,
         metrics: Option<Arc<dyn Metrics>>,
-        runtime: Handle,
+        background: Background,
     ) -> Arc<Self> {
         let fleet = Arc::new(fleet);
         let keeper = Arc::new(Keeper::default());
         let stop = CancellationToken::new();
         for place in 0..fleet.nodes.len() {
-            runtime.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
+            background.spawn(Arc::clone(&fleet).tend(place, Arc::clone(&keeper), stop.clone()));
         }
-        runtime.spawn(Arc::clone(&keeper).run(stop.clone()));
+        background.spawn(Arc::clone(&keeper).run(stop.clone()));
         Arc::new(Self {
             fleet,
             keeper,
-            runtime,
+            background,
             metrics,
             busy: std::array::from_fn(|_| AtomicU64::new(0)),
-            hashing: RandomState::new(),
+            hashing: BuildHasherDefault::new(),
             _stop: stop.drop_guard(),
         })
     }

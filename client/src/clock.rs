@@ -22,6 +22,10 @@ pub struct Moment(Duration);
 impl Moment {
     /// The present moment.
     pub fn now() -> Self {
+        #[cfg(feature = "simulation")]
+        if let Some(host) = crate::simulation::host() {
+            return Self(host.now());
+        }
         let now = clock_gettime(CLOCK);
         let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
         let nanos = u32::try_from(now.tv_nsec).unwrap_or(0);

@@ -83,7 +83,11 @@ impl Hold {
     /// Releases some of its locks, in a task of its own: whoever waits for it may be cancelled.
     pub(crate) async fn release_some(self: &Arc<Self>, locks: Vec<usize>) -> Released {
         let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
-        let released = self.client.runtime.spawn(hold.leave_locks(locks));
+        let (told, released) = tokio::sync::oneshot::channel();
+        self.client.background.spawn(async move {
+            // Nobody may be there to hear it.
+            let _ = told.send(hold.leave_locks(locks).await);
+        });
         let released = tokio::time::timeout(patience, released).await;
         released.map_or(Released::Unknown, |released| {
             released.unwrap_or(Released::Unknown)

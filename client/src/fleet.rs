@@ -148,6 +148,7 @@ impl Fleet {
             loop {
                 if node.is_up() {
                     tokio::select! {
+                        biased;
                         () = node.complaint() => {}
                         () = tokio::time::sleep(PULSE) => if !node.in_use() && keeper.is_idle() {
                             node.close_idle();

@@ -266,8 +266,8 @@ impl Drop for Guard {
             match hold.leave(&part) {
                 Left::All => hold.release_in_background(),
                 Left::Locks(locks) | Left::Some(locks) => {
-                    let runtime = hold.client.runtime.clone();
-                    runtime.spawn(hold.leave_locks(locks));
+                    let background = hold.client.background.clone();
+                    background.spawn(hold.leave_locks(locks));
                 }
                 Left::Nothing => {}
             }

@@ -473,8 +473,8 @@ impl Drop for Leaving {
         self.hold.end_with(Loss::Released);
         if !self.sent {
             let hold = Arc::clone(&self.hold);
-            let runtime = hold.client.runtime.clone();
-            runtime.spawn(async move { hold.final_release().await.run().await });
+            let background = hold.client.background.clone();
+            background.spawn(async move { hold.final_release().await.run().await });
         }
     }
 }

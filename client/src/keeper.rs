@@ -67,7 +67,8 @@ impl Keeper {
     /// Something has changed about the nodes: these holds ask again who still grants them.
     pub(crate) fn renew_all(&self, which: impl Fn(&Hold) -> bool) {
         for hold in self.holds().into_iter().filter(|hold| which(hold)) {
-            tokio::spawn(async move { hold.renew_now().await });
+            let background = hold.client.background.clone();
+            background.spawn(async move { hold.renew_now().await });
         }
     }
 
@@ -88,12 +89,14 @@ impl Keeper {
         loop {
             let nap = self.nap();
             tokio::select! {
+                biased;
                 () = stop.cancelled() => return,
                 () = self.wake.notified() => {}
                 () = sleep(nap) => {}
             }
             for hold in self.due_by(Moment::now()) {
-                tokio::spawn(hold.attend());
+                let background = hold.client.background.clone();
+                background.spawn(hold.attend());
             }
         }
     }

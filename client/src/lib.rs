@@ -4,6 +4,7 @@
 
 mod acquire;
 mod attempt;
+mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod builder;
@@ -34,6 +35,9 @@ mod release;
 mod renewal;
 mod reply;
 mod round;
+#[cfg(feature = "simulation")]
+#[doc(hidden)]
+pub mod simulation;
 // An answer that lacks a field is refused, also where nobody shows that field.
 #[cfg_attr(not(feature = "observe"), expect(dead_code))]
 mod status;

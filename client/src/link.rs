@@ -23,6 +23,8 @@ use crate::reply;
 
 pub use credentials::Credentials;
 pub(crate) use credentials::Provider;
+#[cfg(feature = "simulation")]
+pub(crate) use server::Server;
 pub(crate) use settings::Settings;
 
 /// Where a node is, and how to log in; made by [`Settings`].
@@ -44,6 +46,8 @@ pub(crate) enum Connection {
     /// To one master.
     #[cfg(feature = "cluster")]
     Slot(Box<cluster::SlotConnection>),
+    #[cfg(feature = "simulation")]
+    Simulated(crate::simulation::Connection),
 }
 
 impl Link {
@@ -71,7 +75,7 @@ impl Link {
     /// sets the limit, and late replies still count.
     pub(crate) async fn open(&self, patience: Duration) -> RedisResult<Connection> {
         match self {
-            Self::Single(server) => server.open(patience).await.map(Connection::Single),
+            Self::Single(server) => server.open_single(patience).await,
             #[cfg(feature = "sentinel")]
             Self::Sentinel(sentinel) => sentinel.open(patience).await.map(Connection::Single),
             #[cfg(feature = "cluster")]
@@ -83,7 +87,7 @@ impl Link {
     /// [`Self::open`] has found, without asking Sentinels or other masters again.
     pub(crate) async fn open_another(&self, patience: Duration) -> RedisResult<Connection> {
         match self {
-            Self::Single(server) => server.open(patience).await.map(Connection::Single),
+            Self::Single(server) => server.open_single(patience).await,
             #[cfg(feature = "sentinel")]
             Self::Sentinel(sentinel) => sentinel
                 .open_another(patience)
@@ -110,6 +114,8 @@ impl Connection {
             }
             #[cfg(feature = "cluster")]
             Self::Slot(connection) => connection.send(request).await,
+            #[cfg(feature = "simulation")]
+            Self::Simulated(connection) => connection.redis.send_packed_command(&request.cmd).await,
         }
     }
 

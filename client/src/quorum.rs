@@ -15,6 +15,8 @@
 use std::time::Duration;
 
 use crate::clock::Moment;
+#[cfg(feature = "simulation")]
+use crate::simulation::{Flaw, has};
 
 /// A set of nodes, by their place in the configuration.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -65,6 +67,10 @@ impl FromIterator<usize> for NodeSet {
 
 /// More than half of `nodes`.
 pub(crate) fn majority(nodes: usize) -> usize {
+    #[cfg(feature = "simulation")]
+    if nodes > 1 && has(Flaw::HalfIsEnough) {
+        return nodes / 2;
+    }
     nodes / 2 + 1
 }
 
@@ -78,6 +84,15 @@ const TICK: Duration = Duration::from_millis(2);
 /// Until when a lease surely lasts that was asked for at `sent`: clock rates may differ by 1 %, and
 /// [`TICK`] is for clocks that tick in milliseconds. The only place where validity is computed.
 pub(crate) fn lease_end(sent: Moment, ttl: Duration) -> Moment {
+    #[cfg(feature = "simulation")]
+    if has(Flaw::NoDriftAllowance) {
+        return sent + ttl;
+    }
+    #[cfg(feature = "simulation")]
+    let sent = match has(Flaw::ValidFromReply) {
+        true => Moment::now(),
+        false => sent,
+    };
     sent + ttl.saturating_sub(ttl / 100 + TICK)
 }
 
@@ -296,6 +311,12 @@ impl Ballot {
                 false => Decision::Open,
             };
         };
+        #[cfg(feature = "simulation")]
+        let accepted = match has(Flaw::NoWriteBack) {
+            true => self.granted(),
+            false => self.accepted(fence),
+        };
+        #[cfg(not(feature = "simulation"))]
         let accepted = self.accepted(fence);
         let ends = accepted
             .iter()

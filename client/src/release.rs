@@ -126,7 +126,7 @@ impl Drop for Release {
         for place in self.left.iter() {
             let (client, request) = (Arc::clone(&self.client), Arc::clone(&self.request));
             let delivery = deliver(client, place, request, self.until);
-            self.client.runtime.spawn(delivery);
+            self.client.background.spawn(delivery);
         }
     }
 }

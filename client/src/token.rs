@@ -13,7 +13,7 @@ impl Token {
     /// A fresh token from the operating system's randomness.
     pub(crate) fn fresh() -> Self {
         let mut text = [0; 32];
-        Uuid::new_v4().simple().encode_lower(&mut text);
+        random().simple().encode_lower(&mut text);
         Self(text)
     }
 
@@ -32,6 +32,14 @@ impl fmt::Debug for Token {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Token(…)")
     }
+}
+
+fn random() -> Uuid {
+    #[cfg(feature = "simulation")]
+    if let Some(host) = crate::simulation::host() {
+        return uuid::Builder::from_random_bytes(host.random()).into_uuid();
+    }
+    Uuid::new_v4()
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ use redis::{
     RedisResult, Value,
 };
 
+use super::Connection;
 use super::credentials::{Credentials, Provider};
 
 /// So many requests may be on their way to the socket before a sender has to wait: more than a node
@@ -50,7 +51,7 @@ impl Server {
     }
 
     /// The address, without user and password.
-    #[cfg(feature = "sentinel")]
+    #[cfg(any(feature = "sentinel", feature = "simulation"))]
     pub(crate) fn address(&self) -> String {
         self.info.addr().to_string()
     }
@@ -90,16 +91,33 @@ impl Server {
         other
     }
 
-    /// Opens a connection and logs in. It waits for replies without limit: the caller sets the
-    /// limit, and late replies still count.
-    pub(crate) async fn open(&self, patience: Duration) -> RedisResult<MultiplexedConnection> {
+    /// Opens a connection as [`Self::open`] does.
+    pub(crate) async fn open_single(&self, patience: Duration) -> RedisResult<Connection> {
+        #[cfg(feature = "simulation")]
+        if let Some(opened) = crate::simulation::open(self, patience).await {
+            return opened.map(Connection::Simulated);
+        }
+        self.open(patience).await.map(Connection::Single)
+    }
+
+    /// How redis-rs is to connect: without a login, which is our own, as redis-rs calls every
+    /// refusal a wrong password or database; and without limits, which are the caller's.
+    pub(crate) fn bare() -> (RedisConnectionInfo, AsyncConnectionConfig) {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(PIPELINE);
+        (
+            RedisConnectionInfo::default().set_skip_set_lib_name(),
+            config,
+        )
+    }
+
+    /// Opens a connection and logs in. It waits for replies without limit: the caller sets the
+    /// limit, and late replies still count.
+    pub(crate) async fn open(&self, patience: Duration) -> RedisResult<MultiplexedConnection> {
         let opening = async {
-            // The login is our own: redis-rs calls every refusal a wrong password or database.
-            let bare = RedisConnectionInfo::default().set_skip_set_lib_name();
+            let (bare, config) = Self::bare();
             let client = redis::Client::open(self.info.clone().set_redis_settings(bare))?;
             let mut connection = client
                 .get_multiplexed_async_connection_with_config(&config)
@@ -114,7 +132,7 @@ impl Server {
     }
 
     /// One round trip: user and password, database, names.
-    async fn log_in(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+    pub(crate) async fn log_in(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let settings = self.info.redis_settings();
         let credentials = match &self.provider {
             Some(provider) => Some(provider.ask().await?),

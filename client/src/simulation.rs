@@ -1,0 +1,121 @@
+//! For the project's own simulation, not for users: it replaces what a client takes from its host.
+//!
+//! While a thread is [`on`] a simulated host, the clock, the randomness, the connections and the
+//! background tasks of a client come from that host. Outside of one, nothing changes: a build with
+//! this feature behaves like any other.
+
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::{AbortHandle, abortable};
+use redis::RedisResult;
+use redis::aio::MultiplexedConnection;
+use tokio::io::{AsyncRead, AsyncWrite};
+
+use crate::link::Server;
+
+/// A future that a host runs or returns.
+pub type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// A connection to a simulated node.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
+
+/// What a client takes from the machine that it runs on.
+pub trait Host {
+    /// Time since the host started, by its own clock.
+    fn now(&self) -> Duration;
+    /// Random bytes.
+    fn random(&self) -> [u8; 16];
+    /// Runs a task in the background.
+    fn spawn(&self, task: Task<()>);
+    /// Connects to the node at this address.
+    fn connect(&self, address: &str) -> Task<std::io::Result<Box<dyn Stream>>>;
+    /// Whether the clients of this host have this flaw.
+    fn has(&self, flaw: Flaw) -> bool;
+}
+
+/// A protection that a client can be run without, to see that the simulation notices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Flaw {
+    /// Validity counts from the reply, not from the request.
+    ValidFromReply,
+    /// Half of the nodes are enough.
+    HalfIsEnough,
+    /// Validity allows for no difference of clock rates.
+    NoDriftAllowance,
+    /// A majority of grants is enough, whatever their fences.
+    NoWriteBack,
+}
+
+thread_local! {
+    static HOST: RefCell<Option<Rc<dyn Host>>> = const { RefCell::new(None) };
+}
+
+/// Runs code as if it ran on this host.
+pub fn on<R>(host: Rc<dyn Host>, run: impl FnOnce() -> R) -> R {
+    struct Back(Option<Rc<dyn Host>>);
+    impl Drop for Back {
+        fn drop(&mut self) {
+            HOST.set(self.0.take());
+        }
+    }
+    let _back = Back(HOST.replace(Some(host)));
+    run()
+}
+
+/// The host that this thread is on, if it is simulated.
+pub(crate) fn host() -> Option<Rc<dyn Host>> {
+    HOST.with_borrow(Clone::clone)
+}
+
+/// Whether the simulated host wants this flaw.
+pub(crate) fn has(flaw: Flaw) -> bool {
+    host().is_some_and(|host| host.has(flaw))
+}
+
+/// A connection to a simulated node. It closes with the last clone, as one of redis-rs does.
+#[derive(Clone)]
+pub(crate) struct Connection {
+    pub(crate) redis: MultiplexedConnection,
+    _driver: Arc<Driver>,
+}
+
+struct Driver(AbortHandle);
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Opens a connection to the server and logs in, if this thread is on a simulated host.
+pub(crate) async fn open(server: &Server, patience: Duration) -> Option<RedisResult<Connection>> {
+    let connecting = host()?.connect(&server.address());
+    let opening = async {
+        let stream = connecting.await?;
+        let (info, config) = Server::bare();
+        let opened = MultiplexedConnection::new_with_config(&info, stream, config);
+        let (redis, driver) = opened.await?;
+        let (driver, abort) = abortable(driver);
+        let _driver = Arc::new(Driver(abort));
+        spawn(driver);
+        let mut connection = Connection { redis, _driver };
+        server.log_in(&mut connection.redis).await?;
+        Ok(connection)
+    };
+    let opened = tokio::time::timeout(patience, opening).await;
+    Some(opened.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())))
+}
+
+fn spawn(driver: impl Future + Send + 'static) {
+    if let Some(host) = host() {
+        host.spawn(Box::pin(async move {
+            driver.await;
+        }));
+    }
+}
