@@ -10,7 +10,7 @@ use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 use crate::edge::edge;
 use crate::ffi::{Arg, Args, Ctx, api};
 use crate::node;
-use crate::server::MinReplicas;
+use crate::server::{self, MinReplicas, ReplicaRule};
 
 /// One option.
 pub struct Setting {
@@ -89,14 +89,24 @@ impl Setting {
     }
 }
 
+/// What is not configured.
+const DEFAULT: Limits = Limits::DEFAULT;
+
 /// Longest lease that a command may ask for, ms.
 pub static MAX_LEASE: Setting = Setting::new(c"max-ttl", 86_400_000, 1, MAX_TTL as i64);
 /// Longest total hold, ms; 0 for none.
-pub static MAX_HOLD: Setting = Setting::new(c"max-hold", 0, 0, MAX_TTL as i64);
+pub static MAX_HOLD: Setting =
+    Setting::new(c"max-hold", DEFAULT.max_hold as i64, 0, MAX_TTL as i64);
 /// Blocked requests on this node.
-pub static MAX_WAITERS: Setting = Setting::new(c"max-waiters", 10_000, 0, 1_000_000);
+pub static MAX_WAITERS: Setting =
+    Setting::new(c"max-waiters", DEFAULT.max_waiters as i64, 0, 1_000_000);
 /// Holders of one shared lock.
-pub static HOLDERS: Setting = Setting::new(c"max-holders", 10_000, 1, MAX_HOLDERS as i64);
+pub static HOLDERS: Setting = Setting::new(
+    c"max-holders",
+    DEFAULT.max_holders as i64,
+    1,
+    MAX_HOLDERS as i64,
+);
 /// How long an ephemeral hold outlives its connection, ms.
 pub static EPHEMERAL_GRACE: Setting = Setting::new(c"ephemeral-grace", 0, 0, 60_000);
 /// How long a node that may have forgotten grants gives none, ms; 0 for off.
@@ -163,6 +173,11 @@ pub fn min_replicas() -> Option<MinReplicas> {
         needed: MIN_REPLICAS.given()?,
         max_lag: MAX_LAG.given()?,
     })
+}
+
+/// Whether this node needs replicas to write, by the best source there is.
+pub fn replica_rule() -> ReplicaRule {
+    server::replica_rule(min_replicas())
 }
 
 /// Every option that says something, as one line for the log.

@@ -12,7 +12,7 @@
 //!
 //! The server calls back while it does something for us (it deletes a value, it sends a keyspace
 //! event). Code that calls the server therefore has no [`Global`] borrowed, with one exception:
-//! core looks at keys while the node is borrowed (`keyspace.rs`). That calls nobody back, except on
+//! core looks at keys while the node is borrowed (`keyspace/`). That calls nobody back, except on
 //! Redis 7.0, where a look deletes a key whose time is up and tells other modules of it. The table
 //! is lent to callbacks meanwhile (`lend` in `node.rs`): values can be saved and measured, keys can
 //! be removed, renamed and moved (that leaves a notice), LOCK commands and RESTORE are refused. If

@@ -1,33 +1,35 @@
 //! Redis and Valkey learn to lock: the module around [`redislock_core`].
 //!
 //! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the
-//! state, the request and the time; `keyspace/` applies what follows, once, replicates it and
-//! tells of it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
-//! somebody else take the same way in (`lifecycle.rs`).
+//! state, the request and the time; `keyspace/` applies what follows, once, replicates it and sends
+//! events about it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
+//! somebody else take the same way in (`events/`).
 //!
-//! | file | subject |
-//! |---|---|
-//! | `command/` | one file a command: grammar, parsing, replies; `mod.rs` has the table of all |
-//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not |
-//! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies |
-//! | `effects.rs` | what is replicated |
-//! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
-//! | `waiters.rs` | blocked clients and their hand-over |
-//! | `lifecycle.rs` | time, roles, loading, flushes, disconnects |
-//! | `key_events.rs` | keys that others remove, move or change |
-//! | `alarm.rs` | when the module runs without being asked |
-//! | `replication.rs` | whether replicas confirm that this is the only master |
-//! | `server.rs` | what the server allows outside a command, and how it is configured |
-//! | `watch.rs` | what no event tells of: settings, statistics, removed locks |
-//! | `node.rs` | the node's state, and how callbacks reach it |
-//! | `global.rs` | the thread model |
-//! | `edge.rs` | what the server calls, and what follows from a panic there |
-//! | `config.rs` | the options, their defaults and ranges |
-//! | `info.rs` | what INFO shows |
-//! | `removals.rs` | held locks that something else than their holders ended: for the log |
-//! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
-//! | `clock.rs` | the clocks |
-//! | `ffi.rs` | the server's API behind safe calls |
+//! | file | subject | uses, besides core and the last group |
+//! |---|---|---|
+//! | `command/` | one file per command: grammar, parsing, replies; `mod.rs` has the table of all | all below but `events` and `data_type` |
+//! | `events/` | what no client asks for: time, roles, loading, flushes, disconnects, keys that others change | `keyspace` and all below |
+//! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values | `keyspace`, `effects`, `config`, `node` |
+//! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies | `effects`, `waiters`, `replication`, `config`, `node` |
+//! | `effects.rs` | what is replicated | |
+//! | `waiters.rs` | blocked clients and their hand-over | `reply`, `node` |
+//! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE | `replication`, `quarantine`, `config`, `node` |
+//! | `replication/` | whether another node may be a master at the same time | `quarantine`, `config`, `node` |
+//! | `quarantine.rs` | the node's quarantine: log, alarm, unreadable settings | `reply`, `config`, `node` |
+//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not | |
+//! | `info.rs` | what INFO shows | `config`, `node` |
+//! | `config.rs` | the options, their defaults and ranges | `node` |
+//! | `node.rs` | the node's state, and how callbacks reach it | `removals` |
+//! | `removals.rs` | held locks that something else than their holders ended: for the log | |
+//! | | **the last group, which every file may use** | |
+//! | `server.rs` | what the server allows outside a command, and how it is configured | `ffi` |
+//! | `alarm.rs` | when the module runs without being asked | `clock`, `edge`, `ffi` |
+//! | `clock.rs` | the clocks | |
+//! | `edge.rs` | what the server calls, and what follows from a panic there | `ffi` |
+//! | `global.rs` | the thread model | |
+//! | `ffi.rs` | the server's API behind safe calls | |
+//!
+//! A file uses only what is below it: `tests/structure.rs` checks that.
 //!
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs`
 //! (help) and core's `lock.rs` (`Terms`: what it means).
@@ -39,20 +41,19 @@ mod config;
 mod data_type;
 mod edge;
 mod effects;
+mod events;
 mod ffi;
 mod global;
 mod info;
-mod key_events;
 mod keyspace;
-mod lifecycle;
 mod node;
+mod quarantine;
 mod removals;
 mod replication;
 mod reply;
 mod server;
 mod waiters;
 mod warnings;
-mod watch;
 
 use std::ffi::c_int;
 
@@ -124,7 +125,7 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     data_type::register(ctx)?;
     command::register(ctx)?;
     config::register(ctx, args)?;
-    lifecycle::register(ctx)?;
+    events::register(ctx)?;
     info::register(ctx);
     // Values that cannot be read are refused one by one; keys are signalled when they have changed
     // and not before; and a slot's locks may be moved by rewriting them (Valkey 9 asks for bit 5).
@@ -142,7 +143,7 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
         Level::Notice,
         &format!("redislock {version}: {}", config::summary()),
     );
-    lifecycle::started(ctx);
+    events::started(ctx);
     Ok(())
 }
 

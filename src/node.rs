@@ -13,12 +13,11 @@ use lazy_static::lazy_static;
 use redislock_core::Table;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
-use redislock_core::table::Keyspace;
+use redislock_core::table::{Keyspace, Limits};
 use redislock_core::time::Now;
 use redislock_core::token::Key;
 
 use crate::clock;
-use crate::config;
 use crate::global::Global;
 use crate::removals::{Caller, Cause, Removal};
 
@@ -82,7 +81,7 @@ pub struct Node {
 
 lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
-        table: Table::new(config::limits()),
+        table: Table::new(Limits::DEFAULT),
         undeliverable: Vec::new(),
         changed_strings: Vec::new(),
         freed: Vec::new(),

@@ -3,15 +3,11 @@
 
 use crate::ffi::Ctx;
 use crate::server::{self, ReplicaRule};
-use crate::{config, node, replication, watch};
-
-/// Why a node whose settings cannot be read does not grant.
-pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be read, because CONFIG is \
-     renamed: no lock is granted until lock.min-replicas and lock.max-lag repeat them (in redis.conf; read at the start)";
+use crate::{config, node, quarantine, replication};
 
 /// What a node that keeps nothing over a crash risks.
-const FORGETFUL: &str = "this node is neither durable (appendonly yes, appendfsync always) nor quarantined (lock.quarantine): \
-     a crash may forget grants, and then two clients hold one lock";
+const FORGETFUL: &str = "this node is neither durable (appendonly yes, appendfsync \
+     always) nor quarantined (lock.quarantine): a crash may forget grants, and then two clients hold one lock";
 
 /// What a node that may be replaced risks.
 const NO_QUARANTINE: &str = "min-replicas-to-write is set, but not lock.quarantine: after a failover two clients may hold one lock";
@@ -20,13 +16,13 @@ const NO_QUARANTINE: &str = "min-replicas-to-write is set, but not lock.quaranti
 pub fn collect(ctx: Ctx) -> Vec<String> {
     let mut warnings = Vec::new();
     if node::with(|node| node.table.quarantine.lacks_settings()) {
-        warnings.push(UNREADABLE_SETTINGS.to_owned());
+        warnings.push(quarantine::UNREADABLE_SETTINGS.to_owned());
     }
     let quarantined = config::QUARANTINE.get() > 0;
     if !quarantined && !server::is_durable(ctx) {
         warnings.push(FORGETFUL.to_owned());
     }
-    if !quarantined && watch::replica_rule() != ReplicaRule::Off {
+    if !quarantined && config::replica_rule() != ReplicaRule::Off {
         warnings.push(NO_QUARANTINE.to_owned());
     }
     if let Some(policy) = server::eviction_policy().filter(|policy| policy.starts_with("allkeys")) {

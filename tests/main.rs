@@ -61,6 +61,7 @@ mod settings;
 mod shared;
 #[cfg(target_os = "linux")]
 mod stalls;
+mod structure;
 #[cfg(target_os = "linux")]
 mod suspended;
 mod transactions;

@@ -14,7 +14,6 @@ pub mod payload;
 pub mod quarantine;
 pub mod queue;
 pub mod replication_lease;
-pub mod shared;
 pub mod slots;
 pub mod stats;
 pub mod table;

@@ -7,7 +7,7 @@ use super::info::{number, text};
 use crate::clock;
 use crate::ffi::{Args, Ctx};
 use crate::reply::Failure;
-use crate::{config, edge, lifecycle, node, server, warnings};
+use crate::{config, edge, node, replication, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if args.len() != 1 {
@@ -23,7 +23,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is told, too.
-        lifecycle::notice_replacement(ctx, now.mono);
+        replication::check(ctx, now.mono);
     }
     node::with(|node| {
         let table = &node.table;

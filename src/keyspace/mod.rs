@@ -26,7 +26,7 @@ pub use value::{lock_of, set_redis_type, value_of};
 use crate::ffi::{Arg, Ctx, OwnedString};
 use crate::global::Global;
 use crate::node::{self, Node};
-use crate::{clock, lifecycle, waiters};
+use crate::{clock, replication, waiters};
 
 /// A key that a command names, open for writing.
 pub struct Opened<'a> {
@@ -202,7 +202,7 @@ fn decide_at<'a, R>(
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> (R, Followup<'a>) {
     let mono = clock::mono();
-    lifecycle::notice_replacement(ctx, mono);
+    replication::check(ctx, mono);
     let _changing = Changing::begin();
     let (result, wake, output) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };

@@ -58,6 +58,15 @@ pub struct Limits {
     pub max_holders: u32,
 }
 
+impl Limits {
+    /// Those of a node that is not configured.
+    pub const DEFAULT: Self = Self {
+        max_hold: 0,
+        max_waiters: 10_000,
+        max_holders: 10_000,
+    };
+}
+
 /// What stands at a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 
 use foldhash::HashMap;
 
-use crate::lock::Refusal;
-use crate::lock::{Hold, Mode, Standing};
+use super::{Hold, Mode, Refusal, Standing};
 use crate::time::Instant;
 use crate::token::Token;
 

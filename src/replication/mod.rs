@@ -7,6 +7,8 @@
 //! `REPLCONF GETACK *`, by which the server itself asks its replicas for acknowledgements; it goes
 //! to replicas only, and is never sent while writes are not allowed.
 
+pub mod standstill;
+
 use std::ffi::{CString, c_void};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
@@ -133,13 +135,17 @@ pub fn is_on() -> bool {
     PERMITTED_UNTIL.load(Ordering::Relaxed) != u64::MAX
 }
 
-/// Asked before every decision: the list is read once more before a request is refused.
+/// Asked before every decision: whether another node may have become the master unnoticed.
+///
+/// Where replicas confirm that this is the only master, the list is read once more before a request
+/// is refused.
 pub fn check(ctx: Ctx, now: Instant) {
     if now.0 > PERMITTED_UNTIL.load(Ordering::Relaxed)
         && now.0.saturating_sub(LOOKED_AT.load(Ordering::Relaxed)) > RECENT
     {
         look(ctx);
     }
+    standstill::check(ctx, now);
 }
 
 /// The replica list has changed, or the timer was held up: the second wake-up after the timer.

@@ -5,11 +5,15 @@
 //! several locks at once that of [`crate::table`].
 //!
 //! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in
-//! [`Lock::standing`] or [`Hold::renew`], and is kept in [`Hold`] (or in `Extra`, if few holds have
-//! it).
+//! [`Lock::standing`] or [`Hold::renew`], and is kept in [`Hold`].
 
-use crate::shared::SharedHolders;
-use crate::time::{Instant, from_millis};
+mod hold;
+mod shared;
+
+pub use hold::{Hold, OverCap, Terms, Tie, check_end, latest_end, tighter};
+pub use shared::SharedHolders;
+
+use crate::time::Instant;
 use crate::token::Token;
 
 /// How a lock is held or wanted.
@@ -22,208 +26,6 @@ pub enum Mode {
         /// The semaphore's size, 0 for none.
         limit: u32,
     },
-}
-
-/// What a request for a lock asks for, apart from the keys.
-#[derive(Clone, Debug)]
-pub struct Terms {
-    /// Who asks.
-    pub token: Token,
-    /// How long the lease lasts, µs.
-    pub ttl: u64,
-    /// Exclusive or shared.
-    pub mode: Mode,
-    /// Do not count a re-entry: the request may be a repetition.
-    pub once: bool,
-    /// The granted fence is at least this; 0 for no wish.
-    pub fence: u64,
-    /// No lease of this hold ends later than this after the grant, ms; 0 for no such cap.
-    pub max_hold: u32,
-    /// A name for humans.
-    pub owner: Option<Box<[u8]>>,
-    /// The hold ends with the connection that used it last.
-    pub ephemeral: bool,
-    /// The connection that asks; 0 for a script, which has none of its own.
-    pub connection: u64,
-}
-
-/// One owner's hold.
-#[derive(Clone, Debug)]
-pub struct Hold {
-    /// The owner.
-    pub token: Token,
-    /// The number that orders this hold among all grants of the node.
-    pub fence: u64,
-    /// When the lease ends, on the lease clock.
-    pub end: Instant,
-    /// When it was granted, on the lease clock.
-    pub granted: Instant,
-    /// How often the owner has acquired without releasing, at least 1.
-    pub count: u32,
-    extra: Option<Box<Extra>>,
-}
-
-/// What only some holds have.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Extra {
-    owner: Box<[u8]>,
-    max_hold: u32,
-    tie: Option<Tie>,
-}
-
-/// What an ephemeral hold ends with.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Tie {
-    /// The connection that used it last.
-    pub connection: u64,
-    /// How often the role of the node had changed by then: a tie does not outlive a role.
-    pub role: u32,
-}
-
-/// The cap on a lease's end was reached.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct OverCap {
-    /// Microseconds from now until the latest end that is allowed.
-    pub left: u64,
-}
-
-/// The shorter of two caps in milliseconds, where 0 is none.
-#[must_use]
-pub fn tighter(a: u32, b: u32) -> u32 {
-    match (a, b) {
-        (0, cap) | (cap, 0) => cap,
-        _ => a.min(b),
-    }
-}
-
-/// The latest end of a hold that was granted then, if a cap in milliseconds sets one.
-#[must_use]
-pub fn latest_end(granted: Instant, cap: u32) -> Option<Instant> {
-    (cap != 0).then(|| granted.plus(from_millis(cap.into())))
-}
-
-/// The end of a lease of `ttl` from now.
-///
-/// # Errors
-/// When that is later than the latest one.
-pub fn check_end(latest: Option<Instant>, now: Instant, ttl: u64) -> Result<Instant, OverCap> {
-    let end = now.plus(ttl);
-    match latest {
-        Some(latest) if end > latest => Err(OverCap {
-            left: latest.since(now),
-        }),
-        _ => Ok(end),
-    }
-}
-
-impl Hold {
-    /// A new hold, granted now.
-    #[must_use]
-    pub fn new(terms: &Terms, fence: u64, now: Instant) -> Self {
-        let mut hold = Self {
-            token: terms.token.clone(),
-            fence,
-            end: now.plus(terms.ttl),
-            granted: now,
-            count: 1,
-            extra: None,
-        };
-        hold.note(terms);
-        hold
-    }
-
-    /// A hold as it was saved.
-    #[must_use]
-    pub fn restored(token: Token, fence: u64, end: Instant, granted: Instant, count: u32) -> Self {
-        Self {
-            token,
-            fence,
-            end,
-            granted,
-            count,
-            extra: None,
-        }
-    }
-
-    /// Remembers what the request says about the hold beyond its lease. A label replaces the one
-    /// before, a cap only ever tightens.
-    pub fn note(&mut self, terms: &Terms) {
-        if let Some(owner) = &terms.owner {
-            self.extra().owner = owner.clone();
-        }
-        if terms.max_hold != 0 {
-            let cap = tighter(self.max_hold(), terms.max_hold);
-            self.extra().max_hold = cap;
-        }
-    }
-
-    /// The label for humans, empty if there is none.
-    #[must_use]
-    pub fn owner(&self) -> &[u8] {
-        self.extra.as_ref().map_or(&[], |extra| &extra.owner)
-    }
-
-    /// The hold's own cap, ms, 0 for none.
-    #[must_use]
-    pub fn max_hold(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.max_hold)
-    }
-
-    /// What this hold was last tied to.
-    #[must_use]
-    pub fn tie(&self) -> Option<Tie> {
-        self.extra.as_ref().and_then(|extra| extra.tie)
-    }
-
-    /// Sets label and cap of a restored hold.
-    pub fn set_saved_extra(&mut self, owner: &[u8], max_hold: u32) {
-        if !owner.is_empty() || max_hold != 0 {
-            *self.extra() = Extra {
-                owner: owner.into(),
-                max_hold,
-                tie: None,
-            };
-        }
-    }
-
-    /// Ties the hold to a connection.
-    pub fn bind(&mut self, tie: Tie) {
-        self.extra().tie = Some(tie);
-    }
-
-    /// Moves the end of the lease to `now + ttl` if that is later.
-    ///
-    /// # Errors
-    /// When that end is past the hold's cap or the node's `max_hold`; the lease is unchanged then.
-    pub fn renew(&mut self, now: Instant, ttl: u64, max_hold: u32) -> Result<(), OverCap> {
-        let end = check_end(self.latest_end(max_hold), now, ttl)?;
-        self.end = self.end.max(end);
-        Ok(())
-    }
-
-    /// The latest end that the hold's own cap and `max_hold` allow.
-    #[must_use]
-    pub fn latest_end(&self, max_hold: u32) -> Option<Instant> {
-        latest_end(self.granted, tighter(self.max_hold(), max_hold))
-    }
-
-    /// Microseconds of the lease that are left.
-    #[must_use]
-    pub fn left(&self, now: Instant) -> u64 {
-        self.end.since(now)
-    }
-
-    fn extra(&mut self) -> &mut Extra {
-        self.extra.get_or_insert_default()
-    }
-
-    fn heap_bytes(&self) -> usize {
-        let extra = self
-            .extra
-            .as_ref()
-            .map_or(0, |extra| size_of::<Extra>() + extra.owner.len());
-        self.token.heap_bytes() + extra
-    }
 }
 
 /// How a request stands to a lock.

@@ -6,9 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use redislock_core::time::Instant;
 
 use crate::alarm::wake_soon;
-use crate::ffi::{Ctx, Level, log};
-use crate::server::{self, ReplicaRule};
-use crate::{clock, config, node, removals, warnings};
+use crate::ffi::Ctx;
+use crate::{clock, node, quarantine, removals, server};
 
 /// Time between two looks, µs.
 const LOOK_EVERY: u64 = 900_000;
@@ -28,7 +27,7 @@ pub fn look_now_and_then(ctx: Ctx, now: Instant) {
 fn look(ctx: Ctx) {
     server::note_role(ctx);
     server::note_aof(ctx);
-    notice_settings();
+    quarantine::notice_settings();
     if server::statistics_were_reset() {
         node::with(|node| node.reset_statistics());
     }
@@ -36,32 +35,6 @@ fn look(ctx: Ctx) {
         let nobody = server::nobody_listens(ctx);
         node::with(|node| node.listened_to = !nobody);
     }
-}
-
-/// Whether this node needs replicas to write, by the best source there is.
-pub fn replica_rule() -> ReplicaRule {
-    server::replica_rule(config::min_replicas())
-}
-
-/// Stops granting while a setting that decides how long a quarantine has to be cannot be read;
-/// whether that has changed.
-pub fn settings_are_news() -> bool {
-    let readable = replica_rule() != ReplicaRule::Unknown;
-    node::with(|node| {
-        let quarantine = &mut node.table.quarantine;
-        quarantine.settings_are_readable(readable, clock::mono())
-    })
-}
-
-/// Looks at settings that may have changed.
-pub fn notice_settings() {
-    if !settings_are_news() {
-        return;
-    }
-    if node::with(|node| node.table.quarantine.lacks_settings()) {
-        log(Level::Warning, warnings::UNREADABLE_SETTINGS);
-    }
-    wake_soon();
 }
 
 /// Counts and logs locks that were removed while they were held, some at a time.

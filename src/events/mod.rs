@@ -1,0 +1,95 @@
+//! What the server tells the module without being asked by a client: time, roles, loading, flushes,
+//! disconnects, keys that others change. And what no event tells of, which is looked at.
+
+mod checks;
+mod clients;
+mod dataset;
+mod keys;
+mod role;
+mod time;
+
+use std::ffi::c_void;
+
+use clients::on_client_change;
+use dataset::{on_flush, on_fork, on_loading, on_swap};
+use redis_module::raw;
+use redislock_core::quarantine::Reason;
+use role::on_role_change;
+use time::{catch_up, on_cron};
+
+use crate::alarm::{self, OnEvent};
+use crate::edge::on_event;
+use crate::ffi::{Ctx, Level, api};
+use crate::{clock, node, quarantine, replication, server, warnings};
+
+/// Subscribes to everything below.
+pub fn register(ctx: Ctx) -> Result<(), String> {
+    alarm::register(catch_up);
+    let events: [(u64, OnEvent); 9] = [
+        (raw::REDISMODULE_EVENT_CRON_LOOP, on_event!(on_cron)),
+        (
+            raw::REDISMODULE_EVENT_REPLICATION_ROLE_CHANGED,
+            on_event!(on_role_change),
+        ),
+        (raw::REDISMODULE_EVENT_LOADING, on_event!(on_loading)),
+        (raw::REDISMODULE_EVENT_FLUSHDB, on_event!(on_flush)),
+        (raw::REDISMODULE_EVENT_SWAPDB, on_event!(on_swap)),
+        (
+            raw::REDISMODULE_EVENT_CLIENT_CHANGE,
+            on_event!(on_client_change),
+        ),
+        (raw::REDISMODULE_EVENT_FORK_CHILD, on_event!(on_fork)),
+        (raw::REDISMODULE_EVENT_CONFIG, on_event!(on_config_change)),
+        (
+            raw::REDISMODULE_EVENT_REPLICA_CHANGE,
+            on_event!(replication::on_replica_change),
+        ),
+    ];
+    for (id, callback) in events {
+        let event = raw::RedisModuleEvent { id, dataver: 1 };
+        // SAFETY: a valid context, during load.
+        if unsafe {
+            api!(RedisModule_SubscribeToServerEvent(
+                ctx.raw(),
+                event,
+                Some(callback)
+            ))
+        } != 0
+        {
+            return Err(format!("the server does not tell of its event {id}"));
+        }
+    }
+    keys::register(ctx)
+}
+
+/// The module was loaded: what it may have granted before, it does not know.
+pub fn started(ctx: Ctx) {
+    let now = clock::mono();
+    node::with(|node| {
+        node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
+        node.table.quarantine.enter(Reason::Start, now);
+    });
+    server::note_role(ctx);
+    server::note_aof(ctx);
+    server::read_settings(ctx);
+    quarantine::settings_are_news();
+    replication::refresh(ctx);
+    quarantine::announce();
+    for warning in warnings::collect(ctx) {
+        ctx.log(Level::Warning, &warning);
+    }
+}
+
+fn on_config_change(
+    ctx: *mut raw::RedisModuleCtx,
+    _: raw::RedisModuleEvent,
+    _: u64,
+    _: *mut c_void,
+) {
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    server::read_settings(ctx);
+    server::note_aof(ctx);
+    quarantine::notice_settings();
+    replication::refresh(ctx);
+}

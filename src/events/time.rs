@@ -1,0 +1,159 @@
+//! Time passes: the alarm rings, or the server's cron comes by.
+
+use std::ffi::c_void;
+
+use redis_module::raw;
+use redislock_core::time::{Instant, Now};
+
+use super::{checks, keys};
+use crate::alarm::{self, wake_at, wake_soon};
+use crate::ffi::{Ctx, Level, log};
+use crate::node::{self, More, Node};
+use crate::replication::{self, standstill};
+use crate::server::{self, may_write};
+use crate::{clock, edge, effects, keyspace, removals, waiters};
+
+/// A slice ends when it has taken this long, µs, so that clients are served in between. What was
+/// begun is ended first: all in all it takes less than 1 ms of the main thread.
+const SLICE: u64 = 300;
+/// Between two slices of what nobody waits for, µs.
+const PAUSE: u64 = 3000;
+/// What is done between two looks at the clock: leases that end, keys that are looked at, …
+const BATCH: usize = 32;
+
+/// Wakes the module when the next wait is up.
+fn wake_for_waits() {
+    if let Some(next) = node::with(|node| node.table.next_timeout()) {
+        wake_at(next);
+    }
+}
+
+pub fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *mut c_void) {
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    if edge::has_failed() {
+        return waiters::give_up();
+    }
+    let now = clock::mono();
+    standstill::check(ctx, now);
+    standstill::note_tick(now);
+    replication::tick_if_late(now);
+    removals::end_second(ctx, now);
+    checks::look_now_and_then(ctx, now);
+    let due = node::with(|node| {
+        let due = node
+            .table
+            .next_deadline()
+            .is_some_and(|next| next <= clock::mono());
+        due || node.has_work()
+    });
+    if alarm::take_late(now) || due {
+        catch_up(ctx);
+    }
+}
+
+/// Does what is due: ends waits and leases, takes back what could not be delivered, serves those
+/// who wait.
+pub fn catch_up(ctx: Ctx) {
+    if edge::has_failed() {
+        return waiters::give_up();
+    }
+    checks::tell_removals(ctx);
+    let slice = Slice::begin();
+    let mut more = slice.spend(ctx, SLICE, |node, now, _| {
+        if node.table.time_out(BATCH, now) {
+            More::Soon
+        } else {
+            More::No
+        }
+    });
+    // Nobody waits for this: half of the slice is for what follows.
+    more = more.max(slice.spend(ctx, SLICE / 2, |node, _, _| node.forget(BATCH)));
+    let writes = may_write(ctx);
+    if writes {
+        more = more.max(write_what_is_due(ctx, &slice));
+    }
+    slice.end();
+    wake_for(more);
+    if !writes {
+        // Nothing else can be done here; for the rest the cron comes by.
+        wake_for_waits();
+    } else if let Some(next) = node::with(|node| node.table.next_deadline()) {
+        wake_at(next.max(clock::mono()));
+    }
+}
+
+/// Does what changes locks: leases end, those who wait are served.
+fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
+    if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
+        effects::send_header(ctx, node::with(|node| node.table.header()));
+    }
+    keys::look_at_strings(ctx, BATCH);
+    let grants = may_grant(ctx);
+    node::with(|node| {
+        node.table.holds_back = !grants;
+        if node.table.quarantine_has_ended(clock::now()) {
+            log(
+                Level::Notice,
+                "the quarantine has ended: locks are granted again",
+            );
+        }
+    });
+    let more = slice.spend(ctx, SLICE, |node, now, keys| node.go_on(BATCH, now, keys));
+    node::with(|node| node.table.holds_back = false);
+    more
+}
+
+/// Wakes the module for the next slice. The server serves its clients before that.
+fn wake_for(more: More) {
+    match more {
+        More::No => {}
+        More::Later => wake_at(clock::mono().plus(PAUSE)),
+        More::Soon => wake_soon(),
+    }
+}
+
+/// Time of the main thread that is spent on what was not asked for.
+struct Slice {
+    begin: Instant,
+    begin_cpu: u64,
+}
+
+impl Slice {
+    fn begin() -> Self {
+        Self {
+            begin: clock::mono(),
+            begin_cpu: clock::time_of_thread(),
+        }
+    }
+
+    /// Decides until there is no more to do or so much of the slice is spent, µs.
+    fn spend(
+        &self,
+        ctx: Ctx,
+        limit: u64,
+        mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
+    ) -> More {
+        loop {
+            let more = keyspace::decide_unasked(ctx, &mut decide);
+            if more == More::No || clock::mono().since(self.begin) >= limit {
+                return more;
+            }
+        }
+    }
+
+    fn end(self) {
+        let spent = clock::mono().since(self.begin);
+        let spent_cpu = clock::time_of_thread().saturating_sub(self.begin_cpu);
+        node::with(|node| {
+            node.longest_slice = node.longest_slice.max(spent);
+            node.longest_slice_cpu = node.longest_slice_cpu.max(spent_cpu);
+        });
+    }
+}
+
+/// Whether the server would let a command grant to those who wait.
+fn may_grant(ctx: Ctx) -> bool {
+    let waited_for = node::with(|node| node.table.some_waited_key().cloned());
+    waited_for.is_none_or(|key| server::may_grant(ctx, key.name()))
+}

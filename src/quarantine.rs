@@ -1,0 +1,54 @@
+//! The node's quarantine, as the server and operators see it: when it begins it is logged, and when
+//! it ends the module wakes up.
+
+use redislock_core::quarantine::Reason;
+use redislock_core::time::to_millis;
+
+use crate::ffi::{Level, log};
+use crate::reply::why;
+use crate::server::ReplicaRule;
+use crate::{alarm, clock, config, node};
+
+/// Why a node whose settings cannot be read does not grant.
+pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be \
+     read, because CONFIG is renamed: no lock is granted until lock.min-replicas and lock.max-lag \
+     repeat them (in redis.conf; read at the start)";
+
+/// Logs the quarantine that the node is in, if it is in one, and sets the alarm for its end.
+pub fn announce() {
+    let left = node::with(|node| node.table.quarantine.left(clock::mono()));
+    if let Some((left, reason)) = left {
+        if reason == Reason::Settings {
+            // Logged when it was noticed; it has no end to wake up for.
+            return;
+        }
+        let text = format!(
+            "quarantine for {} ms {}: no lock is granted until then",
+            to_millis(left),
+            why(reason)
+        );
+        log(Level::Warning, &text);
+        alarm::wake_at(clock::mono().plus(left));
+    }
+}
+
+/// Stops granting while a setting that decides how long a quarantine has to be cannot be read;
+/// whether that has changed.
+pub fn settings_are_news() -> bool {
+    let readable = config::replica_rule() != ReplicaRule::Unknown;
+    node::with(|node| {
+        let quarantine = &mut node.table.quarantine;
+        quarantine.settings_are_readable(readable, clock::mono())
+    })
+}
+
+/// Looks at settings that may have changed.
+pub fn notice_settings() {
+    if !settings_are_news() {
+        return;
+    }
+    if node::with(|node| node.table.quarantine.lacks_settings()) {
+        log(Level::Warning, UNREADABLE_SETTINGS);
+    }
+    alarm::wake_soon();
+}
