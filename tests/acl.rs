@@ -1,8 +1,7 @@
 //! ACL: key patterns hold, commands are allowed one by one, FORCE is for administrators.
 
-use crate::lock::all_locks;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::Server;
+use redislock_testkit::lock::all_locks;
+use redislock_testkit::{Connection, Server, Value, granted, refused};
 
 const APPLICATION: &str =
     "+lock.acquire +lock.release +lock.extend +lock.info +lock.node +lock.help";

@@ -1,8 +1,7 @@
 //! LOCK.ACQUIRE without waiting: grants, denials, re-entry, tokens, FENCE, OWNER.
 
-use crate::lock::{counter, sole_holder, wall_micros};
-use crate::resp::{Value, granted, refused};
-use crate::server::Server;
+use redislock_testkit::lock::{counter, sole_holder, wall_micros};
+use redislock_testkit::{Server, Value, granted, refused};
 
 #[test]
 fn a_free_lock_is_granted_with_a_fence() {
@@ -86,7 +85,7 @@ fn scan_lists_locks_by_their_type() {
     let mut c = server.connect();
     c.ok("SET string value");
     c.ok("LOCK.ACQUIRE job me 60000");
-    assert_eq!(crate::lock::keys(&mut c), [b"job".to_vec()]);
+    assert_eq!(redislock_testkit::lock::keys(&mut c), [b"job".to_vec()]);
 }
 
 #[test]

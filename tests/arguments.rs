@@ -1,8 +1,7 @@
 //! Bad input, in one table: a clear error each, nothing changed, nothing echoed, the server alive.
 
-use crate::lock::{all_locks, counter};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{all_locks, counter};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, refused, wait_until};
 
 /// A byte string that no error text contains by chance.
 const ECHO: &[u8] = b"QZX\xf7VJ";
@@ -375,7 +374,17 @@ fn cases_of_several_keys_and_guards() -> Vec<Case> {
 }
 
 /// All that a request could change.
-fn state(c: &mut Connection) -> (Vec<crate::lock::Lock>, i64, Value, i64, Value, i64, bool) {
+fn state(
+    c: &mut Connection,
+) -> (
+    Vec<redislock_testkit::lock::Lock>,
+    i64,
+    Value,
+    i64,
+    Value,
+    i64,
+    bool,
+) {
     (
         all_locks(c),
         counter(c),

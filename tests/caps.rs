@@ -1,8 +1,7 @@
 //! MAXHOLD and lock.max-hold: how long a hold may last in all.
 
-use crate::lock::sole_holder;
-use crate::resp::{Value, granted, refused};
-use crate::server::Server;
+use redislock_testkit::lock::sole_holder;
+use redislock_testkit::{Server, Value, granted, refused};
 
 #[test]
 fn maxhold_refuses_a_later_end_and_leaves_the_lease() {

@@ -1,69 +1,25 @@
 //! Redis Cluster: locks follow their slots, and nobody is granted what moved away.
 
-use std::time::{Duration, Instant};
-
-use crate::lock::{counter, sole_holder, wait_for_waiters, waiters};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, free_port, info_number, wait_until};
+use redislock_testkit::cluster::{Cluster, begin_move, move_slot, node_options};
+use redislock_testkit::lock::{counter, sole_holder, wait_for_waiters, waiters};
+use redislock_testkit::{
+    Connection, Options, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
+};
 
 /// The slot of `job`.
 const JOB: u16 = 2906;
 
-fn node() -> Server {
-    Server::options()
-        .config("cluster-enabled yes")
-        .config("cluster-node-timeout 5000")
-        .config(&format!("cluster-port {}", free_port()))
-        .start()
-}
-
-fn id(c: &mut Connection) -> String {
-    c.call("CLUSTER MYID").text().to_owned()
-}
-
-fn cluster_port(c: &mut Connection) -> String {
-    c.call("CONFIG GET cluster-port")
-        .field("cluster-port")
-        .text()
-        .to_owned()
-}
-
-#[track_caller]
-fn wait_until_ready(c: &mut Connection, nodes: usize) {
-    wait_until("the cluster is ready", || {
-        let info = c.call("CLUSTER INFO").text().to_owned();
-        info.contains("cluster_state:ok")
-            && info.contains(&format!("cluster_known_nodes:{nodes}\r"))
-    });
+/// Failovers are not what these tests are about.
+fn options() -> Options {
+    node_options(&Server::options()).config("cluster-node-timeout 5000")
 }
 
 /// Two masters; the first has every slot up to 8191, `job` among them.
 fn two_masters() -> (Server, Server) {
-    let (one, two) = (node(), node());
-    let (mut a, mut b) = (one.connect(), two.connect());
-    a.ok("CLUSTER ADDSLOTSRANGE 0 8191");
-    b.ok("CLUSTER ADDSLOTSRANGE 8192 16383");
-    b.ok("CLUSTER SET-CONFIG-EPOCH 2");
-    let bus = cluster_port(&mut b);
-    a.ok(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", two.port()));
-    wait_until_ready(&mut a, 2);
-    wait_until_ready(&mut b, 2);
-    (one, two)
-}
-
-/// Moves the slot of `job` with everything in it.
-fn migrate(one: &Server, two: &Server) {
-    let (mut a, mut b) = (one.connect(), two.connect());
-    let (source, target) = (id(&mut a), id(&mut b));
-    b.ok(&format!("CLUSTER SETSLOT {JOB} IMPORTING {source}"));
-    a.ok(&format!("CLUSTER SETSLOT {JOB} MIGRATING {target}"));
-    let keys = a.ok(&format!("CLUSTER GETKEYSINSLOT {JOB} 1000"));
-    for key in keys.items().iter().map(Value::text) {
-        a.ok(&format!("MIGRATE 127.0.0.1 {} {key} 0 10000", two.port()));
-    }
-    for c in [&mut b, &mut a] {
-        c.ok(&format!("CLUSTER SETSLOT {JOB} NODE {target}"));
-    }
+    let nodes = vec![options().start(), options().start()];
+    let mut nodes = Cluster::form(2, nodes).nodes.into_iter();
+    let two = (nodes.next(), nodes.next());
+    (two.0.expect("a node"), two.1.expect("a node"))
 }
 
 #[test]
@@ -93,9 +49,7 @@ fn a_request_for_a_key_of_a_slot_on_the_move_is_sent_on_once() {
     let (one, two) = two_masters();
     let (mut a, mut b) = (one.connect(), two.connect());
     let fence = granted(&a.call("LOCK.ACQUIRE job me 600000"));
-    let (source, target) = (id(&mut a), id(&mut b));
-    b.ok(&format!("CLUSTER SETSLOT {JOB} IMPORTING {source}"));
-    a.ok(&format!("CLUSTER SETSLOT {JOB} MIGRATING {target}"));
+    begin_move(JOB, &mut a, &mut b);
     // What is still here is served here, and what is not yet there is not granted there unasked.
     assert_eq!(a.call("LOCK.EXTEND job me 600000"), Value::Integer(fence));
     refused(&b.call("LOCK.ACQUIRE {job}new me 600000"), "MOVED");
@@ -145,7 +99,7 @@ fn a_held_lock_moves_with_its_slot_and_its_waiters_come_again() {
     let mut waiter = one.connect();
     waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
     wait_for_waiters(&mut a, "job", 1);
-    migrate(&one, &two);
+    move_slot(JOB, &one, &two);
     let told = waiter.receive();
     let class = told.error_class();
     assert!(["UNBLOCKED", "MOVED", "ASK"].contains(&class), "{told:?}");
@@ -171,7 +125,7 @@ fn a_slot_that_is_taken_over_grants_nobody_at_the_old_node() {
     let mut waiter = one.connect();
     waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
     wait_for_waiters(&mut a, "job", 1);
-    let target = id(&mut b);
+    let target = b.call("CLUSTER MYID").text().to_owned();
     b.ok(&format!("CLUSTER SETSLOT {JOB} NODE {target}"));
     b.ok("CLUSTER BUMPEPOCH");
     let told = waiter.receive();
@@ -214,38 +168,25 @@ fn nobody_is_granted_anything_while_the_cluster_is_down() {
 
 #[test]
 fn a_failover_keeps_the_locks() {
-    let (one, two) = two_masters();
-    let mut a = one.connect();
-    let replica = node();
-    let mut r = replica.connect();
-    let bus = cluster_port(&mut a);
-    r.ok(&format!("CLUSTER MEET 127.0.0.1 {} {bus}", one.port()));
-    wait_until_ready(&mut r, 3);
-    wait_until_ready(&mut two.connect(), 3);
-    let master = id(&mut a);
-    wait_until("it replicates", || {
-        !r.call(&format!("CLUSTER REPLICATE {master}")).is_error()
-    });
+    let nodes = (0..3).map(|_| options().start()).collect();
+    let cluster = Cluster::form(2, nodes);
+    let [one, two, replica] = &cluster.nodes[..] else {
+        panic!("three nodes");
+    };
+    let (mut a, mut r) = (one.connect(), replica.connect());
+    let master = cluster.id(0);
     let fence = granted(&a.call("LOCK.ACQUIRE job me 600000"));
     let mut waiter = one.connect();
     waiter.send("LOCK.ACQUIRE job you 600000 BLOCK 0");
     wait_for_waiters(&mut a, "job", 1);
-    crate::replication::wait_for_sync(&mut a, &mut r);
+    wait_for_sync(&mut a, &mut r);
     for c in [&mut a, &mut two.connect()] {
-        wait_until("everybody knows the replica", || {
+        wait_until("all nodes know the replica", || {
             let replicas = c.call(&format!("CLUSTER REPLICAS {master}"));
             replicas.items().len() == 1
         });
     }
-    let is_master = |r: &mut Connection| r.call("LOCK.NODE").field("role").text() == "master";
-    while !is_master(&mut r) {
-        // A busy machine may let the server's own five seconds for it pass: then it is asked again.
-        r.call("CLUSTER FAILOVER");
-        let asked = Instant::now();
-        while !is_master(&mut r) && asked.elapsed() < Duration::from_secs(6) {
-            std::thread::sleep(Duration::from_millis(5));
-        }
-    }
+    cluster.fail_over_to(2);
     assert!(waiter.receive().is_error());
     wait_until("it serves", || {
         r.call("LOCK.EXTEND job me 600000") == Value::Integer(fence)
@@ -255,10 +196,8 @@ fn a_failover_keeps_the_locks() {
 
 #[test]
 fn while_the_cluster_is_down_requests_are_refused() {
-    let server = node();
-    let mut c = server.connect();
-    c.ok("CLUSTER ADDSLOTSRANGE 0 16383");
-    wait_until_ready(&mut c, 1);
+    let cluster = Cluster::start(1, 0, &Server::options());
+    let mut c = cluster.nodes[0].connect();
     granted(&c.call("LOCK.ACQUIRE job me 600000"));
     c.ok("CLUSTER DELSLOTS 0");
     wait_until("the cluster is down", || {
@@ -287,7 +226,7 @@ fn a_lock_that_moves_away_is_not_counted_as_removed() {
     granted(&a.call("LOCK.ACQUIRE {job}other me 600000"));
     // Its slot stays.
     granted(&a.call("LOCK.ACQUIRE b me 600000"));
-    migrate(&one, &two);
+    move_slot(JOB, &one, &two);
     granted(&b.call("LOCK.EXTEND job me 600000"));
     a.ok("DEL b");
     let removed = |c: &mut Connection| info_number(c, "lock", "lock_removed");

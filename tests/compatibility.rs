@@ -4,9 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::lock::{Holder, Lock, all_locks};
-use crate::resp::{Connection, Value, granted};
-use crate::server::Server;
+use redislock_testkit::lock::{Holder, Lock, all_locks};
+use redislock_testkit::{Connection, Server, Value, granted};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/0.1.0");

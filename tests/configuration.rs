@@ -1,7 +1,6 @@
 //! lock.* options: CONFIG, redis.conf, and arguments of loadmodule.
 
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, module_path};
+use redislock_testkit::{Connection, Server, Value, granted, module_path, refused};
 
 /// Name, default, least, greatest.
 const OPTIONS: [(&str, i64, i64, i64); 8] = [
@@ -96,7 +95,10 @@ fn redis_conf_sets_options() {
 #[test]
 fn module_arguments_set_options_with_or_without_prefix() {
     let server = Server::options()
-        .module_arguments("max-ttl 5000 lock.max-hold 6000 max-waiters 7 lock.max-holders 8 ephemeral-grace 9 quarantine 10")
+        .module_arguments(
+            "max-ttl 5000 lock.max-hold 6000 max-waiters 7 lock.max-holders 8 \
+             ephemeral-grace 9 quarantine 10",
+        )
         .start();
     let mut c = server.connect();
     for (name, expected) in [

@@ -7,11 +7,11 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use crate::history::{History, Operation, Outcome, Violation};
-use crate::load::{Client, Owner, Plan, always_to, rounds};
-use crate::random::Random;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, info_field, wait_until};
+use redislock_testkit::history::{History, Operation, Outcome, Violation};
+use redislock_testkit::load::{Client, Owner, Plan, always_to, rounds};
+use redislock_testkit::{
+    Connection, Options, Random, Server, Value, granted, info_field, refused, wait_until,
+};
 
 const QUARANTINE: Duration = Duration::from_millis(400);
 
@@ -346,7 +346,7 @@ fn a_lowered_quarantine_counts_only_when_the_higher_one_is_over() {
 #[cfg(target_os = "linux")]
 mod clock {
     use super::*;
-    use crate::clock::SteppedServer;
+    use redislock_testkit::SteppedServer;
 
     fn fences_over_a_crash_with_a_clock_behind(keeps: Keeps) -> Vec<Violation> {
         let mut stepped = SteppedServer::start(keeps.options());

@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use crate::lock::wait_for_waiters;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_field, info_number, wait_until};
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Server, Value, granted, info_field, info_number, refused, wait_until,
+};
 
 /// Long enough for the set-up around it on a busy machine.
 const SOON: i64 = 1000;

@@ -3,11 +3,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::wait_for_waiters;
-use crate::proxy::Proxy;
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted};
-use crate::server::{Server, info_field, wait_until};
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Proxy, Server, Value, granted, info_field, wait_for_sync, wait_until,
+};
 
 const WATCHED: Duration = Duration::from_secs(2);
 /// ms; longer than servers are watched.

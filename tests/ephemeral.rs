@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use crate::lock::{wait_for_waiters, wait_until_gone};
-use crate::replication::wait_for_sync;
-use crate::resp::{Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{wait_for_waiters, wait_until_gone};
+use redislock_testkit::{Server, Value, granted, info_number, refused, wait_for_sync, wait_until};
 
 /// Long enough for a server to see that a connection was closed.
 const A_WHILE: Duration = Duration::from_millis(150);

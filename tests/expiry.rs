@@ -2,10 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{counter, sole_holder, wait_until_gone};
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{counter, sole_holder, wait_until_gone};
+use redislock_testkit::{
+    Connection, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
+};
 
 #[test]
 fn the_key_goes_away_by_itself_when_the_lease_ends() {
@@ -244,7 +244,7 @@ fn a_promoted_replica_ends_leases_from_then_on() {
 #[cfg(target_os = "linux")]
 mod with_a_stepped_wall_clock {
     use super::*;
-    use crate::clock::SteppedServer;
+    use redislock_testkit::SteppedServer;
 
     #[test]
     fn a_step_forward_ends_no_lease() {

@@ -1,8 +1,7 @@
 //! LOCK.EXTEND.
 
-use crate::lock::{counter, sole_holder, wall_micros};
-use crate::resp::{Value, granted, refused};
-use crate::server::Server;
+use redislock_testkit::lock::{counter, sole_holder, wall_micros};
+use redislock_testkit::{Server, Value, granted, refused};
 
 #[test]
 fn an_extension_makes_the_lease_the_later_of_its_end_and_now_plus_ttl() {

@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Options, Server, Value, granted, info_field, info_number, refused, wait_until,
+};
 use tempfile::TempDir;
-
-use crate::lock::wait_for_waiters;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, info_field, info_number, wait_until};
 
 /// The module with failpoints, built once.
 static FRAGILE: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {

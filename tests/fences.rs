@@ -1,10 +1,10 @@
 //! Fences: one counter a node, never backwards. Tests put the counter ahead of the clock, so that
 //! the clock cannot hide a counter that was forgotten.
 
-use crate::lock::{counter, wait_until_gone, wall_micros};
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, granted};
-use crate::server::{Server, info_field, info_number, wait_until};
+use redislock_testkit::lock::{counter, wait_until_gone, wall_micros};
+use redislock_testkit::{
+    Connection, Server, granted, info_field, info_number, wait_for_sync, wait_until,
+};
 
 /// Raises the counter nine seconds above the clock, by a lock that is released again.
 fn run_ahead(c: &mut Connection) -> i64 {

@@ -1,7 +1,6 @@
 //! LOCK.FORCE, the administrator's way to end a hold, and LOCK.HELP.
 
-use crate::resp::{Value, granted};
-use crate::server::Server;
+use redislock_testkit::{Server, Value, granted};
 
 #[test]
 fn force_ends_every_hold_and_tells_how_many_holders_there_were() {

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, refused, wait_for_sync};
 
 fn held() -> (Server, Connection) {
     let server = Server::start();

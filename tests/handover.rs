@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{all_locks, sole_holder, waiters};
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{all_locks, sole_holder, waiters};
+use redislock_testkit::{
+    Connection, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
+};
+
 use crate::waiting::{assert_holds, held, waiter};
 
 #[test]
@@ -35,7 +36,7 @@ fn leases_of_waiters_that_end_pass_the_lock_on_and_on() {
     fences.sort();
     fences.dedup();
     assert_eq!(fences.len(), 20);
-    crate::lock::wait_until_gone(&mut c, "job");
+    redislock_testkit::lock::wait_until_gone(&mut c, "job");
 }
 
 #[test]
@@ -176,7 +177,7 @@ fn a_reload_grants_nobody_what_is_still_held() {
 fn in_a_cluster_a_removed_key_grants_nobody() {
     let server = Server::options()
         .config("cluster-enabled yes")
-        .config(&format!("cluster-port {}", crate::server::free_port()))
+        .config(&format!("cluster-port {}", redislock_testkit::free_port()))
         .start();
     let mut c = server.connect();
     c.ok("CLUSTER ADDSLOTSRANGE 0 16383");

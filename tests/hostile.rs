@@ -1,10 +1,8 @@
 //! Input made to harm: payloads with any byte changed, random bytes to every command, forged
 //! effects.
 
-use crate::lock::{all_locks, arrange};
-use crate::random::Random;
-use crate::resp::{Connection, Value, encode, granted};
-use crate::server::Server;
+use redislock_testkit::lock::{all_locks, arrange};
+use redislock_testkit::{Connection, Random, Server, Value, encode, granted};
 
 /// CRC-64/Jones, as the server puts it at the end of a DUMP.
 fn crc64(bytes: &[u8]) -> u64 {

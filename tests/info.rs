@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use crate::lock::{sole_holder, wait_until_gone};
-use crate::resp::{Value, granted, refused};
-use crate::server::Server;
+use redislock_testkit::lock::{sole_holder, wait_until_gone};
+use redislock_testkit::{Server, Value, granted, refused};
 
 const FIELDS: [&str; 5] = ["mode", "limit", "waiters", "oldest-wait", "holders"];
 const HOLDER_FIELDS: [&str; 6] = ["owner", "fingerprint", "holds", "fence", "ttl", "age"];
@@ -180,7 +179,7 @@ fn info_is_a_read_that_works_on_a_replica() {
     let mut m = master.connect();
     let mut r = replica.connect();
     let fence = granted(&m.call("LOCK.ACQUIRE job me 60000 OWNER label"));
-    crate::server::wait_until("the replica has the lock", || {
+    redislock_testkit::wait_until("the replica has the lock", || {
         r.call("LOCK.INFO job") != Value::Null
     });
     let holder = sole_holder(&mut r, "job");
@@ -196,7 +195,8 @@ fn info_changes_nothing_in_the_dataset() {
     let mut c = server.connect();
     c.ok("LOCK.ACQUIRE job me 60000");
     let digest = c.ok("DEBUG DIGEST");
-    let dirty = crate::server::info_number(&mut c, "persistence", "rdb_changes_since_last_save");
+    let dirty =
+        redislock_testkit::info_number(&mut c, "persistence", "rdb_changes_since_last_save");
     for line in [
         "LOCK.INFO job",
         "LOCK.INFO job me",
@@ -207,7 +207,7 @@ fn info_changes_nothing_in_the_dataset() {
         c.ok(line);
     }
     assert_eq!(
-        crate::server::info_number(&mut c, "persistence", "rdb_changes_since_last_save"),
+        redislock_testkit::info_number(&mut c, "persistence", "rdb_changes_since_last_save"),
         dirty
     );
     assert_eq!(c.ok("DEBUG DIGEST"), digest);

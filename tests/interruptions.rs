@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use crate::load::{Plan, always_to, rounds, wait_patiently};
-use crate::lock::{all_locks, counter, wait_for_waiters};
-use crate::proxy::Proxy;
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, info_field, info_number, wait_until};
+use redislock_testkit::load::{Plan, always_to, rounds};
+use redislock_testkit::lock::{all_locks, counter, wait_for_waiters};
+use redislock_testkit::{
+    Connection, Options, Proxy, Server, Value, granted, info_field, info_number, refused,
+    wait_for_sync, wait_patiently, wait_until,
+};
 
 /// Long enough for the set-up around it on a busy machine.
 const SOON: i64 = 1000;

@@ -3,10 +3,9 @@
 
 use std::time::Duration;
 
-use crate::lock::{wait_for_waiters, waiters};
-use crate::replication::wait_for_sync;
-use crate::resp::{Value, granted, refused};
-use crate::server::{Server, wait_until};
+use redislock_testkit::lock::{wait_for_waiters, waiters};
+use redislock_testkit::{Server, Value, granted, refused, wait_for_sync, wait_until};
+
 use crate::waiting::{assert_holds, held, waiter};
 
 #[test]

@@ -3,14 +3,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::load::rounds;
-use crate::lock::{counter, wait_for_waiters};
-use crate::replication::wait_for_sync;
-use crate::resharding::{Cluster, MASTERS};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, free_port, wait_until};
+use redislock_testkit::cluster::{Cluster, MASTERS};
+use redislock_testkit::load::rounds;
+use redislock_testkit::lock::{counter, wait_for_waiters};
+use redislock_testkit::{
+    Connection, Options, Server, Value, granted, refused, wait_for_sync, wait_until,
+};
+
 use crate::waiting::{assert_holds, waiter};
 
+/// The slot of `job`.
+const JOB: u16 = 2906;
 /// How old clients release: compare and delete.
 const RELEASE: &str =
     "if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end return 0";
@@ -309,11 +312,7 @@ fn a_string_is_still_a_lock_after_a_restart_and_on_a_promoted_replica() {
 
 #[test]
 fn a_string_that_moves_to_another_node_is_not_granted_here() {
-    let cluster = Cluster::formed_of(MASTERS, |_| {
-        options()
-            .config("cluster-enabled yes")
-            .config(&format!("cluster-port {}", free_port()))
-    });
+    let cluster = Cluster::start(MASTERS, 0, &options());
     let mut c = cluster.nodes[0].connect();
     c.ok("SET job old NX");
     let mut released = waiter(&cluster.nodes[0], "me", "BLOCK 0");
@@ -322,7 +321,7 @@ fn a_string_that_moves_to_another_node_is_not_granted_here() {
     c.ok("LOCK.RELEASE job me");
     c.ok("SET job old NX");
     let mut moved = waiter(&cluster.nodes[0], "me", "BLOCK 0");
-    cluster.move_by_keys(0, 1);
+    cluster.move_slot(JOB, 0, 1);
     let told = moved.receive();
     let class = told.error_class();
     assert!(["UNBLOCKED", "MOVED", "ASK"].contains(&class), "{told:?}");

@@ -1,15 +1,6 @@
 //! End-to-end tests: every sentence of the contract, against real servers that a guard starts and
 //! stops.
 
-mod clock;
-mod history;
-mod load;
-mod lock;
-mod proxy;
-mod random;
-mod resp;
-mod server;
-
 mod acl;
 mod acquire;
 mod arguments;

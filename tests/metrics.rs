@@ -2,8 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::resp::{Connection, Value, granted};
-use crate::server::Server;
+use redislock_testkit::{Connection, Server, Value, granted};
 
 const SCRIPT: &str = include_str!("../packaging/redis_exporter.lua");
 const REFERENCE: &str = include_str!("../docs/COMMANDS.md");

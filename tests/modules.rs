@@ -4,11 +4,9 @@
 use std::path::Path;
 use std::process::Command;
 
+use redislock_testkit::lock::{sole_holder, wait_for_waiters, wait_until_gone};
+use redislock_testkit::{Options, Server, Value, granted, refused, wait_until};
 use tempfile::TempDir;
-
-use crate::lock::{sole_holder, wait_for_waiters, wait_until_gone};
-use crate::resp::{Value, granted, refused};
-use crate::server::{Options, Server, wait_until};
 
 /// A server with both modules.
 struct Both {
@@ -141,7 +139,7 @@ fn a_module_that_hears_of_a_release_finds_the_whole_change_made() {
     let mut c = both.server.connect();
     for event_at in ["first", "second"] {
         c.ok("LOCK.MACQUIRE 2 first second me 60000");
-        let before = crate::server::info_number(&mut c, "lock", "lock_grants");
+        let before = redislock_testkit::info_number(&mut c, "lock", "lock_grants");
         c.ok(&format!(
             "OTHER.ON lock.released {event_at} LOCK.ACQUIRE second listener 60000"
         ));
@@ -149,7 +147,7 @@ fn a_module_that_hears_of_a_release_finds_the_whole_change_made() {
         assert_eq!(released.items(), [Value::Integer(1), Value::Integer(1)]);
         let fence = sole_holder(&mut c, "second").number("fence");
         assert_eq!(c.call("OTHER.HEARD").text(), format!(":{fence}\r\n"));
-        let grants = crate::server::info_number(&mut c, "lock", "lock_grants") - before;
+        let grants = redislock_testkit::info_number(&mut c, "lock", "lock_grants") - before;
         assert_eq!(grants, 1);
         assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
         assert_eq!(c.call("LOCK.RELEASE second listener"), Value::Integer(1));

@@ -1,8 +1,7 @@
 //! Commands of the server that move, copy or remove keys, and what becomes of locks.
 
-use crate::lock::wait_until_gone;
-use crate::resp::{Value, granted};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::wait_until_gone;
+use redislock_testkit::{Server, Value, granted, info_number, wait_until};
 
 #[test]
 fn rename_takes_the_lock_along() {

@@ -1,9 +1,7 @@
 //! LOCK.MACQUIRE, LOCK.MRELEASE, LOCK.MEXTEND: several keys in one step.
 
-use crate::lock::{all_locks, counter, wait_for_waiters, waiters, wall_micros};
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number};
+use redislock_testkit::lock::{all_locks, counter, wait_for_waiters, waiters, wall_micros};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, refused, wait_for_sync};
 
 /// The fences of a granted MACQUIRE or MEXTEND.
 #[track_caller]
@@ -22,7 +20,7 @@ fn waiter(server: &Server, line: &str) -> Connection {
     let mut waiter = server.connect();
     let before = c.call("LOCK.NODE").number("waiters");
     waiter.send(line);
-    crate::server::wait_until("the request waits", || {
+    redislock_testkit::wait_until("the request waits", || {
         c.call("LOCK.NODE").number("waiters") == before + 1
     });
     waiter

@@ -1,8 +1,7 @@
 //! LOCK.NODE.
 
-use crate::lock::{counter, wall_micros};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_field, wait_until};
+use redislock_testkit::lock::{counter, wall_micros};
+use redislock_testkit::{Connection, Server, Value, granted, info_field, refused, wait_until};
 
 const FIELDS: [&str; 16] = [
     "version",
@@ -231,7 +230,7 @@ fn node_works_on_a_stale_replica() {
     let replica = Server::options()
         .config(&format!(
             "replicaof 127.0.0.1 {}",
-            crate::server::free_port()
+            redislock_testkit::free_port()
         ))
         .config("replica-serve-stale-data no")
         .start();

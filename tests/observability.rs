@@ -3,9 +3,8 @@
 
 use std::time::Duration;
 
-use crate::lock::{wait_for_waiters, wait_until_gone};
-use crate::resp::{Connection, Value, granted};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{wait_for_waiters, wait_until_gone};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, wait_until};
 
 const KEYED: [(&str, &str); 9] = [
     ("LOCK.ACQUIRE job me 1000", "RW"),
@@ -441,13 +440,13 @@ fn active_defragmentation_leaves_locks_as_they_are() {
         .map(|n| format!("LOCK.RELEASE job-{n} token-{n:0>36}"))
         .collect();
     c.pipeline(&release);
-    let before = crate::lock::all_locks(&mut c);
+    let before = redislock_testkit::lock::all_locks(&mut c);
     wait_until("the server has looked for what to move", || {
         info_number(&mut c, "stats", "active_defrag_key_hits")
             + info_number(&mut c, "stats", "active_defrag_key_misses")
             > 0
     });
-    assert_eq!(crate::lock::all_locks(&mut c), before);
+    assert_eq!(redislock_testkit::lock::all_locks(&mut c), before);
 }
 
 #[test]

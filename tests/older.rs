@@ -8,7 +8,7 @@
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::sync::Mutex;
 
-use crate::server::module_path;
+use redislock_testkit::module_path;
 
 // SAFETY: as the C library declares it.
 unsafe extern "C" {

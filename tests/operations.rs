@@ -4,15 +4,17 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use redislock_testkit::cluster::{Cluster, MASTERS};
+use redislock_testkit::history::Outcome;
+use redislock_testkit::load::{Client, always_to};
+use redislock_testkit::lock::counter;
+use redislock_testkit::sentinel::{master_by, wait_until_it_knows};
+use redislock_testkit::{
+    Connection, Options, Server, Value, free_port, granted, info_number, refused, wait_for_sync,
+    wait_patiently, wait_until,
+};
+
 use crate::crash::{aof, cut, length};
-use crate::history::Outcome;
-use crate::load::{Client, always_to, wait_patiently};
-use crate::lock::counter;
-use crate::replication::wait_for_sync;
-use crate::resharding::{Cluster, MASTERS};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::sentinel::{Sentinel, master_by};
-use crate::server::{Options, Server, free_port, info_number, wait_until};
 
 const PAGE: &str = include_str!("../docs/OPERATIONS.md");
 /// The section whose blocks are for redis.conf and sentinel.conf.
@@ -277,15 +279,17 @@ fn sentinel_promotes_a_replica_that_waits(blocks: &[String]) {
     let here = format!("127.0.0.1 {}", master.port());
     assert!(watching.contains("10.0.0.1 6379"));
     let watching = watching.replace("10.0.0.1 6379", &here);
-    let sentinels: Vec<Sentinel> = (0..3).map(|_| Sentinel::start(&watching)).collect();
-    sentinels.iter().for_each(Sentinel::wait_until_it_knows_all);
+    let sentinels = Options::sentinel(&watching).start_many::<3>();
+    for sentinel in &sentinels {
+        wait_until_it_knows(sentinel, replicas.len(), 2);
+    }
     let mut m = master.connect();
     let held = acquire_on(2, &mut m, longest_lease(block));
     let (old, killed) = (master.port(), Instant::now());
     master.kill();
     let mut promoted = None;
     wait_patiently("Sentinel names another master", || {
-        let named = master_by(sentinels[0].port).filter(|port| *port != old);
+        let named = master_by(sentinels[0].port()).filter(|port| *port != old);
         promoted = replicas.iter().find(|one| Some(one.port()) == named);
         promoted.is_some()
     });
@@ -300,9 +304,12 @@ fn the_cluster_elects_a_replica_that_waits(blocks: &[String]) {
         panic!("{blocks:?}")
     };
     // The first master has two replicas.
-    let mut cluster = Cluster::formed_of(2 * MASTERS + 1, |_| {
-        Options::exactly(block).config(&format!("cluster-port {}", free_port()))
-    });
+    let node = |_| {
+        let bus = format!("cluster-port {}", free_port());
+        Options::exactly(block).config(&bus).start()
+    };
+    let nodes = (0..2 * MASTERS + 1).map(node).collect();
+    let mut cluster = Cluster::form(MASTERS, nodes);
     let mut m = cluster.nodes[0].connect();
     wait_until("the master counts its replicas", || {
         info_number(&mut m, "replication", "min_slaves_good_slaves") == 2
@@ -342,7 +349,7 @@ fn a_majority_outlives_a_node_and_forgets_nothing(blocks: &[String]) {
     for node in &nodes {
         wait_for_the_end_of_the_quarantine(&mut node.connect());
     }
-    let proposal = crate::lock::wall_micros() + 100_000;
+    let proposal = redislock_testkit::lock::wall_micros() + 100_000;
     let acquire = |lock: &str, token: &str| {
         format!("LOCK.ACQUIRE {lock} {token} {lease} ONCE FENCE {proposal}")
     };

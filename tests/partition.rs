@@ -8,13 +8,14 @@
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use crate::history::{History, Outcome, Violation};
-use crate::load::{Client, always_to, rounds, wait_patiently};
-use crate::lock::{counter, wait_for_waiters};
-use crate::proxy::Proxy;
-use crate::resharding::{Cluster, MASTERS};
-use crate::resp::Connection;
-use crate::server::{Options, Server, free_port, info_field, info_number, wait_until};
+use redislock_testkit::cluster::{Cluster, MASTERS, node_options};
+use redislock_testkit::history::{History, Outcome, Violation};
+use redislock_testkit::load::{Client, always_to, rounds};
+use redislock_testkit::lock::{counter, wait_for_waiters};
+use redislock_testkit::{
+    Connection, Options, Proxy, Server, free_port, info_field, info_number, wait_patiently,
+    wait_until,
+};
 
 const QUARANTINE: Duration = Duration::from_millis(1500);
 /// Longer than any test.
@@ -37,21 +38,17 @@ fn without_quarantine() -> Options {
 /// A cluster whose first master can be cut off.
 struct Partitioned {
     cluster: Cluster,
+    link: Proxy,
     buses: Vec<Proxy>,
 }
 
 impl Partitioned {
     fn start(options: &Options) -> Partitioned {
         let buses: Vec<Proxy> = (0..NODES).map(|_| Proxy::new()).collect();
-        let cluster = Cluster::formed_of(NODES, |n| {
+        let (cluster, link) = Cluster::start_behind_a_link(MASTERS, MASTERS + 1, |n| {
             let bus = free_port();
             buses[n].lead_to(bus);
-            let options = options
-                .clone()
-                .config("cluster-enabled yes")
-                .config("cluster-node-timeout 2000")
-                .config("cluster-replica-validity-factor 0")
-                .config("cluster-migration-barrier 9")
+            let options = node_options(options)
                 .config("cluster-announce-ip 127.0.0.1")
                 // Only 127.0.0.1 counts as this machine for it.
                 .config("protected-mode no")
@@ -62,7 +59,11 @@ impl Partitioned {
                 _ => options,
             }
         });
-        let partitioned = Partitioned { cluster, buses };
+        let partitioned = Partitioned {
+            cluster,
+            link,
+            buses,
+        };
         let mut c = partitioned.first().connect();
         wait_until("the first master counts its replicas", || {
             info_number(&mut c, "replication", "min_slaves_good_slaves") == 2
@@ -77,7 +78,7 @@ impl Partitioned {
     /// No other node hears of the first one any more, nor it of them.
     fn cut_off_the_first(&self, its_replicas_too: bool) {
         if its_replicas_too {
-            self.cluster.link.stall();
+            self.link.stall();
         }
         self.buses[0].stall();
         for bus in &self.buses[1..] {
@@ -86,7 +87,7 @@ impl Partitioned {
     }
 
     fn heal(&self) {
-        self.cluster.link.heal();
+        self.link.heal();
         self.buses.iter().for_each(Proxy::heal);
     }
 

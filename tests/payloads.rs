@@ -1,11 +1,10 @@
 //! What a saved lock may bring in: a client's payload within limits, the node's own files and its
 //! master without.
 
-use crate::clock::SteppedServer;
-use crate::lock::{counter, wall_micros};
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, wait_until};
+use redislock_testkit::lock::{counter, wall_micros};
+use redislock_testkit::{
+    Connection, Options, Server, SteppedServer, Value, granted, refused, wait_for_sync, wait_until,
+};
 
 /// The highest fence that there can be.
 const HIGHEST: u64 = (1 << 53) - 1;

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{all_locks, arrange, assert_held, sole_holder, wait_until_gone};
-use crate::resp::{Connection, Value, granted};
-use crate::server::{Options, Server, info_field, info_number, wait_until};
+use redislock_testkit::lock::{all_locks, arrange, assert_held, sole_holder, wait_until_gone};
+use redislock_testkit::{
+    Connection, Options, Server, Value, granted, info_field, info_number, wait_until,
+};
 
 /// Rewrites the AOF and waits for the end of it.
 pub fn rewrite_aof(c: &mut Connection) {

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_field, info_number, wait_until};
+use redislock_testkit::{
+    Connection, Server, Value, granted, info_field, info_number, refused, wait_for_sync, wait_until,
+};
+
 use crate::waiting::waiter;
 
 fn left(c: &mut Connection) -> i64 {
@@ -157,7 +158,7 @@ fn no_waiter_is_granted_meanwhile_and_all_are_served_when_it_ends() {
     granted(&c.call("LOCK.ACQUIRE job me 2000"));
     let mut waiter = server.connect();
     waiter.send("LOCK.ACQUIRE job you 2000 BLOCK 0");
-    crate::lock::wait_for_waiters(&mut c, "job", 1);
+    redislock_testkit::lock::wait_for_waiters(&mut c, "job", 1);
     c.ok("FLUSHALL");
     let granted_while_left = |waiter: &mut Connection, c: &mut Connection| {
         let silent = waiter.is_silent_for(Duration::from_millis(1));
@@ -209,7 +210,7 @@ fn a_node_without_it_has_none() {
 #[test]
 fn a_clock_step_does_not_shorten_it() {
     let stepped =
-        crate::clock::SteppedServer::start(Server::options().config("lock.quarantine 60000"));
+        redislock_testkit::SteppedServer::start(Server::options().config("lock.quarantine 60000"));
     let mut c = stepped.server.connect();
     for seconds in [86_400, -86_400] {
         stepped.step(seconds);
@@ -276,7 +277,7 @@ fn a_replica_without_the_option_saves_the_quarantine_of_its_master() {
 fn a_standstill_in_a_cluster_without_min_replicas_begins_a_quarantine() {
     let server = Server::options()
         .config("cluster-enabled yes")
-        .config(&format!("cluster-port {}", crate::server::free_port()))
+        .config(&format!("cluster-port {}", redislock_testkit::free_port()))
         .config("lock.quarantine 3000")
         .start();
     let mut c = server.connect();

@@ -5,9 +5,7 @@
 
 use std::time::Duration;
 
-use crate::random::Random;
-use crate::resp::{Connection, Value, encode, granted};
-use crate::server::{Server, wait_until};
+use redislock_testkit::{Connection, Random, Server, Value, encode, granted, wait_until};
 
 const ROUNDS: usize = 10_000;
 const LANES: usize = 100;

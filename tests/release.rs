@@ -1,8 +1,7 @@
 //! LOCK.RELEASE.
 
-use crate::lock::sole_holder;
-use crate::resp::{Value, granted};
-use crate::server::Server;
+use redislock_testkit::lock::sole_holder;
+use redislock_testkit::{Server, Value, granted};
 
 #[test]
 fn a_release_takes_one_hold_off() {

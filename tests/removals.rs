@@ -1,7 +1,6 @@
 //! Held locks that something other than their holders ended leave a count and a line in the log.
 
-use crate::resp::{Connection, granted};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::{Connection, Server, granted, info_number, wait_until};
 
 fn removed(c: &mut Connection) -> i64 {
     info_number(c, "lock", "lock_removed")
@@ -199,10 +198,10 @@ fn a_replica_neither_counts_nor_logs_what_its_master_removes() {
     let replica = Server::options().replica_of(&master).start();
     let (mut m, mut r) = (master.connect(), replica.connect());
     granted(&m.call("LOCK.ACQUIRE job me 600000"));
-    crate::replication::wait_for_sync(&mut m, &mut r);
+    redislock_testkit::wait_for_sync(&mut m, &mut r);
     m.ok("DEL job");
     wait_for_line(&master, &["a deletion", "\"job\""]);
-    crate::replication::wait_for_sync(&mut m, &mut r);
+    redislock_testkit::wait_for_sync(&mut m, &mut r);
     r.ok("REPLICAOF NO ONE");
     granted(&r.call("LOCK.ACQUIRE job me 600000"));
     r.ok("DEL job");

@@ -3,10 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{all_locks, arrange, assert_held, counter, wait_for_waiters, wait_until_gone};
-use crate::random::Random;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_field, info_number, wait_until};
+use redislock_testkit::lock::{
+    all_locks, arrange, assert_held, counter, wait_for_waiters, wait_until_gone,
+};
+use redislock_testkit::{
+    Connection, Random, Server, Value, granted, info_field, info_number, refused, wait_until,
+};
 
 /// Waits until the replica has applied all that the master has sent so far.
 #[track_caller]
@@ -100,7 +102,7 @@ fn any_command(random: &mut Random) -> String {
     let (key, other) = (random.below(6), random.below(6));
     let token = random.below(4);
     let ttl = 600_000 + random.below(600_000);
-    let ahead = crate::lock::wall_micros() + 1_000_000;
+    let ahead = redislock_testkit::lock::wall_micros() + 1_000_000;
     match random.below(20) {
         0..=3 => format!("LOCK.ACQUIRE job-{key} token-{token} {ttl}"),
         4 => format!("LOCK.ACQUIRE job-{key} token-{token} {ttl} ONCE OWNER label-{token}"),

@@ -5,14 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::clock::SteppedServer;
-use crate::history::{History, Outcome};
-use crate::load::{Client, Owner, Plan, Route, always_to, rounds, wait_patiently};
-use crate::lock::wait_for_waiters;
-use crate::proxy::Proxy;
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, info_field, info_number, wait_until};
+use redislock_testkit::history::{History, Outcome};
+use redislock_testkit::load::{Client, Owner, Plan, Route, always_to, rounds};
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Flow, Options, Proxy, Server, SteppedServer, Value, granted, info_field,
+    info_number, refused, wait_for_sync, wait_patiently, wait_until,
+};
 
 const LEASE: Duration = Duration::from_millis(600);
 /// Longer than the lease and the lag of a second, with the slack for clocks.
@@ -195,13 +194,13 @@ fn an_acknowledgement_that_arrives_late_counts_for_nothing() {
     for _ in rounds(1) {
         let chain = Chain::start();
         let fail = |chain: &Chain| {
-            chain.link.mute_clients();
+            chain.link.requests(Flow::Hold);
             std::thread::sleep(Duration::from_millis(1300));
             chain.link.hide_ends();
             chain.promote();
         };
         chain.fail_over(fail, |chain| {
-            chain.link.unmute_clients();
+            chain.link.requests(Flow::Pass);
             std::thread::sleep(LEASE * 2);
             chain.link.heal();
         });
@@ -406,7 +405,7 @@ fn master_among(ports: Vec<u16>) -> Route {
             let Ok(mut c) = Connection::try_open(**port) else {
                 return false;
             };
-            let words = crate::resp::encode(&["LOCK.NODE"]);
+            let words = redislock_testkit::encode(&["LOCK.NODE"]);
             let node = c.try_send_raw(&words).and_then(|()| c.try_receive());
             node.is_ok_and(|node| !node.is_error() && node.field("role").text() == "master")
         };

@@ -4,21 +4,16 @@
 //! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel.
 //! Stalling the proxy leaves the old master to those who talk to it directly: a partition.
 
-use std::fs::{self, File};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use tempfile::TempDir;
-
-use crate::history::{History, Outcome, Violation};
-use crate::load::{Client, Plan, Route, always_to, rounds, wait_patiently};
-use crate::lock::all_locks;
-use crate::proxy::Proxy;
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, encode};
-use crate::server::{
-    Options, Server, free_port, info_field, info_number, server_binary, wait_until,
+use redislock_testkit::history::{History, Outcome, Violation};
+use redislock_testkit::load::{Client, Plan, Route, always_to, rounds};
+use redislock_testkit::lock::all_locks;
+use redislock_testkit::sentinel::{Deployment, master_by};
+use redislock_testkit::{
+    Connection, Options, Proxy, Server, encode, info_field, info_number, wait_for_sync,
+    wait_patiently, wait_until,
 };
 
 const QUARANTINE: Duration = Duration::from_millis(1500);
@@ -40,149 +35,48 @@ fn without_min_replicas() -> Options {
     Server::options().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
 }
 
-/// How three sentinels watch this master.
-fn watching(master: u16) -> String {
-    format!(
-        "bind 127.0.0.1
-sentinel monitor locks 127.0.0.1 {master} 2
-sentinel down-after-milliseconds locks 1000
-sentinel failover-timeout locks 10000"
-    )
-}
-
-/// One sentinel; dropping it ends it.
-pub struct Sentinel {
-    process: Child,
-    pub port: u16,
-    folder: TempDir,
-}
-
-impl Sentinel {
-    /// With these settings and, beside them, only where it is.
-    pub fn start(block: &str) -> Sentinel {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let port = free_port();
-        let settings = folder.path().join("sentinel.conf");
-        let place = format!("port {port}\ndir {}", folder.path().display());
-        fs::write(&settings, format!("{place}\n{block}\n")).expect("the settings are written");
-        let log = File::create(folder.path().join("log")).expect("a log file");
-        let process = Command::new(server_binary())
-            .arg(&settings)
-            .arg("--sentinel")
-            .stdin(Stdio::null())
-            .stderr(log.try_clone().expect("a log file"))
-            .stdout(log)
-            .spawn()
-            .expect("a sentinel starts");
-        Sentinel {
-            process,
-            port,
-            folder,
-        }
-    }
-
-    /// Two replicas and two other sentinels.
-    #[track_caller]
-    pub fn wait_until_it_knows_all(&self) {
-        wait_patiently("the sentinel knows everybody", || {
-            self.knows("num-slaves") == 2 && self.knows("num-other-sentinels") == 2
-        });
-    }
-
-    /// What it knows about the master.
-    fn knows(&self, field: &str) -> i64 {
-        let Ok(mut c) = Connection::try_open(self.port) else {
-            return -1;
-        };
-        let master = c.call("SENTINEL MASTER locks");
-        if master.is_error() {
-            return -1;
-        }
-        let value = master.field(field);
-        value.text().parse().expect("a number")
-    }
-}
-
-impl Drop for Sentinel {
-    fn drop(&mut self) {
-        // Both fail only if it has ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
-        if std::thread::panicking() {
-            let log = fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
-            eprintln!("--- log of the sentinel {} ---\n{log}", self.port);
-        }
-    }
-}
-
-struct Deployment {
-    master: Server,
+/// A deployment whose master grants, and the link to the master.
+struct Watched {
+    deployment: Deployment,
     link: Proxy,
-    replicas: Vec<Server>,
-    sentinels: Vec<Sentinel>,
 }
 
-impl Deployment {
-    fn start(options: Options) -> Deployment {
-        let master = options.clone().start();
-        let link = Proxy::to(master.port());
-        let replica = options.config(&format!("replicaof 127.0.0.1 {}", link.port()));
-        let replicas: Vec<Server> = (0..2).map(|_| replica.clone().start()).collect();
-        let mut m = master.connect();
-        for replica in &replicas {
-            wait_for_sync(&mut m, &mut replica.connect());
-        }
-        let sentinels: Vec<Sentinel> = (0..3)
-            .map(|_| Sentinel::start(&watching(link.port())))
-            .collect();
-        sentinels.iter().for_each(Sentinel::wait_until_it_knows_all);
-        let deployment = Deployment {
-            master,
-            link,
-            replicas,
-            sentinels,
-        };
+impl Watched {
+    fn start(options: &Options) -> Watched {
+        let (deployment, link) = Deployment::start_behind_a_link(options);
+        let mut m = deployment.master.connect();
         wait_until("the master grants", || {
             let node = m.call("LOCK.NODE");
             node.number("quarantine") == 0 && !m.call("LOCK.RELEASE nothing me").is_error()
         });
-        deployment
+        Watched { deployment, link }
     }
 
     /// Where Sentinel says that the master is.
     fn by_sentinel(&self) -> Route {
-        let ports: Vec<u16> = self
-            .sentinels
-            .iter()
-            .map(|sentinel| sentinel.port)
-            .collect();
+        let sentinels = self.deployment.sentinels.iter();
+        let ports: Vec<u16> = sentinels.map(Server::port).collect();
         Arc::new(move |_| ports.iter().find_map(|port| master_by(*port)))
     }
 
     fn directly(&self) -> Route {
-        always_to(self.master.port())
+        always_to(self.deployment.master.port())
     }
 
     /// The lock's next owner, by Sentinel, after the failover.
     fn acquire_at_the_new_master(&self, ttl: Duration) -> History {
         let mut client = Client::new(self.by_sentinel());
-        let old = [self.link.port(), self.master.port()];
+        let old = [self.link.port(), self.deployment.master.port()];
         wait_patiently("Sentinel names another master", || {
-            self.sentinels
-                .iter()
-                .all(|sentinel| master_by(sentinel.port).is_some_and(|port| !old.contains(&port)))
+            let is_new = |port: u16| !old.contains(&port);
+            let mut sentinels = self.deployment.sentinels.iter();
+            sentinels.all(|sentinel| master_by(sentinel.port()).is_some_and(is_new))
         });
         wait_patiently("the new master grants", || {
             matches!(client.acquire("job", ttl, None).1, Outcome::Ok(_))
         });
         client.history
     }
-}
-
-pub fn master_by(sentinel: u16) -> Option<u16> {
-    let mut c = Connection::try_open(sentinel).ok()?;
-    let address = c.call("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
-    address.items().get(1)?.text().parse().ok()
 }
 
 fn role(port: u16) -> Option<String> {
@@ -211,11 +105,11 @@ fn assert_overlap(history: &History) {
 #[test]
 fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
     for _ in rounds(1) {
-        let mut deployment = Deployment::start(protected());
+        let mut watched = Watched::start(&protected());
         let plan = Plan::new(&["job", "report"], QUARANTINE / 2);
-        let load = plan.start(deployment.by_sentinel());
+        let load = plan.start(watched.by_sentinel());
         load.wait_for_grants(30);
-        deployment.master.kill();
+        watched.deployment.master.kill();
         load.wait_for_grants(30);
         let history = load.stop();
         history.assert_safe();
@@ -226,13 +120,13 @@ fn a_master_that_is_killed_under_load_is_replaced_without_a_double_grant() {
 
 /// A grant that no replica has seen; then the master is gone.
 fn promote_a_lagging_replica(options: Options, ttl: Duration) -> History {
-    let mut deployment = Deployment::start(options);
-    let mut client = Client::new(deployment.directly());
-    deployment.link.stall();
+    let mut watched = Watched::start(&options);
+    let mut client = Client::new(watched.directly());
+    watched.link.stall();
     let (_, outcome) = client.acquire("job", ttl, None);
     assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
-    deployment.master.kill();
-    let after = deployment.acquire_at_the_new_master(ttl);
+    watched.deployment.master.kill();
+    let after = watched.acquire_at_the_new_master(ttl);
     together([client.history, after])
 }
 
@@ -253,46 +147,50 @@ fn without_a_quarantine_a_lagging_replica_that_is_promoted_grants_twice() {
 
 /// The old master lives on for one client, which extends for as long as it is let, while the others
 /// go on with the new one.
-fn leave_the_old_master_alive(options: Options) -> (Deployment, History) {
-    let deployment = Deployment::start(options);
-    let mut client = Client::new(deployment.directly());
-    deployment.link.stall();
+fn leave_the_old_master_alive(options: Options) -> (Watched, History) {
+    let watched = Watched::start(&options);
+    let mut client = Client::new(watched.directly());
+    watched.link.stall();
     let (owner, outcome) = client.acquire("job", QUARANTINE, None);
     assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
     let after = std::thread::scope(|scope| {
-        let new = scope.spawn(|| deployment.acquire_at_the_new_master(QUARANTINE));
+        let new = scope.spawn(|| watched.acquire_at_the_new_master(QUARANTINE));
         while !new.is_finished() {
             client.extend(&owner);
             std::thread::sleep(Duration::from_millis(10));
         }
         new.join().expect("the new master grants")
     });
-    (deployment, together([client.history, after]))
+    (watched, together([client.history, after]))
 }
 
 #[test]
 fn an_old_master_that_lives_on_for_some_stops_extending_before_the_new_one_grants() {
     for _ in rounds(1) {
-        let (deployment, history) = leave_the_old_master_alive(protected());
+        let (watched, history) = leave_the_old_master_alive(protected());
         history.assert_safe();
         assert_eq!(history.violations_of_one_counter(), []);
         assert!(history.refusals("NOREPLICAS") > 0);
         // When the partition ends it becomes a replica, and those who wait there are told.
-        deployment.link.heal();
+        watched.link.heal();
         wait_patiently("the old master is a replica", || {
             // A master that becomes a replica closes its connections.
-            role(deployment.master.port()).is_some_and(|role| role == "replica")
+            role(watched.deployment.master.port()).is_some_and(|role| role == "replica")
         });
-        let new = master_by(deployment.sentinels[0].port).expect("a master");
-        let new = deployment.replicas.iter().find(|one| one.port() == new);
+        let new = master_by(watched.deployment.sentinels[0].port()).expect("a master");
+        let new = watched
+            .deployment
+            .replicas
+            .iter()
+            .find(|one| one.port() == new);
         let mut new = new.expect("a replica was promoted").connect();
         wait_patiently("both know the same locks", || {
             info_field(
-                &mut deployment.master.connect(),
+                &mut watched.deployment.master.connect(),
                 "replication",
                 "master_link_status",
             ) == "up"
-                && all_locks(&mut deployment.master.connect()) == all_locks(&mut new)
+                && all_locks(&mut watched.deployment.master.connect()) == all_locks(&mut new)
         });
     }
 }

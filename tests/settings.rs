@@ -3,9 +3,10 @@
 
 use std::time::Duration;
 
-use crate::lock::wait_for_waiters;
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Options, Server, free_port, wait_until};
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Options, Server, Value, free_port, granted, refused, wait_until,
+};
 
 /// What a hardened server renames away.
 const RENAMED: [&str; 6] = ["CONFIG", "INFO", "COMMAND", "CLUSTER", "FLUSHALL", "DEBUG"];

@@ -1,8 +1,7 @@
 //! SHARED and LIMIT: readers, writers, semaphores.
 
-use crate::lock::{sole_holder, wait_for_waiters, wait_until_gone, waiters};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::{sole_holder, wait_for_waiters, wait_until_gone, waiters};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, refused, wait_until};
 
 #[track_caller]
 fn waiter(server: &Server, token: &str, options: &str) -> Connection {
@@ -341,7 +340,7 @@ fn bad_input_changes_nothing() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE room one 600000 SHARED LIMIT 3"));
-    let before = crate::lock::all_locks(&mut c);
+    let before = redislock_testkit::lock::all_locks(&mut c);
     for (line, names) in [
         ("LOCK.ACQUIRE room two 1000 LIMIT 3", "LIMIT"),
         ("LOCK.ACQUIRE free two 1000 LIMIT 3", "LIMIT"),
@@ -363,7 +362,7 @@ fn bad_input_changes_nothing() {
             reply.error().contains(names) && !reply.error().contains("few"),
             "{line}: {reply:?}"
         );
-        assert_eq!(crate::lock::all_locks(&mut c), before, "{line}");
+        assert_eq!(redislock_testkit::lock::all_locks(&mut c), before, "{line}");
     }
 }
 

@@ -4,10 +4,10 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::wait_for_waiters;
-use crate::replication::wait_for_sync;
-use crate::resp::{Connection, Value, granted};
-use crate::server::{Server, info_number, wait_until};
+use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::{
+    Connection, Server, Value, granted, info_number, wait_for_sync, wait_until,
+};
 
 const LOCKS: usize = 150_000;
 /// The most CPU time between two replies to a client that only sends PING.

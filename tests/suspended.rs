@@ -1,10 +1,8 @@
 //! A host that was suspended: leases, waits and quarantines run on meanwhile, as the clocks of
 //! holders elsewhere do.
 
-use crate::clock::SteppedServer;
-use crate::lock::{sole_holder, wait_for_waiters};
-use crate::resp::{Value, granted};
-use crate::server::{Server, free_port, wait_until};
+use redislock_testkit::lock::{sole_holder, wait_for_waiters};
+use redislock_testkit::{Server, SteppedServer, Value, free_port, granted, wait_until};
 
 #[test]
 fn a_lease_that_passed_during_the_suspension_has_ended() {

@@ -1,9 +1,7 @@
 //! EXEC, WATCH and scripts.
 
-use crate::lock::{all_locks, sole_holder};
-use crate::replication::wait_for_sync;
-use crate::resp::{Value, granted, refused};
-use crate::server::{Server, wait_until};
+use redislock_testkit::lock::{all_locks, sole_holder};
+use redislock_testkit::{Server, Value, granted, refused, wait_for_sync, wait_until};
 
 #[test]
 fn a_transaction_runs_lock_commands() {
@@ -75,8 +73,9 @@ fn a_transaction_and_a_script_reach_replica_and_aof_as_effects() {
 fn a_script_sees_what_a_client_sees() {
     let server = Server::start();
     let mut c = server.connect();
-    let eval =
-        |c: &mut crate::resp::Connection, body: &str| c.call_args(&["EVAL", body, "1", "job"]);
+    let eval = |c: &mut redislock_testkit::Connection, body: &str| {
+        c.call_args(&["EVAL", body, "1", "job"])
+    };
     let fence = granted(&eval(
         &mut c,
         "return redis.call('LOCK.ACQUIRE', KEYS[1], 'me', 60000)",

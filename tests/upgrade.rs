@@ -2,12 +2,12 @@
 
 use std::fs;
 
+use redislock_testkit::lock::{all_locks, arrange, assert_held, wait_for_waiters};
+use redislock_testkit::{
+    Server, Value, granted, module_path, refused, wait_for_sync, wait_patiently,
+};
+
 use crate::interruptions::wait_until_online;
-use crate::load::wait_patiently;
-use crate::lock::{all_locks, arrange, assert_held, wait_for_waiters};
-use crate::replication::wait_for_sync;
-use crate::resp::{Value, granted, refused};
-use crate::server::{Server, module_path};
 
 /// The new file in place in one step, the replica first, then a failover, then the old master.
 #[test]

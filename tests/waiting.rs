@@ -2,9 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::lock::{counter, sole_holder, wait_for_waiters, waiters, wall_micros};
-use crate::resp::{Connection, Value, granted, refused};
-use crate::server::{Server, info_number};
+use redislock_testkit::lock::{counter, sole_holder, wait_for_waiters, waiters, wall_micros};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, refused};
 
 /// A connection that waits for `job` under this token, and is in the queue when this returns.
 #[track_caller]
@@ -393,7 +392,7 @@ fn a_waiter_that_would_reenter_past_the_cap_of_the_hold_is_told() {
 #[cfg(target_os = "linux")]
 mod with_a_stepped_wall_clock {
     use super::*;
-    use crate::clock::SteppedServer;
+    use redislock_testkit::SteppedServer;
 
     #[test]
     fn the_time_of_a_wait_is_monotonic() {

@@ -22,7 +22,7 @@ impl SteppedServer {
     fn start(ahead: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (shim, shift) = (folder.path().join("shim.so"), folder.path().join("shift"));
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/clock_shim.c");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../testkit/src/clock_shim.c");
         let mut compiler = Command::new("cc");
         compiler.args(["-shared", "-fPIC", "-O1", "-o"]);
         let status = compiler.arg(&shim).arg(source).status();

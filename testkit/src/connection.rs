@@ -1,153 +1,19 @@
-//! A connection that speaks RESP2 and RESP3 and hides nothing: a null bulk, a null array and an
-//! error are different values here, so that tests can be exact about replies.
+//! A connection that speaks RESP2 and RESP3, through TCP or a Unix socket.
 
-use std::fmt::Debug;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::time::Duration;
 
-/// Longer than anything that a test waits for: only a stuck server meets it.
-const PATIENCE: Duration = Duration::from_secs(30);
+use crate::{Info, PATIENCE, Value};
 
-#[derive(Clone, PartialEq)]
-pub enum Value {
-    Status(String),
-    Error(String),
-    Integer(i64),
-    Bulk(Vec<u8>),
-    /// `$-1` in RESP2, `_` in RESP3.
-    Null,
-    /// `*-1`, which only RESP2 has.
-    NullArray,
-    Array(Vec<Value>),
-    Map(Vec<(Value, Value)>),
-    Push(Vec<Value>),
-    /// What this suite has no closer look at: doubles, booleans, big numbers.
-    Other(String),
-}
+/// Many replies at once, for pipelines.
+const TCP_BUFFER: usize = 1 << 16;
+/// For thousands of connections that wait for one small reply.
+const UNIX_BUFFER: usize = 256;
 
-impl Debug for Value {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Value::Status(text) => write!(f, "+{text}"),
-            Value::Error(text) => write!(f, "-{text}"),
-            Value::Integer(number) => write!(f, ":{number}"),
-            Value::Bulk(bytes) => write!(f, "\"{}\"", bytes.escape_ascii()),
-            Value::Null => write!(f, "null"),
-            Value::NullArray => write!(f, "null array"),
-            Value::Array(items) => f.debug_list().entries(items).finish(),
-            Value::Map(pairs) => f
-                .debug_map()
-                .entries(pairs.iter().map(|(key, value)| (key, value)))
-                .finish(),
-            Value::Push(items) => write!(f, "push {items:?}"),
-            Value::Other(text) => write!(f, "{text}"),
-        }
-    }
-}
-
-impl Value {
-    #[track_caller]
-    pub fn integer(&self) -> i64 {
-        match self {
-            Value::Integer(number) => *number,
-            other => panic!("expected an integer, got {other:?}"),
-        }
-    }
-
-    #[track_caller]
-    pub fn error(&self) -> &str {
-        match self {
-            Value::Error(text) => text,
-            other => panic!("expected an error, got {other:?}"),
-        }
-    }
-
-    /// The first word of an error.
-    #[track_caller]
-    pub fn error_class(&self) -> &str {
-        self.error().split(' ').next().unwrap_or_default()
-    }
-
-    #[track_caller]
-    pub fn bytes(&self) -> &[u8] {
-        match self {
-            Value::Bulk(bytes) => bytes,
-            Value::Status(text) => text.as_bytes(),
-            other => panic!("expected a string, got {other:?}"),
-        }
-    }
-
-    #[track_caller]
-    pub fn text(&self) -> &str {
-        std::str::from_utf8(self.bytes()).expect("the string is UTF-8")
-    }
-
-    #[track_caller]
-    pub fn items(&self) -> &[Value] {
-        match self {
-            Value::Array(items) | Value::Push(items) => items,
-            other => panic!("expected an array, got {other:?}"),
-        }
-    }
-
-    /// The pairs of a map, which RESP2 sends as a flat array.
-    #[track_caller]
-    pub fn pairs(&self) -> Vec<(String, Value)> {
-        match self {
-            Value::Map(pairs) => pairs
-                .iter()
-                .map(|(key, value)| (key.text().to_owned(), value.clone()))
-                .collect(),
-            Value::Array(flat) if flat.len() % 2 == 0 => flat
-                .chunks(2)
-                .map(|pair| (pair[0].text().to_owned(), pair[1].clone()))
-                .collect(),
-            other => panic!("expected a map, got {other:?}"),
-        }
-    }
-
-    #[track_caller]
-    pub fn fields(&self) -> Vec<String> {
-        self.pairs().into_iter().map(|(key, _)| key).collect()
-    }
-
-    #[track_caller]
-    pub fn field(&self, name: &str) -> Value {
-        match self.pairs().into_iter().find(|(key, _)| key == name) {
-            Some((_, value)) => value,
-            None => panic!("no field {name} in {self:?}"),
-        }
-    }
-
-    #[track_caller]
-    pub fn number(&self, field: &str) -> i64 {
-        self.field(field).integer()
-    }
-
-    pub fn is_error(&self) -> bool {
-        matches!(self, Value::Error(_))
-    }
-}
-
-/// Asserts that a reply is an error of this class.
-#[track_caller]
-pub fn refused(reply: &Value, class: &str) {
-    match reply {
-        Value::Error(text) if text.split(' ').next() == Some(class) => {}
-        other => panic!("expected the error {class}, got {other:?}"),
-    }
-}
-
-/// A fence, or any other yes.
-#[track_caller]
-pub fn granted(reply: &Value) -> i64 {
-    match reply {
-        Value::Integer(number) if *number > 0 => *number,
-        other => panic!("expected a positive integer, got {other:?}"),
-    }
-}
-
+/// A command as it is sent.
 pub fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     let mut out = format!("*{}\r\n", args.len()).into_bytes();
     for arg in args {
@@ -159,17 +25,33 @@ pub fn encode<A: AsRef<[u8]>>(args: &[A]) -> Vec<u8> {
     out
 }
 
+/// A connection to a server.
 pub struct Connection {
-    stream: BufReader<TcpStream>,
+    stream: BufReader<Stream>,
+}
+
+enum Stream {
+    Tcp(TcpStream),
+    Unix(UnixStream),
 }
 
 impl Connection {
+    /// Connects to a port of this machine.
     pub fn try_open(port: u16) -> io::Result<Connection> {
         let stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port))?;
         stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        Connection::on(Stream::Tcp(stream), TCP_BUFFER)
+    }
+
+    /// Connects through a Unix socket, which takes no port.
+    pub fn try_open_unix(socket: &Path) -> io::Result<Connection> {
+        Connection::on(Stream::Unix(UnixStream::connect(socket)?), UNIX_BUFFER)
+    }
+
+    fn on(stream: Stream, buffer: usize) -> io::Result<Connection> {
+        stream.set_read_timeout(PATIENCE)?;
         Ok(Connection {
-            stream: BufReader::new(stream),
+            stream: BufReader::with_capacity(buffer, stream),
         })
     }
 
@@ -186,18 +68,22 @@ impl Connection {
         self.send_args(&words);
     }
 
+    /// Sends a command without reading its reply; the arguments may be any bytes.
     pub fn send_args<A: AsRef<[u8]>>(&mut self, args: &[A]) {
         self.send_raw(&encode(args));
     }
 
+    /// Sends these bytes as they are.
     pub fn send_raw(&mut self, bytes: &[u8]) {
         self.try_send_raw(bytes).expect("the server takes commands");
     }
 
+    /// Sends these bytes as they are, to a server that may be gone.
     pub fn try_send_raw(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.stream.get_mut().write_all(bytes)
     }
 
+    /// The next reply.
     #[track_caller]
     pub fn receive(&mut self) -> Value {
         match self.try_receive() {
@@ -206,19 +92,21 @@ impl Connection {
         }
     }
 
+    /// Sends a command and reads its reply; words are separated by blanks.
     #[track_caller]
     pub fn call(&mut self, line: &str) -> Value {
         self.send(line);
         self.receive()
     }
 
+    /// Sends a command and reads its reply; the arguments may be any bytes.
     #[track_caller]
     pub fn call_args<A: AsRef<[u8]>>(&mut self, args: &[A]) -> Value {
         self.send_args(args);
         self.receive()
     }
 
-    /// For set-up steps: whatever the reply is, it must not be an error.
+    /// A command whose reply must not be an error, for set-up steps.
     #[track_caller]
     pub fn ok(&mut self, line: &str) -> Value {
         let reply = self.call(line);
@@ -238,6 +126,7 @@ impl Connection {
         lines.iter().map(|_| self.receive()).collect()
     }
 
+    /// The id that the server gave to this connection.
     pub fn client_id(&mut self) -> i64 {
         self.call("CLIENT ID").integer()
     }
@@ -247,28 +136,22 @@ impl Connection {
         if !self.stream.buffer().is_empty() {
             return false;
         }
-        let socket = self.stream.get_ref();
-        socket.set_read_timeout(Some(time)).expect("a timeout");
-        let silent = matches!(
-            self.stream.get_ref().peek(&mut [0]),
-            Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
-        );
-        let socket = self.stream.get_ref();
-        socket.set_read_timeout(Some(PATIENCE)).expect("a timeout");
+        let stream = self.stream.get_ref();
+        stream.set_read_timeout(time).expect("a timeout");
+        let silent = self
+            .stream
+            .fill_buf()
+            .is_err_and(|error| is_timeout(&error));
+        let stream = self.stream.get_ref();
+        stream.set_read_timeout(PATIENCE).expect("a timeout");
         silent
     }
 
     /// True once the server has closed the connection; pending replies are thrown away.
     pub fn is_closed(&mut self) -> bool {
         loop {
-            match self.try_receive() {
-                Ok(_) => {}
-                Err(error) => {
-                    return !matches!(
-                        error.kind(),
-                        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
-                    );
-                }
+            if let Err(error) = self.try_receive() {
+                return !is_timeout(&error);
             }
         }
     }
@@ -278,23 +161,53 @@ impl Connection {
     pub fn reset(self) {
         assert!(
             self.stream.buffer().is_empty(),
-            "a reply must lie in the socket, not in the buffer"
+            "the reply must be in the socket, not in the buffer"
         );
-        let unread = self
-            .stream
-            .get_ref()
-            .peek(&mut [0])
-            .expect("a reply to leave unread");
+        let Stream::Tcp(stream) = self.stream.get_ref() else {
+            panic!("only TCP has RST");
+        };
+        let unread = stream.peek(&mut [0]).expect("a reply to leave unread");
         assert_eq!(unread, 1, "the server has closed already");
     }
 
-    /// The raw bytes of the next `n`.
+    /// The next bytes, as they were sent.
     pub fn raw(&mut self, n: usize) -> Vec<u8> {
         let mut bytes = vec![0; n];
         self.stream.read_exact(&mut bytes).expect("that many bytes");
         bytes
     }
 
+    /// Sends a command and reads its reply, which must not be an error.
+    pub fn try_call<A: AsRef<[u8]>>(&mut self, args: &[A]) -> io::Result<Value> {
+        self.try_send_raw(&encode(args))?;
+        match self.try_receive()? {
+            Value::Error(error) => {
+                let words = args
+                    .iter()
+                    .map(|arg| arg.as_ref().escape_ascii().to_string());
+                let command = words.collect::<Vec<_>>().join(" ");
+                Err(io::Error::other(format!("{command}: {error}")))
+            }
+            reply => Ok(reply),
+        }
+    }
+
+    /// A section of INFO.
+    #[track_caller]
+    pub fn info(&mut self, section: &str) -> Info {
+        match self.try_info(section) {
+            Ok(info) => info,
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// A section of INFO, from a server that may be gone.
+    pub fn try_info(&mut self, section: &str) -> io::Result<Info> {
+        let reply = self.try_call(&["INFO", section])?;
+        Ok(Info::new(reply.text().to_owned()))
+    }
+
+    /// The next reply, from a server that may be gone.
     pub fn try_receive(&mut self) -> io::Result<Value> {
         let line = self.line()?;
         let (kind, rest) = line.split_at(1);
@@ -346,4 +259,42 @@ impl Connection {
         line.truncate(line.len() - 2);
         Ok(String::from_utf8_lossy(&line).into_owned())
     }
+}
+
+impl Stream {
+    fn set_read_timeout(&self, timeout: Duration) -> io::Result<()> {
+        match self {
+            Stream::Tcp(stream) => stream.set_read_timeout(Some(timeout)),
+            Stream::Unix(stream) => stream.set_read_timeout(Some(timeout)),
+        }
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.read(buffer),
+            Stream::Unix(stream) => stream.read(buffer),
+        }
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        match self {
+            Stream::Tcp(stream) => stream.write(bytes),
+            Stream::Unix(stream) => stream.write(bytes),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn is_timeout(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+    )
 }

@@ -1,8 +1,8 @@
-/* Shifts the clocks of the process that preloads it. The file that CLOCK_SHIFT names holds two shifts in
- * microseconds, eight bytes each: of the wall clock, and of the clock that goes on while the host is
- * suspended (CLOCK_BOOTTIME). A test writes there and the server's clock steps at once. CLOCK_MONOTONIC
- * stays as it is, as it does when a host is suspended. Valkey loads modules with RTLD_DEEPBIND, which would
- * let them pass this library by, so that flag is taken out. */
+/* Shifts the clocks of the process that preloads it. The file that CLOCK_SHIFT names holds two
+ * shifts in microseconds, eight bytes each: of the wall clock, and of the clock that goes on while
+ * the host is suspended (CLOCK_BOOTTIME). A test writes there and the server's clock steps at once.
+ * CLOCK_MONOTONIC stays as it is, as it does when a host is suspended. Valkey loads modules with
+ * RTLD_DEEPBIND, which would let them bypass this library, so that flag is removed. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

@@ -1,24 +1,32 @@
 //! What a lock looks like from outside, for comparing servers lock by lock, and for arranging
 //! locks.
 
-use crate::resp::{Connection, Value, granted};
-use crate::server::wait_until;
+use crate::{Connection, Value, granted, wait_until};
 
 /// Everything about a lock but the time that remains and the fingerprints, which differ from start
 /// to start.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Lock {
+    /// The number of its database.
     pub database: usize,
+    /// Its name.
     pub key: Vec<u8>,
+    /// `exclusive` or `shared`.
     pub mode: String,
+    /// How many may share it; 0 without a limit.
     pub limit: i64,
+    /// Its holders, sorted.
     pub holders: Vec<Holder>,
 }
 
+/// A holder of a lock.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Holder {
+    /// Its fence.
     pub fence: i64,
+    /// How often it has entered.
     pub holds: i64,
+    /// Its label.
     pub owner: Vec<u8>,
 }
 
@@ -62,6 +70,7 @@ pub fn all_locks(connection: &mut Connection) -> Vec<Lock> {
     locks
 }
 
+/// The names of all locks of the current database, sorted.
 pub fn keys(connection: &mut Connection) -> Vec<Vec<u8>> {
     let found = connection.ok("SCAN 0 COUNT 1000000 TYPE redislock");
     let mut keys: Vec<Vec<u8>> = found.items()[1]
@@ -127,7 +136,7 @@ pub fn assert_held(connection: &mut Connection, ownership: &[Ownership]) {
     connection.ok("SELECT 0");
 }
 
-/// The whole answer of LOCK.INFO for a lock that has one holder.
+/// The holder of a lock that has one, as LOCK.INFO shows it.
 #[track_caller]
 pub fn sole_holder(connection: &mut Connection, key: &str) -> Value {
     let info = connection.call(&format!("LOCK.INFO {key}"));
@@ -136,6 +145,7 @@ pub fn sole_holder(connection: &mut Connection, key: &str) -> Value {
     holders.items()[0].clone()
 }
 
+/// How many wait for the lock.
 pub fn waiters(connection: &mut Connection, key: &str) -> i64 {
     match connection.call(&format!("LOCK.INFO {key}")) {
         Value::Null => 0,
@@ -143,11 +153,13 @@ pub fn waiters(connection: &mut Connection, key: &str) -> i64 {
     }
 }
 
+/// Waits until this many wait for the lock.
 #[track_caller]
 pub fn wait_for_waiters(connection: &mut Connection, key: &str, count: i64) {
     wait_until("that many wait", || waiters(connection, key) == count);
 }
 
+/// Waits until the key is gone.
 #[track_caller]
 pub fn wait_until_gone(connection: &mut Connection, key: &str) {
     wait_until("the key is gone", || {

@@ -9,16 +9,13 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::history::{Event, History, Operation, Outcome, now};
-use crate::random::Random;
-use crate::resp::{Connection, Value, encode};
+use crate::{Connection, Random, Value, encode, wait_patiently};
 
 /// How long a client waits for a reply beyond what it asked to wait.
 const PATIENCE: Duration = Duration::from_millis(1500);
-/// Longer than two elections take on a busy machine.
-const ELECTIONS: Duration = Duration::from_secs(120);
 /// How often a request is sent on to another node.
 const REDIRECTS: usize = 8;
 
@@ -38,17 +35,6 @@ pub fn rounds(usual: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// For what several servers have to agree about first: an election may have to be held twice.
-#[track_caller]
-pub fn wait_patiently(what: &str, mut so: impl FnMut() -> bool) {
-    let start = Instant::now();
-    while !so() {
-        let waited = start.elapsed();
-        assert!(waited < ELECTIONS, "waited in vain until {what}");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 /// Where to send requests for a lock, for as long as no node says otherwise.
 pub type Route = Arc<dyn Fn(&str) -> Option<u16> + Send + Sync>;
 
@@ -62,19 +48,25 @@ pub struct Client {
     route: Route,
     known: HashMap<String, u16>,
     connections: HashMap<u16, Connection>,
+    /// What it asked and what it was told.
     pub history: History,
 }
 
 /// Somebody who has, or may have, acquired a lock.
 #[derive(Clone)]
 pub struct Owner {
+    /// A number that no other owner has.
     pub id: u64,
+    /// The name of the lock.
     pub lock: String,
+    /// A token that is never used again.
     pub token: String,
+    /// The length of the lease.
     pub ttl: Duration,
 }
 
 impl Client {
+    /// A client that follows this route.
     pub fn new(route: Route) -> Client {
         Client {
             route,
@@ -108,12 +100,14 @@ impl Client {
         (owner, outcome)
     }
 
+    /// Extends the lease.
     pub fn extend(&mut self, owner: &Owner) -> Outcome {
         let (lock, token, ttl) = (&owner.lock, &owner.token, owner.ttl.as_millis());
         let line = format!("LOCK.EXTEND {lock} {token} {ttl}");
         self.recorded(owner, Operation::Extend, None, &line)
     }
 
+    /// Releases the lock.
     pub fn release(&mut self, owner: &Owner) -> Outcome {
         let line = format!("LOCK.RELEASE {} {}", owner.lock, owner.token);
         self.recorded(owner, Operation::Release, None, &line)
@@ -215,12 +209,16 @@ fn exchange(
 /// What the clients of a load do.
 #[derive(Clone)]
 pub struct Plan {
+    /// How many there are.
     pub clients: usize,
+    /// The names of the locks.
     pub locks: Vec<String>,
+    /// The length of all leases.
     pub ttl: Duration,
 }
 
 impl Plan {
+    /// Six clients for these locks.
     pub fn new(locks: &[&str], ttl: Duration) -> Plan {
         Plan {
             clients: 6,
@@ -229,6 +227,7 @@ impl Plan {
         }
     }
 
+    /// Starts the clients.
     pub fn start(self, route: Route) -> Load {
         let stop = Arc::new(AtomicBool::new(false));
         let grants = Arc::new(AtomicUsize::new(0));
@@ -262,7 +261,7 @@ impl Load {
         });
     }
 
-    /// What all of them were told.
+    /// Ends the clients; what all of them were told.
     pub fn stop(mut self) -> History {
         self.stop.store(true, Ordering::Relaxed);
         let mut events = Vec::new();

@@ -15,13 +15,18 @@ pub fn now() -> Duration {
     origin.elapsed()
 }
 
+/// What was requested.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Operation {
+    /// LOCK.ACQUIRE.
     Acquire,
+    /// LOCK.EXTEND.
     Extend,
+    /// LOCK.RELEASE.
     Release,
 }
 
+/// What became of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
     /// It happened; the fence, or how many holds were taken off.
@@ -37,25 +42,65 @@ pub enum Outcome {
 pub struct Event {
     /// Each attempt to acquire is an owner of its own, with a token that is never used again.
     pub owner: u64,
+    /// The name of the lock.
     pub lock: String,
+    /// What was requested.
     pub operation: Operation,
+    /// The length of the lease.
     pub ttl: Duration,
     /// A request that waits on the server says nothing about when the lease began.
     pub waits: bool,
+    /// When the request was sent.
     pub invoked: Duration,
+    /// When the reply had come.
     pub returned: Duration,
+    /// What became of it.
     pub outcome: Outcome,
 }
 
 /// When an owner may rely on its lock.
 #[derive(Clone, Debug)]
-pub struct Window {
-    pub owner: u64,
-    pub lock: String,
-    pub from: Duration,
-    pub until: Duration,
+struct Window {
+    owner: u64,
+    lock: String,
+    from: Duration,
+    until: Duration,
 }
 
+/// One hold of a lock as its holder saw it: a client library computes the validity itself.
+#[derive(Clone, Copy, Debug)]
+pub struct Hold {
+    /// When the lock was requested.
+    pub asked: Duration,
+    /// When the holder knew that it had it.
+    pub from: Duration,
+    /// When the holder released it, or could not rely on it any more.
+    pub until: Duration,
+    /// Its fence.
+    pub fence: u64,
+}
+
+/// Fails if two held one lock at once, a fence was given twice, or a later holder has the lower
+/// fence.
+#[track_caller]
+pub fn assert_safe(holds: &[Hold]) {
+    let window = |(owner, hold): (u64, &Hold)| Window {
+        owner,
+        lock: String::new(),
+        from: hold.from,
+        until: hold.until,
+    };
+    let grant = |hold: &Hold| Grant {
+        invoked: hold.asked,
+        returned: hold.from,
+        fence: i64::try_from(hold.fence).expect("a fence below 2^63"),
+    };
+    let mut violations = overlapping("the lock", (0..).zip(holds).map(window).collect());
+    violations.extend(disorder("the lock", holds.iter().map(grant).collect()));
+    assert!(violations.is_empty(), "{violations:?} in {holds:#?}");
+}
+
+/// What must not happen.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Violation {
     /// Two owners rely on one lock at the same time.
@@ -68,13 +113,15 @@ pub enum Violation {
     Changed(String, i64, i64),
 }
 
+/// What clients asked and what they were told.
 #[derive(Clone, Debug, Default)]
 pub struct History {
+    /// All requests, in any order.
     pub events: Vec<Event>,
 }
 
 impl History {
-    /// Each lock by itself.
+    /// Fails if anything went wrong, lock by lock.
     #[track_caller]
     pub fn assert_safe(&self) {
         let violations = self.violations();
@@ -106,6 +153,7 @@ impl History {
             .collect()
     }
 
+    /// How many requests acquired a lock.
     pub fn grants(&self) -> usize {
         self.acquisitions().count()
     }
@@ -119,7 +167,7 @@ impl History {
 
     /// When each owner relied on its lock. A request that waited gives no window: the extension
     /// after it does.
-    pub fn windows(&self) -> Vec<Window> {
+    fn windows(&self) -> Vec<Window> {
         let mut windows: HashMap<u64, Window> = HashMap::new();
         let mut released: HashMap<u64, Duration> = HashMap::new();
         for event in &self.events {
@@ -159,10 +207,14 @@ impl History {
         })
     }
 
-    fn grants_by(&self, name: impl Fn(&Event) -> String) -> HashMap<String, Vec<&Event>> {
-        let mut by: HashMap<String, Vec<&Event>> = HashMap::new();
+    fn grants_by(&self, name: impl Fn(&Event) -> String) -> HashMap<String, Vec<Grant>> {
+        let mut by: HashMap<String, Vec<Grant>> = HashMap::new();
         for event in self.acquisitions() {
-            by.entry(name(event)).or_default().push(event);
+            by.entry(name(event)).or_default().push(Grant {
+                invoked: event.invoked,
+                returned: event.returned,
+                fence: fence(event),
+            });
         }
         by
     }
@@ -172,20 +224,9 @@ impl History {
         for window in self.windows() {
             by_lock.entry(window.lock.clone()).or_default().push(window);
         }
-        let mut violations = Vec::new();
-        for (lock, mut windows) in by_lock {
-            windows.sort_by_key(|window| window.from);
-            let mut latest: Option<&Window> = None;
-            for window in &windows {
-                if let Some(before) = latest.filter(|before| before.until > window.from) {
-                    violations.push(Violation::Overlap(lock.clone(), before.owner, window.owner));
-                }
-                if latest.is_none_or(|before| before.until < window.until) {
-                    latest = Some(window);
-                }
-            }
-        }
-        violations
+        let each = by_lock.into_iter();
+        each.flat_map(|(lock, windows)| overlapping(&lock, windows))
+            .collect()
     }
 
     fn changed_fences(&self) -> Vec<Violation> {
@@ -233,189 +274,57 @@ fn fence(event: &Event) -> i64 {
     }
 }
 
-/// Fences that are not unique, or not in the order of requests that followed each other.
-fn disorder(lock: &str, grants: Vec<&Event>) -> Vec<Violation> {
+/// The windows of one lock that overlap.
+fn overlapping(lock: &str, mut windows: Vec<Window>) -> Vec<Violation> {
+    windows.sort_by_key(|window| window.from);
     let mut violations = Vec::new();
-    let mut fences: Vec<i64> = grants.iter().map(|event| fence(event)).collect();
-    fences.sort_unstable();
-    for pair in fences.windows(2).filter(|pair| pair[0] == pair[1]) {
-        violations.push(Violation::Doubled(lock.to_owned(), pair[0]));
-    }
-    let mut by_return = grants.clone();
-    by_return.sort_by_key(|event| event.returned);
-    let mut by_invocation = grants;
-    by_invocation.sort_by_key(|event| event.invoked);
-    let (mut done, mut highest) = (0, 0);
-    for event in by_invocation {
-        while by_return
-            .get(done)
-            .is_some_and(|before| before.returned < event.invoked)
-        {
-            highest = highest.max(fence(by_return[done]));
-            done += 1;
+    let mut latest: Option<&Window> = None;
+    for window in &windows {
+        if let Some(before) = latest.filter(|before| before.until > window.from) {
+            let owners = (before.owner, window.owner);
+            violations.push(Violation::Overlap(lock.to_owned(), owners.0, owners.1));
         }
-        if fence(event) < highest {
-            violations.push(Violation::Disordered(
-                lock.to_owned(),
-                highest,
-                fence(event),
-            ));
+        if latest.is_none_or(|before| before.until < window.until) {
+            latest = Some(window);
         }
     }
     violations
 }
 
-mod tests {
-    use super::*;
-
-    fn at(millis: u64) -> Duration {
-        Duration::from_millis(millis)
-    }
-
-    fn event(owner: u64, operation: Operation, from: u64, to: u64, outcome: Outcome) -> Event {
-        Event {
-            owner,
-            lock: "job".to_owned(),
-            operation,
-            ttl: at(1000),
-            waits: false,
-            invoked: at(from),
-            returned: at(to),
-            outcome,
-        }
-    }
-
-    fn acquired(owner: u64, fence: i64, from: u64, to: u64) -> Event {
-        event(owner, Operation::Acquire, from, to, Outcome::Ok(fence))
-    }
-
-    fn released(owner: u64, from: u64, to: u64, outcome: Outcome) -> Event {
-        event(owner, Operation::Release, from, to, outcome)
-    }
-
-    fn history(events: &[Event]) -> History {
-        History {
-            events: events.to_vec(),
-        }
-    }
-
-    #[test]
-    fn a_history_without_fault_is_accepted() {
-        let history = history(&[
-            acquired(1, 10, 0, 5),
-            event(2, Operation::Acquire, 1, 4, Outcome::Fail(String::new())),
-            event(1, Operation::Extend, 500, 505, Outcome::Ok(10)),
-            released(1, 800, 805, Outcome::Ok(1)),
-            acquired(2, 11, 801, 804),
-            released(2, 900, 950, Outcome::Unknown),
-            acquired(3, 12, 901, 960),
-            acquired(4, 13, 1895, 1899),
-        ]);
-        history.assert_safe();
-        assert_eq!(history.violations_of_one_counter(), []);
-        assert_eq!((history.grants(), history.refusals("")), (4, 1));
-    }
-
-    #[test]
-    fn two_windows_that_overlap_are_found() {
-        let overlap = |events: &[Event]| {
-            let violations = history(events).violations();
-            assert!(
-                matches!(violations[..], [Violation::Overlap(_, 1, 2)]),
-                "{violations:?}"
-            );
-        };
-        overlap(&[acquired(1, 10, 0, 5), acquired(2, 11, 900, 905)]);
-        overlap(&[
-            acquired(1, 10, 0, 5),
-            event(1, Operation::Extend, 500, 505, Outcome::Ok(10)),
-            acquired(2, 11, 1200, 1205),
-        ]);
-        // The one that began before ends after two others.
-        overlap(&[
-            acquired(1, 10, 0, 5),
-            acquired(2, 11, 100, 105),
-            released(2, 110, 111, Outcome::Ok(1)),
-        ]);
-        // An extension that waited for nobody makes the window of a request that waited.
-        let waited = Event {
-            waits: true,
-            ..acquired(1, 10, 0, 700)
-        };
-        overlap(&[
-            waited.clone(),
-            event(1, Operation::Extend, 701, 702, Outcome::Ok(10)),
-            acquired(2, 11, 1500, 1505),
-        ]);
-        history(&[waited, acquired(2, 11, 701, 702)]).assert_safe();
-    }
-
-    #[test]
-    fn what_is_unknown_or_failed_makes_no_window() {
-        history(&[
-            event(1, Operation::Acquire, 0, 5, Outcome::Unknown),
-            acquired(2, 11, 6, 7),
-            event(
-                3,
-                Operation::Acquire,
-                8,
-                9,
-                Outcome::Fail("NOREPLICAS".into()),
-            ),
-        ])
-        .assert_safe();
-    }
-
-    #[test]
-    fn a_fence_that_is_given_twice_is_found() {
-        let mut other = acquired(2, 10, 1500, 1505);
-        let twice = history(&[acquired(1, 10, 0, 5), other.clone()]);
-        assert!(
-            twice
-                .violations()
-                .contains(&Violation::Doubled("job".into(), 10))
-        );
-        other.lock = "other".into();
-        let elsewhere = history(&[acquired(1, 10, 0, 5), other]);
-        elsewhere.assert_safe();
-        assert!(!elsewhere.violations_of_one_counter().is_empty());
-    }
-
-    #[test]
-    fn a_fence_that_is_lower_than_an_earlier_one_is_found() {
-        let history = history(&[
-            acquired(1, 10, 0, 5),
-            released(1, 6, 7, Outcome::Ok(1)),
-            acquired(2, 12, 8, 9),
-            released(2, 10, 11, Outcome::Ok(1)),
-            acquired(3, 11, 12, 13),
-        ]);
-        assert_eq!(
-            history.violations(),
-            [Violation::Disordered("job".into(), 12, 11)]
-        );
-    }
-
-    #[test]
-    fn fences_of_requests_at_the_same_time_may_come_in_any_order() {
-        let history = history(&[
-            acquired(1, 11, 0, 20),
-            released(1, 21, 22, Outcome::Ok(1)),
-            acquired(2, 10, 1, 3),
-            released(2, 4, 5, Outcome::Ok(1)),
-        ]);
-        history.assert_safe();
-    }
-
-    #[test]
-    fn a_fence_that_changes_under_its_holder_is_found() {
-        let history = history(&[
-            acquired(1, 10, 0, 5),
-            event(1, Operation::Extend, 6, 7, Outcome::Ok(12)),
-        ]);
-        assert_eq!(
-            history.violations(),
-            [Violation::Changed("job".into(), 10, 12)]
-        );
-    }
+/// A fence, and when it was asked for and given.
+#[derive(Clone, Copy)]
+struct Grant {
+    invoked: Duration,
+    returned: Duration,
+    fence: i64,
 }
+
+/// Fences that are not unique, or not in the order of requests that followed each other.
+fn disorder(lock: &str, mut grants: Vec<Grant>) -> Vec<Violation> {
+    let mut violations = Vec::new();
+    let mut fences: Vec<i64> = grants.iter().map(|grant| grant.fence).collect();
+    fences.sort_unstable();
+    for pair in fences.windows(2).filter(|pair| pair[0] == pair[1]) {
+        violations.push(Violation::Doubled(lock.to_owned(), pair[0]));
+    }
+    let mut by_return = grants.clone();
+    by_return.sort_by_key(|grant| grant.returned);
+    grants.sort_by_key(|grant| grant.invoked);
+    let (mut done, mut highest) = (0, 0);
+    for grant in grants {
+        while by_return
+            .get(done)
+            .is_some_and(|before| before.returned < grant.invoked)
+        {
+            highest = highest.max(by_return[done].fence);
+            done += 1;
+        }
+        if grant.fence < highest {
+            violations.push(Violation::Disordered(lock.to_owned(), highest, grant.fence));
+        }
+    }
+    violations
+}
+
+#[cfg(test)]
+mod tests;
