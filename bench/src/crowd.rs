@@ -3,13 +3,13 @@
 
 use std::time::Duration;
 
+use redislock_testkit::{Connection, Server, Value, encode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::Outcome;
 use crate::measure::{ROUNDS, Side, alternate};
+use crate::measured::{self, check_yes, connect_unix, pipeline, put};
 use crate::report::{Row, Target, micros};
-use crate::resp::{Tcp, Unix, Value, command, put};
-use crate::server::Server;
 
 /// Many and few.
 const MANY: usize = 10_000;
@@ -19,13 +19,13 @@ const HANDOVERS: usize = 1_000;
 
 pub fn measure() -> Outcome<Vec<Row>> {
     allow_files(MANY + 200)?;
-    let server = Server::start(&[
+    let server = measured::start(&[
         "maxclients 10100",
         "lock.max-waiters 100000",
         "slowlog-max-len 100000",
         "slowlog-log-slower-than -1",
     ])?;
-    let mut control = server.connect()?;
+    let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
     let mut crowd = (0..MANY)
         .map(|_| Guest::arrive(&server))
@@ -72,15 +72,15 @@ enum Place {
 
 /// A connection that waits.
 struct Guest {
-    connection: Unix,
+    connection: Connection,
     id: String,
 }
 
 impl Guest {
     fn arrive(server: &Server) -> Outcome<Self> {
-        let mut connection = server.connect_nearby()?;
-        match connection.call(&["CLIENT", "ID"])? {
-            Value::Number(id) => Ok(Self {
+        let mut connection = connect_unix(server)?;
+        match connection.try_call(&["CLIENT", "ID"])? {
+            Value::Integer(id) => Ok(Self {
                 connection,
                 id: id.to_string(),
             }),
@@ -90,12 +90,12 @@ impl Guest {
 
     fn wait_for(&mut self, key: &str, token: &str) -> Outcome<()> {
         let words = ["LOCK.ACQUIRE", key, token, "600000", "BLOCK", "0"];
-        self.connection.send(&command(&words))
+        Ok(self.connection.try_send_raw(&encode(&words))?)
     }
 
     fn is_granted(&mut self) -> Outcome<()> {
-        match self.connection.receive()? {
-            Value::Number(_) => Ok(()),
+        match self.connection.try_receive()? {
+            Value::Integer(_) => Ok(()),
             other => Err(format!("a waiter got {other:?}").into()),
         }
     }
@@ -103,7 +103,7 @@ impl Guest {
 
 /// Microseconds of a LOCK.RELEASE that hands over, as SLOWLOG has them, with all of `guests`
 /// waiting.
-fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f64> {
+fn hand_over(control: &mut Connection, guests: &mut [Guest], place: Place) -> Outcome<f64> {
     let key = |number: usize| match place {
         Place::OneKey => "crowd".to_owned(),
         Place::KeyEach => format!("crowd:{number:06}"),
@@ -120,7 +120,7 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
             &["LOCK.ACQUIRE", &key(number), "host", "600000"],
         );
     }
-    control.pipeline(&buffer, held)?;
+    pipeline(control, &buffer, held)?;
     for (number, guest) in guests.iter_mut().enumerate() {
         guest.wait_for(&key(number), &token(number))?;
         // One after the other where the order matters.
@@ -138,7 +138,7 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
         let number = turn % guests.len();
         let key = key(number);
         let releasing = holder.map_or_else(|| "host".to_owned(), token);
-        yes(&control.call(&["LOCK.RELEASE", &key, &releasing])?)?;
+        check_yes(&control.try_call(&["LOCK.RELEASE", &key, &releasing])?)?;
         let next = guests.get_mut(number).ok_or("nobody waits")?;
         next.is_granted()?;
         match place {
@@ -149,7 +149,7 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
                 }
             }
             Place::KeyEach => {
-                yes(&control.call(&["LOCK.FORCE", &key])?)?;
+                check_yes(&control.try_call(&["LOCK.FORCE", &key])?)?;
                 take(control, &key, "host")?;
                 next.wait_for(&key, &token(number))?;
             }
@@ -165,49 +165,53 @@ fn hand_over(control: &mut Tcp, guests: &mut [Guest], place: Place) -> Outcome<f
     }
     let micros = mean_time(control, "LOCK.RELEASE")?;
     go_home(control, guests, holder)?;
-    control.call(&["FLUSHALL"])?;
+    control.try_call(&["FLUSHALL"])?;
     Ok(micros)
 }
 
 /// What the server itself needs for the like: microseconds of an LPUSH to a list for which one
 /// guest waits, and all others for others.
-fn push(control: &mut Tcp, guests: &mut [Guest]) -> Outcome<f64> {
+fn push(control: &mut Connection, guests: &mut [Guest]) -> Outcome<f64> {
     let key = |number: usize| format!("list:{number:06}");
-    let pop = |number: usize| command(&["BLPOP", &key(number), "0"]);
+    let pop = |number: usize| encode(&["BLPOP", &key(number), "0"]);
     for (number, guest) in guests.iter_mut().enumerate() {
-        guest.connection.send(&pop(number))?;
+        guest.connection.try_send_raw(&pop(number))?;
     }
     let all = guests.len() as f64;
-    while control.info("clients")?.number("blocked_clients")? != all {
+    while control
+        .try_info("clients")?
+        .number::<f64>("blocked_clients")?
+        != all
+    {
         std::thread::sleep(Duration::from_millis(1));
     }
     start_timing(control)?;
     for turn in 0..HANDOVERS {
         let number = turn % guests.len();
-        yes(&control.call(&["LPUSH", &key(number), "x"])?)?;
+        check_yes(&control.try_call(&["LPUSH", &key(number), "x"])?)?;
         let next = guests.get_mut(number).ok_or("nobody waits")?;
-        match next.connection.receive()? {
+        match next.connection.try_receive()? {
             Value::Array(popped) if popped.len() == 2 => {}
             other => return Err(format!("a guest popped {other:?}").into()),
         }
-        next.connection.send(&pop(number))?;
+        next.connection.try_send_raw(&pop(number))?;
     }
     let micros = mean_time(control, "LPUSH")?;
     go_home(control, guests, None)?;
     Ok(micros)
 }
 
-fn start_timing(control: &mut Tcp) -> Outcome<()> {
-    control.call(&["SLOWLOG", "RESET"])?;
-    control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"])?;
+fn start_timing(control: &mut Connection) -> Outcome<()> {
+    control.try_call(&["SLOWLOG", "RESET"])?;
+    control.try_call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"])?;
     Ok(())
 }
 
 /// The mean time of a command in SLOWLOG, without the slowest tenth: those in which the machine did
 /// something else.
-fn mean_time(control: &mut Tcp, name: &str) -> Outcome<f64> {
-    control.call(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
-    let Value::Array(entries) = control.call(&["SLOWLOG", "GET", "-1"])? else {
+fn mean_time(control: &mut Connection, name: &str) -> Outcome<f64> {
+    control.try_call(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
+    let Value::Array(entries) = control.try_call(&["SLOWLOG", "GET", "-1"])? else {
         return Err("SLOWLOG GET: no array".into());
     };
     let mut times: Vec<i64> = entries
@@ -228,8 +232,8 @@ fn time_of(entry: &Value, name: &str) -> Option<i64> {
         return None;
     };
     match (fields.get(2)?, fields.get(3)?) {
-        (Value::Number(micros), Value::Array(words))
-            if words.first() == Some(&Value::Bytes(name.as_bytes().to_vec())) =>
+        (Value::Integer(micros), Value::Array(words))
+            if words.first() == Some(&Value::Bulk(name.as_bytes().to_vec())) =>
         {
             Some(*micros)
         }
@@ -238,7 +242,7 @@ fn time_of(entry: &Value, name: &str) -> Option<i64> {
 }
 
 /// Ends all waits; the one who holds the lock does not wait.
-fn go_home(control: &mut Tcp, guests: &mut [Guest], holder: Option<usize>) -> Outcome<()> {
+fn go_home(control: &mut Connection, guests: &mut [Guest], holder: Option<usize>) -> Outcome<()> {
     let waiting = guests
         .iter_mut()
         .enumerate()
@@ -248,41 +252,37 @@ fn go_home(control: &mut Tcp, guests: &mut [Guest], holder: Option<usize>) -> Ou
     for guest in &waiting {
         put(&mut buffer, &["CLIENT", "UNBLOCK", &guest.id]);
     }
-    control.pipeline(&buffer, waiting.len())?;
+    pipeline(control, &buffer, waiting.len())?;
     for guest in &mut waiting {
-        match guest.connection.receive()? {
-            Value::Null => {}
+        match guest.connection.try_receive()? {
+            Value::Null | Value::NullArray => {}
             other => return Err(format!("a waiter that was sent home got {other:?}").into()),
         }
     }
     await_waiters(control, 0)
 }
 
-fn take(control: &mut Tcp, key: &str, token: &str) -> Outcome<()> {
-    yes(&control.call(&["LOCK.ACQUIRE", key, token, "600000"])?)
+fn take(control: &mut Connection, key: &str, token: &str) -> Outcome<()> {
+    check_yes(&control.try_call(&["LOCK.ACQUIRE", key, token, "600000"])?)
 }
 
-pub fn yes(reply: &Value) -> Outcome<()> {
-    if reply.is_yes() {
-        Ok(())
-    } else {
-        Err(format!("not a yes: {reply:?}").into())
-    }
-}
-
-pub fn await_waiters(control: &mut Tcp, number: usize) -> Outcome<()> {
+pub fn await_waiters(control: &mut Connection, number: usize) -> Outcome<()> {
     while waiters(control)? != number {
         std::thread::sleep(Duration::from_millis(1));
     }
     Ok(())
 }
 
-fn grants(control: &mut Tcp) -> Outcome<usize> {
-    Ok(control.info("lock_stats")?.number("lock_grants")? as usize)
+fn grants(control: &mut Connection) -> Outcome<usize> {
+    Ok(control
+        .try_info("lock_stats")?
+        .number::<f64>("lock_grants")? as usize)
 }
 
-fn waiters(control: &mut Tcp) -> Outcome<usize> {
-    Ok(control.info("lock_state")?.number("lock_waiters")? as usize)
+fn waiters(control: &mut Connection) -> Outcome<usize> {
+    Ok(control
+        .try_info("lock_state")?
+        .number::<f64>("lock_waiters")? as usize)
 }
 
 /// Lets this process have so many files open, and the server that it starts.

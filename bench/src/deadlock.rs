@@ -1,12 +1,13 @@
 //! Server CPU of a request that has to wait, when very many owners wait for other locks.
 
+use redislock_testkit::{Connection, Value, encode};
+
 use crate::Outcome;
-use crate::crowd::{allow_files, await_waiters, yes};
+use crate::crowd::{allow_files, await_waiters};
 use crate::locks::token;
 use crate::measure::{Comparison, Figures, ROUNDS, cpu_of, progress};
+use crate::measured::{self, check_yes, connect_unix, put};
 use crate::report::{Row, Target, micros};
-use crate::resp::{Tcp, Unix, Value, command, put};
-use crate::server::Server;
 
 /// Waiting owners; each holds a lock and waits for two others with one request.
 const OWNERS: [usize; 3] = [1, 100, 10_000];
@@ -25,15 +26,15 @@ enum Owner {
 pub fn measure() -> Outcome<Vec<Row>> {
     let most = OWNERS.into_iter().max().unwrap_or_default();
     allow_files(most + 200)?;
-    let server = Server::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
-    let mut control = server.connect()?;
+    let server = measured::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
+    let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
     let mut crowd = (0..most)
-        .map(|_| server.connect_nearby())
+        .map(|_| connect_unix(&server))
         .collect::<Outcome<Vec<_>>>()?;
     take(&mut control, "busy", "holder")?;
     take(&mut control, "mine", "asker")?;
-    let mut next = server.connect_nearby()?;
+    let mut next = connect_unix(&server)?;
     wait(
         &mut next,
         &["LOCK.ACQUIRE", "mine", "next", "600000", "BLOCK", "0"],
@@ -52,7 +53,7 @@ pub fn measure() -> Outcome<Vec<Row>> {
         await_waiters(&mut control, number + 1)?;
         for _ in 0..ROUNDS {
             for (owner, figures) in owners.into_iter().zip(figures.iter_mut()) {
-                let mut asker = server.connect()?;
+                let mut asker = server.try_connect()?;
                 let used = cpu_of(&mut control, || ask(&mut asker, owner))?;
                 figures.push(used / REQUESTS as f64);
             }
@@ -73,16 +74,16 @@ pub fn measure() -> Outcome<Vec<Row>> {
     Ok(rows)
 }
 
-fn take(control: &mut Tcp, key: &str, token: &str) -> Outcome<()> {
-    yes(&control.call(&["LOCK.ACQUIRE", key, token, "600000"])?)
+fn take(control: &mut Connection, key: &str, token: &str) -> Outcome<()> {
+    check_yes(&control.try_call(&["LOCK.ACQUIRE", key, token, "600000"])?)
 }
 
-fn wait(connection: &mut Unix, words: &[&str]) -> Outcome<()> {
-    connection.send(&command(words))
+fn wait(connection: &mut Connection, words: &[&str]) -> Outcome<()> {
+    Ok(connection.try_send_raw(&encode(words))?)
 }
 
 /// Lets these connections wait, each for the locks of the two owners before it.
-fn queue(control: &mut Tcp, crowd: &mut [Unix], first: usize) -> Outcome<()> {
+fn queue(control: &mut Connection, crowd: &mut [Connection], first: usize) -> Outcome<()> {
     let own = |number: usize| format!("own:{number:06}");
     for (number, connection) in (first..).zip(crowd) {
         let token = token(number);
@@ -90,7 +91,7 @@ fn queue(control: &mut Tcp, crowd: &mut [Unix], first: usize) -> Outcome<()> {
         let (one, two) = (own(number), own(number + 1));
         if number < 2 {
             // Nobody else holds these.
-            control.call(&["LOCK.ACQUIRE", &own(number), "first", "600000"])?;
+            control.try_call(&["LOCK.ACQUIRE", &own(number), "first", "600000"])?;
         }
         let words = [
             "LOCK.MACQUIRE",
@@ -108,7 +109,7 @@ fn queue(control: &mut Tcp, crowd: &mut [Unix], first: usize) -> Outcome<()> {
 }
 
 /// Requests that wait for a millisecond, each.
-fn ask(asker: &mut Tcp, owner: Owner) -> Outcome<()> {
+fn ask(asker: &mut Connection, owner: Owner) -> Outcome<()> {
     let token = match owner {
         Owner::OfNothing => "stranger",
         Owner::OfWhatIsWaitedFor => "asker",
@@ -120,9 +121,9 @@ fn ask(asker: &mut Tcp, owner: Owner) -> Outcome<()> {
             &["LOCK.ACQUIRE", "busy", token, "1000", "BLOCK", "1"],
         );
     }
-    asker.send(&buffer)?;
+    asker.try_send_raw(&buffer)?;
     for _ in 0..REQUESTS {
-        match asker.receive()? {
+        match asker.try_receive()? {
             Value::Null => {}
             other => return Err(format!("a wait for a lock that is held got {other:?}").into()),
         }

@@ -2,12 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use redislock_testkit::{Connection, Value};
+
 use crate::Outcome;
 use crate::locks::{name, token};
 use crate::measure::{Comparison, Figures, Side, progress};
+use crate::measured::{self, pipeline, put};
 use crate::report::{Row, Target};
-use crate::resp::{Tcp, Value, put};
-use crate::server::Server;
 
 const LOCKS: usize = 1_000_000;
 const PIPELINE: usize = 10_000;
@@ -20,8 +21,8 @@ pub fn measure() -> Outcome<Vec<Row>> {
     let mut room = Duration::from_secs(10);
     for round in 0..ROUNDS {
         // A fresh server each time, as the longest slice is one since the start.
-        let server = Server::start(&[])?;
-        let mut connection = server.connect()?;
+        let server = measured::start(&[])?;
+        let mut connection = server.try_connect()?;
         let mut time = |side| {
             progress(&format!(
                 "a million at once: round {} of {ROUNDS}, {side:?}",
@@ -37,9 +38,9 @@ pub fn measure() -> Outcome<Vec<Row>> {
             (time(Side::Ours)?, peer)
         };
         found.push(ours, peer);
-        let state = connection.info("lock_state")?;
-        slices.push(state.number("lock_longest_expiry_slice_us")?);
-        slices_cpu.push(state.number("lock_longest_expiry_slice_cpu_us")?);
+        let state = connection.try_info("lock_state")?;
+        slices.push(state.number::<f64>("lock_longest_expiry_slice_us")?);
+        slices_cpu.push(state.number::<f64>("lock_longest_expiry_slice_cpu_us")?);
     }
     progress("");
     Ok(vec![
@@ -74,14 +75,14 @@ fn longest(what: &str, slices: Figures, target: Target) -> Row {
 }
 
 /// Seconds from a common deadline until the last has gone.
-fn until_gone(connection: &mut Tcp, side: Side, room: &mut Duration) -> Outcome<f64> {
+fn until_gone(connection: &mut Connection, side: Side, room: &mut Duration) -> Outcome<f64> {
     loop {
         if let Some(filled) = fill(connection, side, *room)? {
             *room = (*room).min(filled.took * 2 + Duration::from_millis(500));
             return gone(connection, filled.deadline);
         }
         // A machine that is busy with other things takes longer.
-        connection.call(&["FLUSHALL"])?;
+        connection.try_call(&["FLUSHALL"])?;
         *room *= 2;
     }
 }
@@ -92,7 +93,7 @@ struct Filled {
 }
 
 /// Makes all of them, each to end when `room` has passed from now, if that is long enough.
-fn fill(connection: &mut Tcp, side: Side, room: Duration) -> Outcome<Option<Filled>> {
+fn fill(connection: &mut Connection, side: Side, room: Duration) -> Outcome<Option<Filled>> {
     let start = Instant::now();
     let deadline = start + room;
     for first in (0..LOCKS).step_by(PIPELINE) {
@@ -109,7 +110,7 @@ fn fill(connection: &mut Tcp, side: Side, room: Duration) -> Outcome<Option<Fill
                 Side::Peer => put(&mut buffer, &["SET", &name, &token, "NX", "PX", &ttl]),
             }
         }
-        connection.pipeline(&buffer, PIPELINE)?;
+        pipeline(connection, &buffer, PIPELINE)?;
     }
     if Instant::now() >= deadline || size(connection)? != LOCKS as i64 {
         return Ok(None);
@@ -121,7 +122,7 @@ fn fill(connection: &mut Tcp, side: Side, room: Duration) -> Outcome<Option<Fill
 }
 
 /// Seconds from the deadline until the last has gone.
-fn gone(connection: &mut Tcp, deadline: Instant) -> Outcome<f64> {
+fn gone(connection: &mut Connection, deadline: Instant) -> Outcome<f64> {
     std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
     let start = Instant::now();
     while size(connection)? > 0 {
@@ -134,9 +135,9 @@ fn gone(connection: &mut Tcp, deadline: Instant) -> Outcome<f64> {
 }
 
 /// How many keys there are, expired ones that are still there too.
-fn size(connection: &mut Tcp) -> Outcome<i64> {
-    match connection.call(&["DBSIZE"])? {
-        Value::Number(size) => Ok(size),
+fn size(connection: &mut Connection) -> Outcome<i64> {
+    match connection.try_call(&["DBSIZE"])? {
+        Value::Integer(size) => Ok(size),
         other => Err(format!("DBSIZE: {other:?}").into()),
     }
 }

@@ -5,12 +5,13 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use redislock_testkit::{Connection, Server, Value, encode};
+
 use crate::Outcome;
 use crate::locks::token;
 use crate::measure::{Comparison, Figures, Side, progress};
+use crate::measured::{self, pipeline};
 use crate::report::{Row, Target};
-use crate::resp::{Tcp, Value, command};
-use crate::server::Server;
 
 /// Many rounds, as they are short.
 const ROUNDS: usize = 41;
@@ -19,7 +20,7 @@ const ROUNDS: usize = 41;
 const SLICE: Duration = Duration::from_millis(400);
 
 pub fn measure() -> Outcome<Vec<Row>> {
-    let server = Server::start(&[])?;
+    let server = measured::start(&[])?;
     let mut rows = Vec::new();
     for connections in [16, 64] {
         rows.extend(compare(&server, connections)?);
@@ -91,9 +92,9 @@ struct Run {
 type Waits = Vec<u64>;
 
 fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
-    let mut control = server.connect()?;
+    let mut control = server.try_connect()?;
     if side == Side::Peer {
-        control.call(&["LPUSH", "turn", "x"])?;
+        control.try_call(&["LPUSH", "turn", "x"])?;
     }
     let (over, start) = (
         Arc::new(AtomicBool::new(false)),
@@ -101,7 +102,7 @@ fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
     );
     let threads: Vec<_> = (0..connections)
         .map(|number| {
-            let connection = server.connect()?;
+            let connection = server.try_connect()?;
             let (over, start) = (over.clone(), start.clone());
             Ok(thread::spawn(move || {
                 start.wait();
@@ -124,7 +125,7 @@ fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
         all.extend(waits);
     }
     if side == Side::Peer {
-        control.call(&["DEL", "turn"])?;
+        control.try_call(&["DEL", "turn"])?;
     }
     all.sort_unstable();
     let percentile = |permille: usize| {
@@ -144,24 +145,29 @@ fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
 }
 
 /// Waits for its turn, passes it on, and starts again, until it is over.
-fn take_turns(mut connection: Tcp, side: Side, number: usize, over: &AtomicBool) -> Outcome<Waits> {
+fn take_turns(
+    mut connection: Connection,
+    side: Side,
+    number: usize,
+    over: &AtomicBool,
+) -> Outcome<Waits> {
     let token = token(number);
     let (take, pass) = match side {
         Side::Ours => (
-            command(&["LOCK.ACQUIRE", "turn-lock", &token, "30000", "BLOCK", "0"]),
-            command(&["LOCK.RELEASE", "turn-lock", &token]),
+            encode(&["LOCK.ACQUIRE", "turn-lock", &token, "30000", "BLOCK", "0"]),
+            encode(&["LOCK.RELEASE", "turn-lock", &token]),
         ),
         Side::Peer => (
-            command(&["BLPOP", "turn", "0"]),
-            command(&["LPUSH", "turn", "x"]),
+            encode(&["BLPOP", "turn", "0"]),
+            encode(&["LPUSH", "turn", "x"]),
         ),
     };
     let mut waits = Vec::with_capacity(1 << 16);
     while !over.load(Ordering::Relaxed) {
         let since = Instant::now();
-        connection.send(&take)?;
-        let granted = match connection.receive()? {
-            Value::Number(fence) => fence > 0,
+        connection.try_send_raw(&take)?;
+        let granted = match connection.try_receive()? {
+            Value::Integer(fence) => fence > 0,
             Value::Array(popped) => popped.len() == 2,
             _ => false,
         };
@@ -169,7 +175,7 @@ fn take_turns(mut connection: Tcp, side: Side, number: usize, over: &AtomicBool)
             return Err("a turn was not granted".into());
         }
         waits.push(since.elapsed().as_nanos() as u64);
-        connection.pipeline(&pass, 1)?;
+        pipeline(&mut connection, &pass, 1)?;
     }
     Ok(waits)
 }

@@ -5,12 +5,13 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
+use redislock_testkit::{Connection, Server, encode};
+
 use crate::Outcome;
 use crate::locks::{Wording, token};
 use crate::measure::{Comparison, Side, progress};
+use crate::measured::{self, pipeline, put};
 use crate::report::{Row, Target};
-use crate::resp::{Tcp, command, put};
-use crate::server::Server;
 
 /// Commands of each count.
 const COMMANDS: usize = 5_000;
@@ -102,7 +103,7 @@ fn whole(figure: f64) -> String {
 /// A server whose instructions are counted.
 struct Counter {
     server: Server,
-    connection: Tcp,
+    connection: Connection,
     wording: Wording,
     dumps: usize,
 }
@@ -115,8 +116,10 @@ impl Counter {
             "--callgrind-out-file=counts",
         ];
         // Housekeeping as seldom as possible: it is counted too.
-        let server = Server::start_by(&tool, &["hz 1", "dynamic-hz no"])?;
-        let mut connection = server.connect()?;
+        let server = measured::options(&["hz 1", "dynamic-hz no"])
+            .run_by(&tool)
+            .try_start()?;
+        let mut connection = server.try_connect()?;
         let wording = Wording::new(&mut connection)?;
         Ok(Self {
             server,
@@ -142,8 +145,8 @@ impl Counter {
                     .wording
                     .acquire(Side::Ours, &mut acquire, number, "600000");
                 counter.wording.release(Side::Ours, &mut release, number);
-                counter.connection.pipeline(&acquire, 1)?;
-                counter.connection.pipeline(&release, 1)?;
+                pipeline(&mut counter.connection, &acquire, 1)?;
+                pipeline(&mut counter.connection, &release, 1)?;
             }
             Ok(())
         })?;
@@ -169,7 +172,7 @@ impl Counter {
         for number in 0..OTHER_KEYS {
             put(&mut buffer, &["SET", &format!("other:{number}"), "value"]);
         }
-        self.connection.pipeline(&buffer, OTHER_KEYS)
+        pipeline(&mut self.connection, &buffer, OTHER_KEYS)
     }
 
     fn acquires(&mut self, side: Side) -> Outcome<()> {
@@ -177,7 +180,7 @@ impl Counter {
         for number in 0..COMMANDS {
             self.wording.acquire(side, &mut buffer, number, "600000");
         }
-        self.connection.pipeline(&buffer, COMMANDS)
+        pipeline(&mut self.connection, &buffer, COMMANDS)
     }
 
     fn releases(&mut self, side: Side) -> Outcome<()> {
@@ -185,23 +188,28 @@ impl Counter {
         for number in 0..COMMANDS {
             self.wording.release(side, &mut buffer, number);
         }
-        self.connection.pipeline(&buffer, COMMANDS)
+        pipeline(&mut self.connection, &buffer, COMMANDS)
     }
 
     /// Connections that wait for a key that is held.
-    fn crowd(&mut self) -> Outcome<Vec<Tcp>> {
+    fn crowd(&mut self) -> Outcome<Vec<Connection>> {
         self.connection
-            .call(&["LOCK.ACQUIRE", "elsewhere", "holder", "600000"])?;
+            .try_call(&["LOCK.ACQUIRE", "elsewhere", "holder", "600000"])?;
         let waiting = (0..WAITERS)
             .map(|number| {
-                let mut connection = self.server.connect()?;
+                let mut connection = self.server.try_connect()?;
                 let token = token(number);
                 let words = ["LOCK.ACQUIRE", "elsewhere", &token, "600000", "BLOCK", "0"];
-                connection.send(&command(&words))?;
+                connection.try_send_raw(&encode(&words))?;
                 Ok(connection)
             })
             .collect::<Outcome<Vec<_>>>()?;
-        while self.connection.info("lock_state")?.number("lock_waiters")? < WAITERS as f64 {
+        while self
+            .connection
+            .try_info("lock_state")?
+            .number::<f64>("lock_waiters")?
+            < WAITERS as f64
+        {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(waiting)
@@ -210,7 +218,7 @@ impl Counter {
     /// Instructions since the last count.
     fn count(&mut self) -> Outcome<f64> {
         let told = Command::new("callgrind_control")
-            .args(["--dump", &self.server.id().to_string()])
+            .args(["--dump", &self.server.process_id().to_string()])
             .output()?;
         if !told.status.success() {
             let error = String::from_utf8_lossy(&told.stderr).into_owned();

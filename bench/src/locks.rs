@@ -3,9 +3,11 @@
 
 use std::fmt::Write;
 
+use redislock_testkit::{Connection, Value};
+
 use crate::Outcome;
 use crate::measure::Side;
-use crate::resp::{Tcp, Value, put};
+use crate::measured::put;
 
 /// The release that everybody writes.
 const SCRIPT: &str =
@@ -30,9 +32,9 @@ pub struct Wording {
 }
 
 impl Wording {
-    pub fn new(connection: &mut Tcp) -> Outcome<Self> {
-        match connection.call(&["SCRIPT", "LOAD", SCRIPT])? {
-            Value::Bytes(sha) => Ok(Self {
+    pub fn new(connection: &mut Connection) -> Outcome<Self> {
+        match connection.try_call(&["SCRIPT", "LOAD", SCRIPT])? {
+            Value::Bulk(sha) => Ok(Self {
                 script: String::from_utf8(sha)?,
             }),
             other => Err(format!("SCRIPT LOAD: {other:?}").into()),

@@ -11,12 +11,11 @@ mod handover;
 mod instructions;
 mod locks;
 mod measure;
+mod measured;
 mod memory;
 mod pairs;
 mod plot;
 mod report;
-mod resp;
-mod server;
 mod several;
 
 use std::path::PathBuf;

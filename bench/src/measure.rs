@@ -2,8 +2,9 @@
 
 use std::io::{IsTerminal, Write};
 
+use redislock_testkit::Connection;
+
 use crate::Outcome;
-use crate::resp::Tcp;
 
 /// Rounds of each comparison.
 pub const ROUNDS: usize = 7;
@@ -137,13 +138,13 @@ pub fn progress(line: &str) {
 }
 
 /// Microseconds of CPU that the whole server process has used so far.
-pub fn server_cpu(connection: &mut Tcp) -> Outcome<f64> {
-    let info = connection.info("cpu")?;
-    Ok((info.number("used_cpu_user")? + info.number("used_cpu_sys")?) * 1e6)
+pub fn server_cpu(connection: &mut Connection) -> Outcome<f64> {
+    let info = connection.try_info("cpu")?;
+    Ok((info.number::<f64>("used_cpu_user")? + info.number::<f64>("used_cpu_sys")?) * 1e6)
 }
 
 /// Server CPU in microseconds that some work takes.
-pub fn cpu_of(control: &mut Tcp, work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
+pub fn cpu_of(control: &mut Connection, work: impl FnOnce() -> Outcome<()>) -> Outcome<f64> {
     let before = server_cpu(control)?;
     work()?;
     Ok(server_cpu(control)? - before)

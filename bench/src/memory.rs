@@ -3,8 +3,8 @@
 use crate::Outcome;
 use crate::locks::Wording;
 use crate::measure::{Side, alternate};
+use crate::measured::{self, pipeline};
 use crate::report::{Row, Target, bytes};
-use crate::server::Server;
 
 const LOCKS: usize = 200_000;
 const PIPELINE: usize = 1_000;
@@ -24,20 +24,24 @@ pub fn measure() -> Outcome<Vec<Row>> {
 /// Bytes a lock, on a fresh server: what an earlier round leaves behind would hide what the next
 /// one needs.
 fn fill(side: Side) -> Outcome<f64> {
-    let server = Server::start(&[])?;
-    let mut connection = server.connect()?;
+    let server = measured::start(&[])?;
+    let mut connection = server.try_connect()?;
     let wording = Wording::new(&mut connection)?;
-    let pipeline = |start: usize| {
+    let acquire = |start: usize| {
         let mut buffer = Vec::new();
         for number in start..start + PIPELINE {
             wording.acquire(side, &mut buffer, number, "600000");
         }
         buffer
     };
-    let before = connection.info("memory")?.number("used_memory")?;
+    let before = connection
+        .try_info("memory")?
+        .number::<f64>("used_memory")?;
     for start in (0..LOCKS).step_by(PIPELINE) {
-        connection.pipeline(&pipeline(start), PIPELINE)?;
+        pipeline(&mut connection, &acquire(start), PIPELINE)?;
     }
-    let after = connection.info("memory")?.number("used_memory")?;
+    let after = connection
+        .try_info("memory")?
+        .number::<f64>("used_memory")?;
     Ok((after - before) / LOCKS as f64)
 }

@@ -3,8 +3,8 @@
 use crate::Outcome;
 use crate::locks::Wording;
 use crate::measure::{ROUNDS, Side, cpu_of, interleave};
+use crate::measured::{self, pipeline};
 use crate::report::{Row, Target, micros};
-use crate::server::Server;
 
 /// Locks that one pipeline acquires and releases.
 const PIPELINE: usize = 1_000;
@@ -25,8 +25,8 @@ pub fn measure() -> Outcome<Vec<Row>> {
 }
 
 fn compare(what: &str, settings: &[&str], target: f64) -> Outcome<Row> {
-    let server = Server::start(settings)?;
-    let (mut control, mut connection) = (server.connect()?, server.connect()?);
+    let server = measured::start(settings)?;
+    let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
     let wording = Wording::new(&mut control)?;
     let pipelines = |side| -> Vec<Vec<u8>> {
         (0..AT_ONCE)
@@ -38,7 +38,7 @@ fn compare(what: &str, settings: &[&str], target: f64) -> Outcome<Row> {
         let pipelines = if side == Side::Ours { &ours } else { &peer };
         pipelines
             .iter()
-            .try_for_each(|bytes| connection.pipeline(bytes, 2 * PIPELINE))
+            .try_for_each(|bytes| pipeline(&mut connection, bytes, 2 * PIPELINE))
     };
     // What is done for the first time is no measure.
     send(Side::Ours)?;

@@ -1,12 +1,13 @@
 //! Several keys in one request, beside a pipeline of requests; a guarded command, beside the
 //! command alone.
 
+use redislock_testkit::Connection;
+
 use crate::Outcome;
 use crate::locks::{Wording, name, token};
 use crate::measure::{ROUNDS, Side, cpu_of, interleave};
+use crate::measured::{self, pipeline, put};
 use crate::report::{Row, Target, micros};
-use crate::resp::{Tcp, put};
-use crate::server::Server;
 
 /// Keys of a request.
 const KEYS: usize = 8;
@@ -18,23 +19,23 @@ const COMMANDS: usize = 4_000;
 const PIPELINES: usize = 20;
 
 pub fn measure() -> Outcome<Vec<Row>> {
-    let server = Server::start(&[])?;
-    let (mut control, mut connection) = (server.connect()?, server.connect()?);
+    let server = measured::start(&[])?;
+    let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
     Ok(vec![
         several(&mut control, &mut connection)?,
         guarded(&mut control, &mut connection)?,
     ])
 }
 
-fn several(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
+fn several(control: &mut Connection, connection: &mut Connection) -> Outcome<Row> {
     let what = "MACQUIRE + MRELEASE of 8 keys, over 8 pairs";
     let (ours, peer) = (
         together(),
         Wording::new(control)?.pairs(Side::Ours, 0..REQUESTS * KEYS),
     );
     let mut send = |side| match side {
-        Side::Ours => connection.pipeline(&ours, 2 * REQUESTS),
-        Side::Peer => connection.pipeline(&peer, 2 * REQUESTS * KEYS),
+        Side::Ours => pipeline(connection, &ours, 2 * REQUESTS),
+        Side::Peer => pipeline(connection, &peer, 2 * REQUESTS * KEYS),
     };
     send(Side::Ours)?;
     send(Side::Peer)?;
@@ -62,10 +63,10 @@ fn together() -> Vec<u8> {
     buffer
 }
 
-fn guarded(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
+fn guarded(control: &mut Connection, connection: &mut Connection) -> Outcome<Row> {
     let what = "GUARD SET, less SET";
     let (guard, token) = ("guard", token(0));
-    control.call(&["LOCK.ACQUIRE", guard, &token, "600000"])?;
+    control.try_call(&["LOCK.ACQUIRE", guard, &token, "600000"])?;
     let mut ours = Vec::new();
     let mut peer = Vec::new();
     for number in 0..COMMANDS {
@@ -78,7 +79,7 @@ fn guarded(control: &mut Tcp, connection: &mut Tcp) -> Outcome<Row> {
     }
     let mut send = |side| {
         let bytes = if side == Side::Ours { &ours } else { &peer };
-        connection.pipeline(bytes, COMMANDS)
+        pipeline(connection, bytes, COMMANDS)
     };
     send(Side::Ours)?;
     send(Side::Peer)?;

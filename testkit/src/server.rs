@@ -71,7 +71,12 @@ impl Server {
     /// A connection.
     #[track_caller]
     pub fn connect(&self) -> Connection {
-        Connection::try_open(self.port).expect("the server accepts connections")
+        self.try_connect().expect("the server accepts connections")
+    }
+
+    /// A connection to a server that may be gone.
+    pub fn try_connect(&self) -> io::Result<Connection> {
+        Connection::try_open(self.port)
     }
 
     /// One command on a connection of its own.
@@ -85,7 +90,7 @@ impl Server {
 
     /// One command that may fail.
     pub fn try_run<T: FromReply>(&self, words: &[&str]) -> io::Result<T> {
-        let reply = Connection::try_open(self.port)?.try_call(words)?;
+        let reply = self.try_connect()?.try_call(words)?;
         let shown = format!("unexpected reply {reply:?}");
         T::from_reply(reply).ok_or_else(|| io::Error::other(shown))
     }
@@ -276,7 +281,7 @@ impl Server {
     /// True once this very server serves: another one may have the port, so its folder, or our
     /// log, tells them apart.
     fn serves(&self) -> bool {
-        let Ok(mut connection) = Connection::try_open(self.port) else {
+        let Ok(mut connection) = self.try_connect() else {
             return false;
         };
         let mut ask = |words: &[&str]| {

@@ -1,0 +1,57 @@
+//! The server that is measured, and commands that are prepared before the clock runs and whose
+//! replies are checked.
+
+use redislock_testkit::{Connection, Options, Server, Value, encode};
+
+use crate::Outcome;
+
+/// Relative to the server's folder.
+const SOCKET: &str = "socket";
+
+/// A server without persistence, apart from what these lines of redis.conf say.
+pub fn start(settings: &[&str]) -> Outcome<Server> {
+    Ok(options(settings).try_start()?)
+}
+
+/// What [`start`] starts.
+pub fn options(settings: &[&str]) -> Options {
+    Server::options()
+        .config("auto-aof-rewrite-percentage 0")
+        .config(&format!("unixsocket {SOCKET}"))
+        .configs(settings)
+}
+
+/// Through its Unix socket, which takes no port: for thousands of connections.
+pub fn connect_unix(server: &Server) -> Outcome<Connection> {
+    Ok(Connection::try_open_unix(&server.folder().join(SOCKET))?)
+}
+
+/// Adds a command to what will be sent.
+pub fn put(buffer: &mut Vec<u8>, words: &[&str]) {
+    buffer.extend_from_slice(&encode(words));
+}
+
+/// Sends a pipeline; each of its replies must be a yes, or something else would be measured.
+pub fn pipeline(connection: &mut Connection, bytes: &[u8], replies: usize) -> Outcome<()> {
+    connection.try_send_raw(bytes)?;
+    (0..replies).try_for_each(|_| check_yes(&connection.try_receive()?))
+}
+
+/// An error unless the reply is a yes of the commands that are measured: `OK`, or a number above
+/// 0, or several of them.
+pub fn check_yes(reply: &Value) -> Outcome<()> {
+    if is_yes(reply) {
+        Ok(())
+    } else {
+        Err(format!("not a yes: {reply:?}").into())
+    }
+}
+
+fn is_yes(reply: &Value) -> bool {
+    match reply {
+        Value::Status(text) => text == "OK",
+        Value::Integer(number) => *number > 0,
+        Value::Array(all) => !all.is_empty() && all.iter().all(is_yes),
+        _ => false,
+    }
+}
