@@ -232,14 +232,7 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
 }
 
 fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
-    let now = clock::mono();
-    let mut effect = Vec::new();
-    node::read(|table| {
-        wire::begin_effect(table.header(), &mut effect);
-        if let Some(lock) = table.as_seen(lock_of(value)) {
-            wire::put_whole(&lock, table.lease_now(now), &mut effect);
-        }
-    });
+    let effect = node::read(|table| table.whole_effect(Some(lock_of(value)), clock::mono()));
     // SAFETY: the io of this callback; the format says a buffer with its length and a string.
     unsafe {
         api!(RedisModule_EmitAOF(

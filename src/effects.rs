@@ -60,6 +60,17 @@ impl<'o> Effects<'o> {
         }
     }
 
+    /// Sends these effects of one key by themselves.
+    pub fn send_apart(&mut self, ctx: Ctx, effects: [Vec<u8>; 2], db: u32, name: Arg<'_>) {
+        self.send(ctx);
+        let before = ctx.db();
+        ctx.select(db);
+        for effect in &effects {
+            ctx.replicate(APPLY, effect, &[name.raw()]);
+        }
+        ctx.select(before);
+    }
+
     /// Sends what is there.
     pub fn send(&mut self, ctx: Ctx) {
         let Some(first) = self.first.take() else {

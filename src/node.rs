@@ -115,6 +115,8 @@ const KEPT_NOTICES: usize = 1024;
 
 /// The lock that we are deleting ourselves; what the server calls back about it is no news.
 static OURS: AtomicU64 = AtomicU64::new(0);
+/// Whether the server has unlinked it.
+static OURS_UNLINKED: AtomicBool = AtomicBool::new(false);
 
 /// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
 pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
@@ -216,6 +218,8 @@ pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
         LAST_UNLINKED.store(name(), Ordering::Relaxed);
         LAST_UNLINKED_LOCK.store(id.to_bits(), Ordering::Relaxed);
         post(Notice::Unlinked(id));
+    } else {
+        OURS_UNLINKED.store(true, Ordering::Relaxed);
     }
     news
 }
@@ -361,6 +365,20 @@ impl Node {
             More::No
         }
     }
+}
+
+/// Opens the key of a lock; whether the server has deleted it meanwhile. That is not heard of
+/// otherwise: see [`removed`].
+pub fn opening<R>(id: LockId, open: impl FnOnce() -> R) -> (R, bool) {
+    OURS_UNLINKED.store(false, Ordering::Relaxed);
+    let result = deleting(id, open);
+    (result, OURS_UNLINKED.load(Ordering::Relaxed))
+}
+
+/// The key of a lock was removed by something else than us, and nobody has told it yet.
+pub fn removed(id: LockId, name: &[u8]) {
+    unlinked(id, || fingerprint(name));
+    freed(id);
 }
 
 /// Deletes something of which the server tells us, without hearing it.

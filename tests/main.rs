@@ -23,6 +23,7 @@ mod handover;
 mod hostile;
 mod info;
 mod interruptions;
+mod key_ttl;
 mod leaving;
 mod legacy_strings;
 mod metrics;

@@ -12,7 +12,7 @@ use super::key::{For, OpenKey};
 use super::{Changing, Opened};
 use crate::effects::Effects;
 use crate::ffi::{Arg, Args, Ctx, OwnedString};
-use crate::node;
+use crate::{clock, node};
 
 /// Where the key of a touched lock is.
 pub(super) enum Place {
@@ -66,27 +66,39 @@ pub(super) fn change_keys<'a>(
     let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output, cluster));
     let mut followup = Followup::default();
     for (touched, place) in output.touched.iter().zip(places) {
-        let (db, name) = match place {
+        let (applied, db, name) = match place {
             Place::Own(at) => {
                 let Some(opened) = own.get(*at) else {
                     continue;
                 };
-                change_key(ctx, touched, opened.name, &opened.key);
-                (opened.db, Name::Own(opened.name))
+                let applied = change_key(ctx, touched, opened.name, &opened.key);
+                (applied, opened.db, Name::Own(opened.name))
             }
             Place::Elsewhere(key) => {
                 let before = ctx.db();
                 ctx.select(key.db());
                 let name = OwnedString::new(key.name());
-                change_key_if_unchanged(ctx, touched, name.arg());
+                let applied = change_key_elsewhere(ctx, touched, name.arg());
                 ctx.select(before);
-                (key.db(), Name::Made(name))
+                (applied, key.db(), Name::Made(name))
             }
             Place::Nowhere => continue,
         };
         if let Some(effects) = &mut effects {
-            let is_named = matches!(name, Name::Own(_));
-            effects.add(ctx, touched, db, name.arg(), is_named);
+            match applied {
+                Applied::Changed => {
+                    let is_named = matches!(name, Name::Own(_));
+                    effects.add(ctx, touched, db, name.arg(), is_named);
+                }
+                Applied::MadeAnew => {
+                    let now = clock::mono();
+                    let without_and_with = node::with(|node| {
+                        [None, Some(touched.id)].map(|lock| node.table.whole_effect(lock, now))
+                    });
+                    effects.send_apart(ctx, without_and_with, db, name.arg());
+                }
+                Applied::LeftAlone => effects.send(ctx),
+            }
         }
         let events = touched.events;
         followup.add(Told { db, name, events });
@@ -111,28 +123,81 @@ pub(super) fn change_keys<'a>(
     followup
 }
 
-/// Makes or deletes the key of a touched lock, which the running command has open.
-fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) {
+/// What became of the key of a touched lock.
+enum Applied {
+    /// It is as core decided.
+    Changed,
+    /// The same, but replicas have to make the key again: theirs may have a TTL, or be gone.
+    MadeAnew,
+    /// Something else is there, or nothing: the lock is gone, and the change with it.
+    LeftAlone,
+}
+
+/// Makes or deletes the key of a touched lock. It is open for writing, and empty or with this lock.
+///
+/// A TTL that somebody has set on the key ends the holds of that time. It must not end a later one.
+fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) -> Applied {
+    let mut applied = Applied::Changed;
     match touched.presence {
         Presence::New => key.set(touched.id),
         Presence::Gone => node::deleting(touched.id, || key.delete()),
+        Presence::Kept if touched.events.acquired > 0 && key.clear_ttl() => {
+            applied = Applied::MadeAnew;
+        }
         Presence::Kept => {}
     }
     ctx.signal_modified(name);
+    applied
 }
 
-/// The same for a key that the command did not name. What is there may be another value by now: then
-/// it is left alone.
-fn change_key_if_unchanged(ctx: Ctx, touched: &Touched, name: Arg<'_>) {
+/// The same for a key that the command did not name. Something else may be there by now: then it is
+/// left alone. If a TTL is over, the server deletes the key at this moment.
+fn change_key_elsewhere(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
+    let id = touched.id;
+    if touched.presence == Presence::Kept {
+        return keep_key(ctx, touched, name);
+    }
     let key = OpenKey::new(ctx, name, For::Writing);
     match (touched.presence, key.found()) {
-        (Presence::New, Found::Nothing) => change_key(ctx, touched, name, &key),
-        (Presence::New, Found::Lock(id)) if !is_known(id) => {
-            change_key(ctx, touched, name, &key);
+        (Presence::New, Found::Nothing) => return change_key(ctx, touched, name, &key),
+        (Presence::New, Found::Lock(other)) if !is_known(other) => {
+            return change_key(ctx, touched, name, &key);
         }
-        (_, Found::Lock(id)) if id == touched.id => change_key(ctx, touched, name, &key),
-        _ => ctx.signal_modified(name),
+        (Presence::Gone, Found::Lock(found)) if found == id => {
+            return change_key(ctx, touched, name, &key);
+        }
+        // Nobody can reach the new lock.
+        (Presence::New, _) => node::removed(id, name.bytes()),
+        // It is gone, as core decided; replicas have to hear of it.
+        (_, Found::Nothing) => {
+            ctx.signal_modified(name);
+            return Applied::Changed;
+        }
+        _ => {}
     }
+    ctx.signal_modified(name);
+    Applied::LeftAlone
+}
+
+/// Opens the key of a lock that stays. If the server deletes it meanwhile, because its TTL is over,
+/// a hold that was just granted is put there again; others end with the key.
+fn keep_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
+    let id = touched.id;
+    let (key, was_deleted) = node::opening(id, || OpenKey::new(ctx, name, For::Writing));
+    match key.found() {
+        Found::Lock(found) if found == id => return change_key(ctx, touched, name, &key),
+        Found::Nothing if was_deleted && touched.events.acquired > 0 => {
+            key.set(id);
+            ctx.signal_modified(name);
+            return Applied::MadeAnew;
+        }
+        _ => {}
+    }
+    if was_deleted {
+        node::removed(id, name.bytes());
+    }
+    ctx.signal_modified(name);
+    Applied::LeftAlone
 }
 
 /// Whether core knows the lock.

@@ -96,6 +96,19 @@ impl OpenKey {
         }
     }
 
+    /// Removes the TTL of the key; whether it had one. It is open for writing.
+    pub(super) fn clear_ttl(&self) -> bool {
+        let none = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
+        // SAFETY: an open key.
+        unsafe {
+            let has_ttl = api!(RedisModule_GetExpire(self.0.get())) != none;
+            if has_ttl {
+                api!(RedisModule_SetExpire(self.0.get(), none));
+            }
+            has_ttl
+        }
+    }
+
     /// Deletes the key. It is open for writing.
     pub(super) fn delete(&self) {
         // SAFETY: an open key.

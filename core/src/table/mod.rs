@@ -452,6 +452,17 @@ impl Table {
         }
     }
 
+    /// The effect that makes a key what it is now: with all of this lock, or empty.
+    #[must_use]
+    pub fn whole_effect(&self, lock: Option<LockId>, mono: Instant) -> Vec<u8> {
+        let mut effect = Vec::new();
+        wire::begin_effect(self.header(), &mut effect);
+        let lock = lock.and_then(|id| self.as_seen(id));
+        let lock = lock.as_deref().unwrap_or(&Lock::Free);
+        wire::put_whole(lock, self.lease_now(mono), &mut effect);
+        effect
+    }
+
     /// Takes in the header of an effect or an RDB file.
     pub fn take_in(&mut self, header: Header) {
         self.raise_fence(header.fence);
