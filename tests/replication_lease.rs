@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use redislock_testkit::history::{History, Outcome};
 use redislock_testkit::load::{Client, Owner, Plan, Route, always_to, rounds};
-use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::lock::{wait_for_waiters, wait_until_gone};
 use redislock_testkit::{
     Connection, Flow, Options, Proxy, Server, SteppedServer, Value, granted, info_field,
     info_number, refused, wait_for_sync, wait_patiently, wait_until,
@@ -446,4 +446,27 @@ fn a_rolling_restart_of_all_nodes_grants_nothing_twice() {
     history.assert_safe();
     assert_eq!(history.violations_of_one_counter(), []);
     assert!(history.refusals("QUARANTINE") > 0);
+}
+
+/// Heartbeats that nobody acknowledges would take the stream of an old master past the promotion.
+#[test]
+fn an_idle_old_master_rejoins_by_a_partial_resync() {
+    let (old, new) = (protected().start(), protected().start());
+    follow(&new, old.port());
+    wait_until_it_grants(&old);
+    wait_until_gone(&mut old.connect(), "probe");
+    let mut n = new.connect();
+    wait_for_sync(&mut old.connect(), &mut n);
+    n.ok("REPLICAOF NO ONE");
+    wait_until("the old master has no replica", || {
+        info_number(&mut old.connect(), "replication", "connected_slaves") == 0
+    });
+    // Time for several heartbeats.
+    std::thread::sleep(Duration::from_secs(2));
+    let full = info_number(&mut n, "stats", "sync_full");
+    follow(&old, new.port());
+    wait_for_sync(&mut n, &mut old.connect());
+    let syncs = |c: &mut Connection, kind: &str| info_number(c, "stats", kind);
+    let after = (syncs(&mut n, "sync_full"), syncs(&mut n, "sync_partial_ok"));
+    assert_eq!(after, (full, 1));
 }

@@ -13,6 +13,7 @@ use std::ffi::c_void;
 use clients::on_client_change;
 use dataset::{on_flush, on_fork, on_loading, on_swap};
 use redis_module::raw;
+use redislock_core::fence::MAX_LEAD;
 use redislock_core::quarantine::Reason;
 use role::on_role_change;
 use time::{catch_up, on_cron};
@@ -72,6 +73,12 @@ pub fn started(ctx: Ctx) {
     server::note_role(ctx);
     server::note_aof(ctx);
     server::read_settings(ctx);
+    if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) && server::may_rewrite_without_preamble() {
+        // The AOF has no counter if a replica has rewritten it while there was no lock. No fence
+        // that it may have seen is further ahead than this.
+        let ahead = clock::wall().saturating_add(MAX_LEAD);
+        node::with(|node| node.table.raise_fence(ahead));
+    }
     quarantine::settings_are_news();
     replication::refresh(ctx);
     quarantine::announce();

@@ -41,6 +41,8 @@ static LAG_AT_START: AtomicU64 = AtomicU64::new(u64::MAX);
 /// What was logged already.
 static HELD: AtomicBool = AtomicBool::new(false);
 static HEARTBEAT_FAILED: AtomicBool = AtomicBool::new(false);
+/// Whether the last reading of the list found a replica.
+static HAS_REPLICAS: AtomicBool = AtomicBool::new(false);
 static MAJORITY_WARNED: AtomicBool = AtomicBool::new(false);
 
 /// Why more replicas than a majority allows are dangerous.
@@ -189,8 +191,12 @@ fn on_timer(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// Writes a heartbeat if one is due.
+/// Writes a heartbeat if one is due. Without a replica nobody can acknowledge it, and a master that
+/// wrote on after its last replica left could not rejoin the others by a partial resync.
 fn beat(ctx: Ctx) {
+    if !HAS_REPLICAS.load(Ordering::Relaxed) {
+        return;
+    }
     let now = clock::mono();
     let period = node::with(|node| Some(node.table.replication.as_ref()?.rule().heartbeat()));
     let since = now.0.saturating_sub(BEAT_AT.load(Ordering::Relaxed));
@@ -252,6 +258,7 @@ fn look(ctx: Ctx) {
     let info = ServerInfo::read(c"replication");
     let after = clock::mono();
     let replicas = online(&info);
+    HAS_REPLICAS.store(!replicas.is_empty(), Ordering::Relaxed);
     let listed = replicas.iter().map(|(address, acknowledged)| Listed {
         address: address.as_bytes(),
         acknowledged: *acknowledged,
