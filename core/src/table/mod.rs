@@ -439,8 +439,10 @@ impl Table {
             return Some(Wake::Soon);
         }
         let end = output.and_then(|output| output.soonest_end);
-        let moments = [end, self.next_look()].into_iter().flatten();
-        moments.min().map(Wake::At)
+        match (end, self.next_look()) {
+            (Some(end), Some(look)) => Some(Wake::At(end.min(look))),
+            (end, look) => end.or(look).map(Wake::At),
+        }
     }
 
     /// What every effect begins with.
