@@ -226,3 +226,77 @@ fn a_wait_among_very_many_others_costs_what_it_costs_alone() {
     let among = cost(&mut c);
     assert!(among <= alone * 10, "{among:?}, alone {alone:?}");
 }
+
+/// The most CPU time that the main thread has spent at once on what nobody asked for.
+fn longest_slice(c: &mut Connection) -> Duration {
+    let slice = info_number(c, "lock", "lock_longest_expiry_slice_cpu_us");
+    Duration::from_micros(slice.unsigned_abs())
+}
+
+fn thousand(name: &str) -> String {
+    let keys: Vec<_> = (0..1000).map(|n| format!("{name}-{n}")).collect();
+    keys.join(" ")
+}
+
+/// One client waits for very many keys and for one that stays held: each change of a key may be its
+/// turn, and is not.
+#[test]
+fn a_waiter_for_very_many_keys_costs_little_when_one_of_them_changes() {
+    let server = Server::start();
+    let (mut c, mut holder) = (server.connect(), server.connect());
+    let wait = |server: &Server, keys: &str| {
+        let mut waiter = server.connect();
+        let keys: Vec<_> = keys.split(' ').skip(1).chain(["pin"]).collect();
+        waiter.send(&format!(
+            "LOCK.MACQUIRE 1000 {} you 600000 BLOCK 0",
+            keys.join(" ")
+        ));
+        waiter
+    };
+    granted(&c.call("LOCK.ACQUIRE pin other 600000"));
+    let keys = thousand("released");
+    c.ok(&format!("LOCK.MACQUIRE 1000 {keys} me 600000"));
+    let _first = wait(&server, &keys);
+    wait_for_waiters(&mut c, "released-999", 1);
+    let released = cost(&server, &format!("LOCK.MRELEASE 1000 {keys} me"));
+    assert!(released <= Duration::from_millis(40), "{released:?}");
+
+    let keys = thousand("closed");
+    holder.ok(&format!("LOCK.MACQUIRE 1000 {keys} me 600000 EPHEMERAL"));
+    let _second = wait(&server, &keys);
+    wait_for_waiters(&mut c, "closed-999", 1);
+    drop(holder);
+    wait_until("its holds have ended", || {
+        c.call("LOCK.NODE").number("locks") == 1
+    });
+    let slice = longest_slice(&mut c);
+    assert!(slice <= AT_ONCE, "{slice:?}");
+}
+
+/// Grants that cannot be delivered are taken back at once. So that this takes no longer than one
+/// request does, only a few are on their way at a time.
+#[test]
+fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices() {
+    let server = Server::start();
+    let (mut c, mut waiters) = (server.connect(), Vec::new());
+    let mut transaction = vec!["MULTI".to_owned()];
+    for n in 0..20 {
+        let keys = thousand(&format!("job-{n}"));
+        c.ok(&format!("LOCK.MACQUIRE 1000 {keys} me 600000"));
+        let mut waiter = server.connect();
+        let id = waiter.client_id();
+        waiter.send(&format!("LOCK.MACQUIRE 1000 {keys} you-{n} 600000 BLOCK 0"));
+        wait_for_waiters(&mut c, &format!("job-{n}-999"), 1);
+        transaction.insert(1, format!("LOCK.MRELEASE 1000 {keys} me"));
+        transaction.push(format!("CLIENT KILL ID {id}"));
+        waiters.push(waiter);
+    }
+    transaction.push("EXEC".into());
+    c.pipeline(&transaction);
+    wait_until("nobody holds or waits", || {
+        let node = c.call("LOCK.NODE");
+        (node.number("locks"), node.number("waiters")) == (0, 0)
+    });
+    let slice = longest_slice(&mut c);
+    assert!(slice <= ALLOWED, "{slice:?}");
+}

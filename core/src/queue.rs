@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::HashMap;
 
@@ -34,7 +35,7 @@ impl WaiterId {
 }
 
 /// A request that waits.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Waiter {
     /// The keys it wants all at once, in the order of the request.
     pub keys: Few<Key>,
@@ -44,6 +45,25 @@ pub struct Waiter {
     pub until: Option<Instant>,
     /// When it came, on the monotonic clock.
     pub since: Instant,
+    /// Which of the keys it could not have when it was last looked at.
+    pub held_up_at: HeldUpAt,
+}
+
+/// The place of a key among those of a request, as a hint that may be changed while it waits.
+#[derive(Debug, Default)]
+pub struct HeldUpAt(AtomicU32);
+
+impl Waiter {
+    /// The place of the key that it could not have when it was last looked at.
+    #[must_use]
+    pub fn held_up_at(&self) -> usize {
+        self.held_up_at.0.load(Ordering::Relaxed) as usize
+    }
+
+    /// It cannot have the key at this place.
+    pub fn is_held_up_at(&self, place: usize) {
+        self.held_up_at.0.store(place as u32, Ordering::Relaxed);
+    }
 }
 
 /// A place from which to go on through all requests and their keys.

@@ -149,9 +149,8 @@ fn a_flush_and_a_swap_look_at_no_lock_and_at_waiters_in_slices() {
     node.table.sweep(10, &mut node.keys);
     assert!(node.table.is_sweeping(), "a slice is not all");
     assert_eq!(node.table.locks(), MANY);
-    node.serve();
     assert_eq!(
-        node.granted().len(),
+        node.serve_all().len(),
         100,
         "their keys are free in this database"
     );
@@ -180,9 +179,13 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     let first = node.granted();
     assert!(first.len() < 200 && first[..] == waiting[..first.len()]);
     assert_eq!(node.ask("late", "k", SHARED, None), Verdict::Busy);
+    let mut all = first.clone();
     node.serve();
-    let rest = node.granted();
-    assert_eq!(rest[..], waiting[waiting.len() - rest.len()..]);
+    all.extend(node.granted());
+    assert!(all.len() < 200, "{} are on their way", all.len());
+    all.iter().for_each(|id| node.table.delivered(*id));
+    all.extend(node.serve_all());
+    assert_eq!(all, waiting);
     let verdict = node.ask("late", "k", SHARED, None);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
@@ -262,4 +265,80 @@ fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
     assert_eq!(replica.table.locks(), 0);
     assert!(forget(&mut replica) > MANY / 200);
     assert_eq!(replica.table.holding_owners(), 0);
+}
+
+/// Somebody waits for many keys of an owner, and for one that stays held.
+fn wait_for_many(node: &mut Node) -> Vec<Key> {
+    let keys: Vec<_> = (0..1000).map(numbered).collect();
+    node.acquire(&keys, &terms(&token("me"), SECOND), None);
+    node.acquire(&[key("pin")], &terms(&token("other"), 9 * SECOND), None);
+    let mut wanted = keys.clone();
+    wanted.push(key("pin"));
+    for waiter in ["waiter", "next"] {
+        let waits = node.acquire(
+            &wanted,
+            &terms(&token(waiter), SECOND),
+            crate::node::FOR_EVER,
+        );
+        assert!(matches!(waits, Verdict::Waits(_)), "{waits:?}");
+    }
+    node.take();
+    keys
+}
+
+#[test]
+fn a_waiter_for_many_keys_is_not_looked_at_whole_whenever_one_of_them_changes() {
+    let mut node = Node::new(ROOMY);
+    let keys = wait_for_many(&mut node);
+    let before = node.table.looks();
+    for key in &keys {
+        assert_eq!(node.release(key, &token("me"), false), 1);
+    }
+    let looks = node.table.looks() - before;
+    assert!(looks < 10 * keys.len() as u64, "{looks} looks");
+    node.release(&key("pin"), &token("other"), false);
+    assert_eq!(node.granted().len(), 1);
+
+    // All at once, by the end of their leases.
+    let mut node = Node::new(ROOMY);
+    wait_for_many(&mut node);
+    node.advance(SECOND);
+    loop {
+        let before = node.table.looks();
+        let more = node.table.expire(32, node.now, &mut node.keys);
+        node.apply();
+        let looks = node.table.looks() - before;
+        assert!(looks < 200, "{looks} looks in one batch");
+        if !more {
+            break;
+        }
+    }
+}
+
+#[test]
+fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
+    let mut node = Node::new(ROOMY);
+    let owners = || (0..500).map(|n| format!("waiter-{n}"));
+    for (n, owner) in owners().enumerate() {
+        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), None);
+        let waits = terms(&token(&owner), SECOND);
+        node.acquire(&[numbered(n)], &waits, crate::node::FOR_EVER);
+    }
+    for n in 0..500 {
+        node.release(&numbered(n), &token("me"), false);
+    }
+    let first = node.granted();
+    assert!(first.len() < 100, "{} at once", first.len());
+    // Who is not served yet keeps its place.
+    let late = node.acquire(&[numbered(499)], &terms(&token("late"), SECOND), None);
+    assert_eq!(late, Verdict::Busy);
+    first.iter().for_each(|id| node.undeliverable(*id));
+    let next = node.granted();
+    assert!(
+        !next.is_empty() && next.len() < 100,
+        "{} at once",
+        next.len()
+    );
+    next.iter().for_each(|id| node.table.delivered(*id));
+    assert_eq!(first.len() + next.len() + node.serve_all().len(), 500);
 }

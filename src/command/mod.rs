@@ -123,7 +123,7 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::First(DROP),
         grammar: "key token [ALL]",
         summary: c"Takes one hold of the token off, or all, and hands the lock to the next waiter; null if not held",
-        complexity: c"O(1); O(log(N)) with N waiters or shared holders",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders. If the first waiter waits for M keys: O(min(M,N)), and O(M) when it is granted",
     },
     Command {
         name: c"lock.extend",

@@ -5,7 +5,7 @@
 
 use std::collections::HashSet;
 
-use redislock_core::table::{Denial, Extended, Wanted};
+use redislock_core::table::{Denial, Extended};
 
 use super::acquire::Request;
 use super::{extend, options, release};
@@ -39,9 +39,9 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let all = release::all(args, next + 1)?;
     let token = options::token(token)?;
     let (own, usable) = open_each(ctx, keys);
-    let taken: Vec<_> = decide(ctx, &own, |node, now, keyspace| {
-        let mut release = |want: Wanted<'_>| node.table.release(&want, &token, all, now, keyspace);
-        own.iter().map(|opened| release(opened.wanted())).collect()
+    let taken = decide(ctx, &own, |node, now, keyspace| {
+        let wanted = own.iter().map(Opened::wanted);
+        node.table.release_each(wanted, &token, all, now, keyspace)
     });
     reply_each(ctx, &usable, taken, release::reply);
     Ok(())

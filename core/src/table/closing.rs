@@ -55,7 +55,11 @@ impl Table {
 
     /// Ends holds of closed connections, at most so many.
     pub fn close(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) {
+        let looked = self.looks;
         for _ in 0..most {
+            if self.has_looked_enough(looked) {
+                return;
+            }
             let Some((&connection, closing)) = self.closing.iter_mut().next() else {
                 return;
             };

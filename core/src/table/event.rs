@@ -1,7 +1,7 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is
 //! loaded.
 
-use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table, Untied};
+use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table, Undelivered, Untied};
 use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
 use crate::queue::{Place, WaiterId};
@@ -25,9 +25,9 @@ impl Table {
     /// Ends leases whose time is over, at most so many; whether more are due.
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
-        let (mut left, mut looks) = (most, most);
-        while left > 0 && looks > 0 {
-            looks -= 1;
+        let (mut left, mut visits, looked) = (most, most, self.looks);
+        while left > 0 && visits > 0 && !self.has_looked_enough(looked) {
+            visits -= 1;
             let Some(index) = self.wheel.pop(lease_now) else {
                 return false;
             };
@@ -367,6 +367,7 @@ impl Table {
             holdings: _,
             deadlock_steps: _,
             order_steps: _,
+            looks: _,
             undelivered,
             connections,
             role_changes,
@@ -382,7 +383,7 @@ impl Table {
         unserved.clear();
         next_up.clear();
         strings.clear();
-        undelivered.clear();
+        *undelivered = Undelivered::default();
         // No tie counts from now on.
         *role_changes += 1;
         let closing = std::mem::take(closing).into_values().map(Closing::holds);

@@ -9,6 +9,7 @@
 
 mod closing;
 mod deadlock;
+mod delivery;
 mod event;
 mod legacy;
 mod order;
@@ -24,12 +25,12 @@ use std::collections::BTreeSet;
 
 use closing::Closing;
 use deadlock::Holdings;
+use delivery::Undelivered;
 pub use event::Loaded;
 pub use legacy::LegacyString;
 use legacy::Strings;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 use remains::{Remains, Untied};
-use serve::Undelivered;
 use spaces::Spaces;
 
 use foldhash::{HashMap, HashMapExt};
@@ -244,7 +245,9 @@ pub struct Table {
     holdings: Holdings,
     deadlock_steps: u64,
     order_steps: Cell<u64>,
-    undelivered: HashMap<WaiterId, Undelivered>,
+    looks: u64,
+    /// Grants that are on their way.
+    undelivered: Undelivered,
     /// The holds that end with a connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
     /// How often the role of this node has changed.
@@ -284,7 +287,8 @@ impl Table {
             holdings: Holdings::default(),
             deadlock_steps: 0,
             order_steps: Cell::new(0),
-            undelivered: HashMap::new(),
+            looks: 0,
+            undelivered: Undelivered::default(),
             connections: HashMap::new(),
             role_changes: 0,
             closing: HashMap::new(),

@@ -85,25 +85,38 @@ impl Table {
         })
     }
 
-    /// Those in the line of `key` who hold another key that its first waiter waits for.
-    pub(super) fn exempt_from(&self, head: WaiterId, key: &Key) -> Vec<WaiterId> {
-        let Some(head) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
+    /// Those in the line of `key` who hold another key that its first waiter waits for. Looks at
+    /// the keys of the first waiter or at those behind it, whichever are fewer.
+    pub(super) fn exempt_from(&mut self, head: WaiterId, key: &Key, now: Instant) -> Vec<WaiterId> {
+        let Some(first) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
             return Vec::new();
         };
         let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else {
             return Vec::new();
         };
-        let others = head.keys.iter().filter(|other| *other != key);
-        let locks = others
-            .filter_map(|other| self.lock_in_line(other))
-            .filter_map(|id| self.lock(id));
-        let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
-        let waiting = owners
-            .flat_map(|owner| self.queue.of(owner))
-            .filter(|id| line.waiting.contains(id));
-        let mut waiting: Vec<_> = waiting.collect();
-        waiting.sort_unstable();
-        waiting.dedup();
+        let fewer = first.keys.len().min(line.waiting.len());
+        let waiting = if first.keys.len() <= line.waiting.len() {
+            let others = first.keys.iter().filter(|other| *other != key);
+            let locks = others
+                .filter_map(|other| self.lock_in_line(other))
+                .filter_map(|id| self.lock(id));
+            let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
+            let waiting = owners
+                .flat_map(|owner| self.queue.of(owner))
+                .filter(|id| line.waiting.contains(id));
+            let mut waiting: Vec<_> = waiting.collect();
+            waiting.sort_unstable();
+            waiting.dedup();
+            waiting
+        } else {
+            let behind = line.waiting.iter().filter(|id| **id != head);
+            let may_pass = |id: &&WaiterId| {
+                let waiter = self.queue.get(**id);
+                waiter.is_some_and(|waiter| self.waits_for(head, first, &waiter.terms.token, now))
+            };
+            behind.filter(may_pass).copied().collect()
+        };
+        self.looks += fewer as u64;
         waiting
     }
 }

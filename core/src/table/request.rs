@@ -6,7 +6,7 @@ use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted}
 use crate::fence::check_lead;
 use crate::few::Few;
 use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
-use crate::queue::{SEATS, Waiter, WaiterId};
+use crate::queue::{HeldUpAt, SEATS, Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
@@ -84,10 +84,31 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> u32 {
-        let settle = |lock: &LockId| self.settle(*lock, Some(token), now, keyspace);
-        let found = want.lock.filter(settle);
+        let taken = self.take_back(want, token, all, now);
+        self.serve_unserved_if_any(now, keyspace);
+        taken
+    }
+
+    /// [`Table::release`] of several locks: those who wait are served when all are released.
+    pub fn release_each<'a>(
+        &mut self,
+        wanted: impl Iterator<Item = Wanted<'a>>,
+        token: &Token,
+        all: bool,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Vec<u32> {
+        let taken = wanted.map(|want| self.take_back(&want, token, all, now));
+        let taken = taken.collect();
+        self.serve_unserved_if_any(now, keyspace);
+        taken
+    }
+
+    /// [`Table::release`]; what follows for waiters is noted, not done.
+    fn take_back(&mut self, want: &Wanted<'_>, token: &Token, all: bool, now: Now) -> u32 {
         let mut taken = 0;
-        if let Some(id) = found.or_else(|| self.place(want)) {
+        if let Some(id) = want.lock {
+            self.settle_silently(id, token, now);
             taken = self.take_off(id, token, all, now);
         }
         if taken > 0 {
@@ -96,7 +117,6 @@ impl Table {
         if all && !self.queue.is_empty() {
             self.cancel(&Key::new(want.db, want.name), token);
         }
-        self.serve_unserved_if_any(now, keyspace);
         taken
     }
 
@@ -422,6 +442,7 @@ impl Table {
             terms: terms.clone(),
             until,
             since: now.mono,
+            held_up_at: HeldUpAt::default(),
         };
         let id = self.queue.join(waiter);
         for (key, lock) in keys.iter().zip(locks) {

@@ -13,16 +13,14 @@ use crate::slots::LockId;
 use crate::time::{Instant, Now};
 use crate::token::{Key, Token};
 
-/// A grant that its client has not been seen to receive.
-#[derive(Debug)]
-pub(super) struct Undelivered {
-    token: Token,
-    /// The holds whose count has grown by it: where, and under which fence.
-    counted: Few<(Key, u64)>,
-}
+/// When waiters for so many keys were looked at, the others are left for the next decision.
+const LOOKED_AT_ONCE: u64 = 64;
 
-/// So many waiters are served in one decision.
-const SERVED_AT_ONCE: usize = 64;
+/// Whether a waiter can have one key now, and the lock that is there.
+enum Look {
+    Comes(Option<LockId>),
+    NotYet,
+}
 
 /// Whether a waiter can have its locks now.
 enum Turn {
@@ -52,6 +50,15 @@ impl Table {
         self.take_off_what_ended(id, token, now);
         self.serve_unserved_if_any(now, keyspace);
         true
+    }
+
+    /// [`Table::settle`]; what follows for waiters is noted, not done.
+    pub(super) fn settle_silently(&mut self, id: LockId, token: &Token, now: Now) {
+        let lease_now = self.clock.at(now.mono);
+        let first_end = self.lock(id).and_then(Lock::first_end);
+        if first_end.is_some_and(|end| end <= lease_now) || !self.closing.is_empty() {
+            self.take_off_what_ended(id, Some(token), now);
+        }
     }
 
     /// Takes off what has ended, so far that what is left of it makes no difference to `token`;
@@ -129,17 +136,33 @@ impl Table {
         if self.holds_back || self.pause(now.mono).is_some() {
             return;
         }
-        let mut left = SERVED_AT_ONCE;
-        while left > 0 {
+        let enough = self.looks + LOOKED_AT_ONCE;
+        while self.may_look_on(enough) {
             if let Some(waiter) = self.next_up.pop_first() {
-                left -= 1;
-                self.serve_waiter(waiter, now, keyspace);
+                self.looks += 1;
+                self.serve_waiter(waiter, None, now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
-                self.serve_line(&key, &mut left, now, keyspace);
+                self.serve_line(&key, enough, now, keyspace);
             } else {
                 return;
             }
         }
+    }
+
+    /// Whether more waiters are to be served in this decision.
+    fn may_look_on(&self, enough: u64) -> bool {
+        self.looks < enough && !self.undelivered.are_enough()
+    }
+
+    /// How many keys of waiters, and queues, were looked at so far to serve those who wait.
+    #[must_use]
+    pub fn looks(&self) -> u64 {
+        self.looks
+    }
+
+    /// Whether a batch of events has looked at enough keys of waiters since it began.
+    pub(super) fn has_looked_enough(&self, began: u64) -> bool {
+        self.looks - began >= LOOKED_AT_ONCE
     }
 
     /// Whether waiters can be served that were not, because too many could be at once.
@@ -161,19 +184,20 @@ impl Table {
         !(self.unserved.is_empty() && self.next_up.is_empty())
     }
 
-    fn serve_line(&mut self, key: &Key, left: &mut usize, now: Now, keyspace: &mut dyn Keyspace) {
+    fn serve_line(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
         // To look at a line counts, whether somebody is served or not.
-        *left -= 1;
+        self.looks += 1;
         while let Some(line) = self.queue.line(key)
             && let Some(head) = line.waiting.first().copied()
         {
             let lock = self.lock_in_line(key);
             // What has changed in this line until now is looked at here.
             self.unserved.remove(key);
-            if !self.serve_waiter(head, now, keyspace) {
+            if !self.serve_waiter(head, Some(key), now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
-                for waiter in self.exempt_from(head, key) {
-                    self.serve_waiter(waiter, now, keyspace);
+                let lease_now = self.clock.at(now.mono);
+                for waiter in self.exempt_from(head, key, lease_now) {
+                    self.serve_waiter(waiter, Some(key), now, keyspace);
                 }
                 return;
             }
@@ -182,8 +206,7 @@ impl Table {
                 self.unserved.remove(key);
                 return;
             }
-            *left = left.saturating_sub(1);
-            if *left == 0 {
+            if !self.may_look_on(enough) {
                 if self.queue.line(key).is_some() {
                     self.unserved.insert(key.clone());
                 }
@@ -192,9 +215,16 @@ impl Table {
         }
     }
 
-    /// Answers a waiter if its turn has come; whether it has left the line.
-    fn serve_waiter(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) -> bool {
-        match self.turn(id, now, keyspace) {
+    /// Answers a waiter if its turn has come; whether it has left the line. `changed`: the key at
+    /// which something has changed, if it is known.
+    fn serve_waiter(
+        &mut self,
+        id: WaiterId,
+        changed: Option<&Key>,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> bool {
+        match self.turn(id, changed, now, keyspace) {
             Turn::NotYet => false,
             Turn::Never(denial) => {
                 self.dismiss(id, Answer::Denied(denial));
@@ -209,40 +239,100 @@ impl Table {
         }
     }
 
-    fn turn(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) -> Turn {
+    /// Whether a waiter can have its locks now.
+    ///
+    /// A request for very many keys waits in the lines of all of them, and is looked at whenever
+    /// one changes. Mostly the key that was in its way the last time still is, so that one is
+    /// looked at first, and none behind it. What a change means for the request by itself (it may
+    /// be refused) is seen at once; where the change is not known, every key is looked at.
+    fn turn(
+        &mut self,
+        id: WaiterId,
+        changed: Option<&Key>,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Turn {
         let Some(waiter) = self.queue.get(id) else {
             return Turn::NotYet;
         };
         let waiter = Arc::clone(waiter);
-        let lease_now = self.clock.at(now.mono);
-        let (keys, terms) = (&waiter.keys, &waiter.terms);
-        let (mut comes, mut passed) = (true, HashSet::default());
-        let look = |key| {
-            let lock = match self.look_at(key, &terms.token, now, keyspace) {
-                Found::Nothing => None,
-                Found::Lock(lock) => Some(lock),
-                Found::LegacyString(_) => {
-                    comes = false;
-                    return Ok(None);
+        let (keys, mut passed) = (&waiter.keys, HashSet::default());
+        let alone = keys.len() == 1;
+        if let Some(key) = changed.or_else(|| keys.first().filter(|_| alone)) {
+            match self.look_for(id, &waiter, key, &mut passed, now, keyspace) {
+                Ok(Look::NotYet) => return Turn::NotYet,
+                Ok(Look::Comes(lock)) if alone => return Turn::Comes(Few::One(lock)),
+                Ok(Look::Comes(_)) => {}
+                Err(denial) => return Turn::Never(denial),
+            }
+        }
+        let (first, touched) = (waiter.held_up_at(), self.output.touched.len());
+        let (mut locks, mut held_up) = (Vec::new(), None);
+        let in_turn = (first..keys.len()).chain(0..first);
+        for (at, key) in in_turn.filter_map(|at| Some((at, keys.get(at)?))) {
+            if self.output.touched.len() > touched + TAKEN_AT_ONCE {
+                // Very many leases have ended there: the rest is for the next decision.
+                waiter.is_held_up_at(at);
+                match changed {
+                    Some(key) => self.unserved.insert(key.clone()),
+                    None => self.next_up.insert(id),
                 }
-                Found::Other => return Err(Denial::WrongType),
-            };
-            match self.standing(lock, terms) {
-                Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
-                Standing::Excluded => comes = false,
-                Standing::Held => {}
-                Standing::Open => {
-                    comes = comes
-                        && !self.is_behind(key, Some(id), &terms.token, lease_now, &mut passed);
+                self.looks += LOOKED_AT_ONCE;
+                return Turn::NotYet;
+            }
+            match self.look_for(id, &waiter, key, &mut passed, now, keyspace) {
+                Err(denial) => return Turn::Never(denial),
+                Ok(Look::Comes(lock)) => locks.push(lock),
+                Ok(Look::NotYet) => {
+                    held_up.get_or_insert(at);
+                    if changed.is_some() {
+                        break;
+                    }
                 }
             }
-            Ok(lock)
-        };
-        match keys.iter().map(look).collect() {
-            Err(denial) => Turn::Never(denial),
-            Ok(locks) if comes => Turn::Comes(locks),
-            Ok(_) => Turn::NotYet,
         }
+        match held_up {
+            Some(at) => {
+                waiter.is_held_up_at(at);
+                Turn::NotYet
+            }
+            None => {
+                locks.rotate_right(first);
+                Turn::Comes(Few::Many(locks))
+            }
+        }
+    }
+
+    /// Whether a waiter can have one of its keys now.
+    fn look_for(
+        &mut self,
+        id: WaiterId,
+        waiter: &Waiter,
+        key: &Key,
+        passed: &mut HashSet<WaiterId>,
+        now: Now,
+        keyspace: &mut dyn Keyspace,
+    ) -> Result<Look, Denial> {
+        let terms = &waiter.terms;
+        self.looks += 1;
+        let lock = match self.look_at(key, &terms.token, now, keyspace) {
+            Found::Nothing => None,
+            Found::Lock(lock) => Some(lock),
+            Found::LegacyString(_) => return Ok(Look::NotYet),
+            Found::Other => return Err(Denial::WrongType),
+        };
+        let lease_now = self.clock.at(now.mono);
+        let comes = match self.standing(lock, terms) {
+            Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
+            Standing::Excluded => false,
+            Standing::Held => true,
+            Standing::Open => !self.is_behind(key, Some(id), &terms.token, lease_now, passed),
+        };
+        Ok(if comes {
+            Look::Comes(lock)
+        } else {
+            Look::NotYet
+        })
     }
 
     /// What stands at a key that is waited for. Of a lock the ended leases are taken off.
@@ -305,11 +395,8 @@ impl Table {
                 let counted = holds
                     .zip(&adds)
                     .filter_map(|(hold, adds)| adds.then_some(hold));
-                let grant = Undelivered {
-                    token: token.clone(),
-                    counted: counted.collect(),
-                };
-                self.undelivered.insert(id, grant);
+                let counted = counted.collect();
+                self.undelivered.add(id, token, counted, keys.len());
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
@@ -355,53 +442,6 @@ impl Table {
             {
                 self.dismiss(id, Answer::Nothing);
             }
-        }
-    }
-
-    /// The client of a granted request has its answer.
-    pub fn delivered(&mut self, id: WaiterId) {
-        self.undelivered.remove(&id);
-    }
-
-    /// The client of a granted request is gone: the grant is taken back and passed on.
-    pub fn undeliverable(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) {
-        let Some(Undelivered { token, counted }) = self.undelivered.remove(&id) else {
-            return;
-        };
-        for (key, fence) in &counted {
-            // A hold with another fence is a later grant of its own.
-            if let Found::Lock(id) = keyspace.find(self, key)
-                && self.settle(id, Some(&token), now, keyspace)
-                && self.fence_of(id, &token) == Some(*fence)
-            {
-                self.take_off(id, &token, false, now);
-            }
-        }
-        self.serve_unserved_if_any(now, keyspace);
-    }
-
-    fn fence_of(&self, id: LockId, token: &Token) -> Option<u64> {
-        Some(self.lock(id)?.hold(token)?.fence)
-    }
-
-    /// The owner was told that it holds this lock: an undelivered grant of it stands.
-    pub(super) fn confirm(&mut self, id: LockId, token: &Token) {
-        if self.undelivered.is_empty() {
-            return;
-        }
-        let Some(entry) = self.slots.get(id) else {
-            return;
-        };
-        let Some(db) = self.spaces.db(&entry.key) else {
-            return;
-        };
-        for grant in self
-            .undelivered
-            .values_mut()
-            .filter(|grant| grant.token == *token)
-        {
-            let is_here = |key: &Key| key.db() == db && key.name() == entry.key.name();
-            grant.counted.retain(|(key, _)| !is_here(key));
         }
     }
 }

@@ -244,7 +244,7 @@ impl Node {
             self.table.sweep(2, &mut self.keys);
         }
         self.look_at_strings();
-        while self.table.has_more_to_serve(self.now) {
+        while self.table.has_more_to_serve(self.now) && !self.table.awaits_delivery() {
             self.table.serve(self.now, &mut self.keys);
         }
         self.table.serve(self.now, &mut self.keys);
@@ -532,6 +532,20 @@ impl Node {
             other => panic!("{id:?} was told {other:?}"),
         };
         answers.into_iter().map(granted).collect()
+    }
+
+    /// Serves until nobody is left who can be; every grant arrives.
+    pub fn serve_all(&mut self) -> Vec<WaiterId> {
+        let mut all = Vec::new();
+        loop {
+            self.serve();
+            let granted = self.granted();
+            if granted.is_empty() {
+                return all;
+            }
+            granted.iter().for_each(|id| self.table.delivered(*id));
+            all.extend(granted);
+        }
     }
 
     pub fn holds(&self, owner: &str, name: &str) -> bool {

@@ -1,0 +1,130 @@
+//! Grants that are on their way to the clients that waited for them.
+//!
+//! A client may go away before its grant reaches it. The grant is taken back then, at once and as a
+//! whole: an owner that was told no must not find that it holds the lock. So that this never takes
+//! long, no more waiters are served while the grants of [`AT_ONCE`] keys are on their way. They
+//! arrive when the server has done with what it is doing.
+
+use foldhash::HashMap;
+
+use super::{Found, Keyspace, Table};
+use crate::few::{Few, FewSet};
+use crate::queue::WaiterId;
+use crate::slots::LockId;
+use crate::time::Now;
+use crate::token::{Key, Token};
+
+/// While the grants of so many keys are on their way, nobody else who waits is served.
+const AT_ONCE: usize = 64;
+
+/// A grant that its client has not been seen to receive.
+#[derive(Debug)]
+struct Grant {
+    token: Token,
+    /// The holds whose count has grown by it: where, and under which fence.
+    counted: Few<(Key, u64)>,
+    keys: usize,
+}
+
+/// All of them.
+#[derive(Debug, Default)]
+pub(super) struct Undelivered {
+    grants: HashMap<WaiterId, Grant>,
+    by_token: HashMap<Token, FewSet<WaiterId>>,
+    /// The keys of all grants.
+    keys: usize,
+}
+
+impl Undelivered {
+    /// Whether no more can be on their way for now.
+    pub(super) fn are_enough(&self) -> bool {
+        self.keys >= AT_ONCE
+    }
+
+    /// A request for so many keys was granted.
+    pub(super) fn add(
+        &mut self,
+        id: WaiterId,
+        token: &Token,
+        counted: Few<(Key, u64)>,
+        keys: usize,
+    ) {
+        self.keys += keys;
+        let token = token.clone();
+        self.by_token.entry(token.clone()).or_default().insert(id);
+        let grant = Grant {
+            token,
+            counted,
+            keys,
+        };
+        self.grants.insert(id, grant);
+    }
+
+    fn remove(&mut self, id: WaiterId) -> Option<Grant> {
+        let grant = self.grants.remove(&id)?;
+        self.keys -= grant.keys;
+        if let Some(same) = self.by_token.get_mut(&grant.token) {
+            same.remove(&id);
+            if same.is_empty() {
+                self.by_token.remove(&grant.token);
+            }
+        }
+        Some(grant)
+    }
+}
+
+impl Table {
+    /// Whether nobody is served until grants that are on their way have arrived.
+    #[must_use]
+    pub fn awaits_delivery(&self) -> bool {
+        self.undelivered.are_enough()
+    }
+
+    /// The client of a granted request has its answer.
+    pub fn delivered(&mut self, id: WaiterId) {
+        self.undelivered.remove(id);
+    }
+
+    /// The client of a granted request is gone: the grant is taken back and passed on.
+    pub fn undeliverable(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) {
+        let Some(grant) = self.undelivered.remove(id) else {
+            return;
+        };
+        for (key, fence) in &grant.counted {
+            // A hold with another fence is a later grant of its own.
+            if let Found::Lock(id) = keyspace.find(self, key)
+                && self.settle(id, Some(&grant.token), now, keyspace)
+                && self.fence_of(id, &grant.token) == Some(*fence)
+            {
+                self.take_off(id, &grant.token, false, now);
+            }
+        }
+        self.serve_unserved_if_any(now, keyspace);
+    }
+
+    pub(super) fn fence_of(&self, id: LockId, token: &Token) -> Option<u64> {
+        Some(self.lock(id)?.hold(token)?.fence)
+    }
+
+    /// The owner was told that it holds this lock: an undelivered grant of it stands.
+    pub(super) fn confirm(&mut self, id: LockId, token: &Token) {
+        let Undelivered {
+            grants, by_token, ..
+        } = &mut self.undelivered;
+        let Some(same) = by_token.get(token) else {
+            return;
+        };
+        let Some(entry) = self.slots.get(id) else {
+            return;
+        };
+        let Some(db) = self.spaces.db(&entry.key) else {
+            return;
+        };
+        let is_here = |key: &Key| key.db() == db && key.name() == entry.key.name();
+        for id in same.iter() {
+            if let Some(grant) = grants.get_mut(id) {
+                grant.counted.retain(|(key, _)| !is_here(key));
+            }
+        }
+    }
+}
