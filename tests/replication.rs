@@ -387,3 +387,21 @@ fn an_undelivered_grant_is_not_taken_back_after_two_changes_of_roles() {
     assert_eq!(a.call("LOCK.ACQUIRE job stranger 1000"), Value::Null);
     granted(&a.call("LOCK.EXTEND job owner 600000"));
 }
+
+#[test]
+fn a_key_of_another_type_on_the_replica_does_not_keep_the_other_keys_from_it() {
+    let master = Server::start();
+    let replica = Server::options()
+        .replica_of(&master)
+        .config("replica-read-only no")
+        .start();
+    let (mut m, mut r) = (master.connect(), replica.connect());
+    wait_for_sync(&mut m, &mut r);
+    r.ok("SET one value");
+    m.ok("LOCK.MACQUIRE 3 zero one two me 600000");
+    wait_for_sync(&mut m, &mut r);
+    for key in ["zero", "two"] {
+        assert_ne!(r.call(&format!("LOCK.INFO {key} me")), Value::Null, "{key}");
+    }
+    assert_eq!(r.ok("GET one").text(), "value");
+}

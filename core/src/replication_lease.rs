@@ -241,11 +241,14 @@ impl ReplicationLease {
         let mut same = known
             .iter()
             .filter(|known| *known.address == *listed.address);
+        // Nobody can acknowledge what is not written: that position is of another stream.
+        let is_possible = listed.acknowledged <= look.position;
         let connection = match (same.next(), same.next(), now_listed.count()) {
             (Some(known), None, 1) if known.acknowledged <= listed.acknowledged => Some(known),
             _ => None,
         };
-        let mut newest = self.marks.iter().rev();
+        let connection = connection.filter(|_| is_possible);
+        let mut newest = self.marks.iter().rev().filter(|_| is_possible);
         let passed = newest.find(|mark| mark.position < listed.acknowledged);
         let evidence = passed.map(|mark| mark.at);
         Connection {

@@ -182,3 +182,14 @@ fn the_wait_never_shrinks() {
         }
     );
 }
+
+#[test]
+fn an_acknowledgement_of_what_was_never_written_is_no_evidence() {
+    let end = 40 * L + 1;
+    let mut lease = followed_until(end);
+    assert!(lease.permits(Instant(end)));
+    for at in (end..end + 3 * Q).step_by(L as usize / 4) {
+        lease.observe(look(at, at, &[replica(b"a", u64::MAX / 2)]));
+    }
+    assert!(!lease.permits(Instant(end + 3 * Q)));
+}

@@ -214,12 +214,17 @@ pub fn apply_effect(
 ) -> Result<(), Denial> {
     let _changing = Changing::begin();
     node::with(|node| node.table.take_in(header));
+    let mut result = Ok(());
     for (name, change) in keys.iter().zip(changes) {
         let key = OpenKey::new(ctx, name, For::Writing);
         let lock = match key.found() {
             Found::Nothing => None,
             Found::Lock(id) => Some(id),
-            Found::LegacyString(_) | Found::Other => return Err(Denial::WrongType),
+            Found::LegacyString(_) | Found::Other => {
+                // A client has written to this replica. The other keys are not concerned.
+                result = Err(Denial::WrongType);
+                continue;
+            }
         };
         let at = Key::new(ctx.db(), name.bytes());
         match node::with(|node| node.table.apply(at, lock, change)) {
@@ -235,5 +240,5 @@ pub fn apply_effect(
     }
     // Its own AOF and replicas get it as it came.
     ctx.replicate_as_is();
-    Ok(())
+    result
 }
