@@ -1,19 +1,14 @@
 //! Five masters of this machine, one run, alternating rounds: a bare redis-rs loop without any lock
 //! logic, this client, and rslock. What counts are the ratios: `cargo bench -p redislock-client`.
 
-#[allow(dead_code)]
-#[path = "../tests/servers/server.rs"]
-mod server;
-
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redislock_client::Redlock;
+use redislock_testkit::Server;
 use rslock::LockManager;
-
-use crate::server::Server;
 
 /// Short rounds, many of them: what else the machine does then strikes neighbours alike.
 const ROUND: Duration = Duration::from_millis(400);
@@ -41,7 +36,7 @@ struct Bench {
 
 impl Bench {
     async fn start() -> Self {
-        let servers = Server::start_many::<5>(&[]);
+        let servers = Server::start_many::<5>();
         let mut bare = Vec::new();
         for server in &servers {
             let client = redis::Client::open(server.url()).unwrap();
@@ -354,7 +349,7 @@ async fn dead_masters(bench: &Bench) {
         for _ in 0..ROUNDS {
             alive.push(bench.measure_among(5 - stopped, pair).await);
             let victims = &bench.servers[5 - stopped..];
-            victims.iter().for_each(Server::stop);
+            victims.iter().for_each(Server::pause);
             // The first one finds out, and pays the node timeout.
             pair().await;
             rest.push(bench.measure_among(5 - stopped, pair).await);

@@ -4,8 +4,10 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::pty::Pty;
-use crate::tool::{outcome, redlock};
+use redislock_testkit::process::outcome;
+use redislock_testkit::pty::Pty;
+
+use crate::tool::redlock;
 
 fn is_installed(shell: &str) -> bool {
     let found = Command::new(shell).arg("--version").output().is_ok();

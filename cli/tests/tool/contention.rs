@@ -2,9 +2,11 @@
 
 use std::process::{Command, Stdio};
 
+use redislock_testkit::Server;
+use redislock_testkit::process::Running;
+
 use crate::masters;
-use crate::server::Server;
-use crate::tool::{Running, nothing_is_held};
+use crate::tool::nothing_is_held;
 
 const CONTENDERS: u64 = 8;
 const ROUNDS: u64 = 4;

@@ -4,10 +4,10 @@ use std::fs::File;
 use std::path::Path;
 use std::process::Command;
 
+use redislock_testkit::process::Running;
+use redislock_testkit::pty::Pty;
+use redislock_testkit::wait_until;
 use rustix::process::Signal;
-
-use crate::pty::Pty;
-use crate::tool::{Running, until};
 
 /// Every process of a demonstration inherits this variable; its value tells two tests apart.
 const MARK: &str = "DEMO_OF_TEST";
@@ -98,8 +98,8 @@ fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
     }
     pty.type_in("\x03");
     assert_eq!(pty.end(), Some(130));
-    until("the cursor is back", || pty.screen().contains("\x1b[?25h"));
-    until("all have ended", || left_running(folder.path()).is_empty());
+    wait_until("the cursor is back", || pty.screen().contains("\x1b[?25h"));
+    wait_until("all have ended", || left_running(folder.path()).is_empty());
 }
 
 #[test]
@@ -107,14 +107,14 @@ fn an_interrupted_or_killed_demo_leaves_nothing_running() {
     for (signal, code) in [(Signal::INT, Some(130)), (Signal::KILL, None)] {
         let folder = tempfile::tempdir().unwrap();
         let mut running = Running::start(demo(folder.path()));
-        until("the lock is held", || {
+        wait_until("the lock is held", || {
             read(folder.path(), "out").contains("holds the lock")
         });
         // Itself, five masters, four workers.
         assert_eq!(left_running(folder.path()).len(), 10);
         running.signal(signal);
         assert_eq!(running.end().code, code);
-        until("all have ended", || left_running(folder.path()).is_empty());
+        wait_until("all have ended", || left_running(folder.path()).is_empty());
     }
 }
 

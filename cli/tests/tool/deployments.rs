@@ -1,7 +1,11 @@
 //! One master behind Sentinel, and a cluster: every verb works as with independent masters.
 
-use crate::server::{Server, free_port};
-use crate::tool::{Outcome, outcome, redlock, until};
+use redislock_testkit::cluster::{Cluster, MASTERS};
+use redislock_testkit::process::{Outcome, outcome};
+use redislock_testkit::sentinel::{NAME, watch};
+use redislock_testkit::{Server, free_port};
+
+use crate::tool::{Json, redlock};
 
 fn ask(url: &str, words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
@@ -47,11 +51,11 @@ fn every_verb_works(url: &str, key: &str) {
 
 #[test]
 fn a_master_behind_sentinel() {
-    let master = Server::start(&[]);
-    let sentinel = Server::start_sentinel("mymaster", &master);
+    let master = Server::start();
+    let sentinel = watch(master.port());
     let nobody = free_port();
-    let sentinels = format!("127.0.0.1:{nobody},127.0.0.1:{}", sentinel.port);
-    every_verb_works(&format!("redis+sentinel://{sentinels}/mymaster"), "job");
+    let sentinels = format!("127.0.0.1:{nobody},127.0.0.1:{}", sentinel.port());
+    every_verb_works(&format!("redis+sentinel://{sentinels}/{NAME}"), "job");
     let other = ask(
         &format!("redis+sentinel://{sentinels}/other"),
         &["run", "-n", "--key", "job", "--", "true"],
@@ -61,31 +65,11 @@ fn a_master_behind_sentinel() {
 
 #[test]
 fn a_cluster() {
-    let start = |_| {
-        let bus = format!("cluster-port {}", free_port());
-        Server::start(&["cluster-enabled yes", &bus])
-    };
-    let nodes: Vec<Server> = (0..3).map(start).collect();
-    let slots = [["0", "5460"], ["5461", "10922"], ["10923", "16383"]];
-    for (node, [first, last]) in nodes.iter().zip(slots) {
-        let _: () = node.run(&["CLUSTER", "ADDSLOTSRANGE", first, last]);
-        let bus: Vec<String> = node.run(&["CONFIG", "GET", "cluster-port"]);
-        let port = node.port.to_string();
-        let _: () = nodes[0].run(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
-    }
-    until("the cluster is ready", || {
-        nodes.iter().all(|node| {
-            let info: String = node.run(&["CLUSTER", "INFO"]);
-            let known: String = node.run(&["CLUSTER", "NODES"]);
-            info.contains("cluster_state:ok")
-                && known.lines().count() == 3
-                && !known.contains("handshake")
-        })
-    });
+    let cluster = Cluster::start(MASTERS, 0, &Server::options());
     let nobody = free_port();
     let url = format!(
         "redis+cluster://127.0.0.1:{nobody},127.0.0.1:{}",
-        nodes[0].port
+        cluster.nodes[0].port()
     );
     // One key for each of two masters.
     for key in ["job", "other"] {

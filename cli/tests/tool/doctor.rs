@@ -1,8 +1,12 @@
 //! `redlock doctor`, on real deployments with real mistakes.
 
+use redislock_testkit::cluster::Cluster;
+use redislock_testkit::process::{Outcome, outcome};
+use redislock_testkit::sentinel::{NAME, watch};
+use redislock_testkit::{Server, Value, wait_until};
+
 use crate::masters;
-use crate::server::Server;
-use crate::tool::{Outcome, outcome, redlock, until};
+use crate::tool::{Json, redlock};
 
 /// Settings under which a node has no problem; it grants soon after its start.
 const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
@@ -25,10 +29,9 @@ fn urls(servers: &[Server]) -> Vec<String> {
 
 /// A server that grants locks.
 fn sound() -> Server {
-    let server = Server::start(&SOUND);
-    until("the quarantine is over", || {
-        let node: std::collections::HashMap<String, redis::Value> = server.run(&["LOCK.NODE"]);
-        node["quarantine"] == redis::Value::Int(0)
+    let server = Server::with(SOUND);
+    wait_until("the quarantine is over", || {
+        server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
     });
     server
 }
@@ -71,20 +74,20 @@ fn a_sound_deployment_has_no_problems() {
 fn each_mistake_is_found_with_what_to_change() {
     let fine = [sound(), sound()];
     let [first, second] = [fine[0].url(), fine[1].url()];
-    let replica = Server::start(&[
-        &format!("replicaof 127.0.0.1 {}", fine[0].port),
+    let replica = Server::with([
+        &format!("replicaof 127.0.0.1 {}", fine[0].port()),
         SOUND[0],
         SOUND[1],
     ]);
-    until("it replicates", || {
+    wait_until("it replicates", || {
         let info: String = replica.run(&["INFO", "replication"]);
         info.contains("master_link_status:up")
     });
-    let forgetful = Server::start(&[SOUND[1]]);
+    let forgetful = Server::with([SOUND[1]]);
     let evicting = sound();
     let _: () = evicting.run(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
-    let quarantined = Server::start(&["lock.quarantine 600000", SOUND[1]]);
-    let bare = Server::start(&["no-module"]);
+    let quarantined = Server::with(["lock.quarantine 600000", SOUND[1]]);
+    let bare = Server::options().without_module().start();
     let with = |other: &Server| vec![first.clone(), second.clone(), other.url()];
     let cases: [(Vec<String>, i32, &[Expected]); 6] = [
         (with(&bare), 2, &[("reachable", "error")]),
@@ -115,7 +118,7 @@ fn each_mistake_is_found_with_what_to_change() {
         (
             vec![
                 second.clone(),
-                format!("redis://localhost:{}", fine[1].port),
+                format!("redis://localhost:{}", fine[1].port()),
                 evicting.url(),
             ],
             2,
@@ -146,7 +149,7 @@ fn each_mistake_is_found_with_what_to_change() {
 #[test]
 fn a_node_that_is_down_is_an_error_and_all_down_is_unavailable() {
     let mut servers = [sound(), sound(), sound()];
-    servers[2].stop();
+    servers[2].pause();
     found(&urls(&servers), &[], 2, &[("reachable", "error")]);
     servers[2].resume();
     servers[2].kill();
@@ -184,7 +187,7 @@ fn missing_permissions_are_named() {
         let reset = ["ACL", "SETUSER", "app", "reset", "on", ">pw"];
         let _: () = server.run(&[&reset[..], rules].concat());
     };
-    let url = [format!("redis://app:pw@127.0.0.1:{}", server.port)];
+    let url = [format!("redis://app:pw@127.0.0.1:{}", server.port())];
     // The user of redis.conf.
     let full = [
         "~lock:*",
@@ -214,10 +217,10 @@ fn missing_permissions_are_named() {
 #[test]
 fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
     let master = sound();
-    let sentinel = Server::start_sentinel("mymaster", &master);
+    let sentinel = watch(master.port());
     let url = [format!(
-        "redis+sentinel://127.0.0.1:{}/mymaster",
-        sentinel.port
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        sentinel.port()
     )];
     found(
         &url,
@@ -229,15 +232,11 @@ fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
 
 #[test]
 fn in_a_cluster_keys_of_one_request_need_a_common_hash_tag() {
-    let bus = format!("cluster-port {}", crate::server::free_port());
-    let server = Server::start(&["cluster-enabled yes", &bus, SOUND[0], SOUND[1]]);
-    let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    until("the cluster is ready", || {
-        let info: String = server.run(&["CLUSTER", "INFO"]);
-        let node: std::collections::HashMap<String, redis::Value> = server.run(&["LOCK.NODE"]);
-        info.contains("cluster_state:ok") && node["quarantine"] == redis::Value::Int(0)
-    });
-    let url = [format!("redis+cluster://127.0.0.1:{}", server.port)];
+    let cluster = Cluster::start(1, 0, &Server::options().configs(SOUND));
+    let url = [format!(
+        "redis+cluster://127.0.0.1:{}",
+        cluster.nodes[0].port()
+    )];
     let usual = [("min-replicas", "error"), ("replicas", "warning")];
     found(&url, &["--key", "{a}:x", "--key", "{a}:y"], 2, &usual);
     let apart = [usual[0], usual[1], ("hash-tags", "warning")];

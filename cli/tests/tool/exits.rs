@@ -3,8 +3,11 @@
 use std::io::Write;
 use std::process::Stdio;
 
+use redislock_testkit::process::{Running, outcome, written};
+use redislock_testkit::wait_until;
+
 use crate::masters;
-use crate::tool::{Running, holder, nothing_is_held, outcome, redlock, run, until, written};
+use crate::tool::{holder, nothing_is_held, redlock, run};
 
 #[test]
 fn the_commands_exit_code_is_passed_on_and_nothing_stays_held() {
@@ -115,9 +118,9 @@ fn two_masters_may_die_while_the_command_runs() {
     written(&started);
     servers[0].kill();
     servers[1].kill();
-    let renewals = |server: &crate::server::Server| server.calls("LOCK.EXTEND");
+    let renewals = |server: &redislock_testkit::Server| server.calls("LOCK.EXTEND");
     let before = renewals(&servers[2]);
-    until("it was renewed three times since", || {
+    wait_until("it was renewed three times since", || {
         renewals(&servers[2]) >= before + 3
     });
     std::fs::write(&go, "").unwrap();

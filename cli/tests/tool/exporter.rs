@@ -5,11 +5,14 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 
+use redislock_testkit::cluster::node_options;
+use redislock_testkit::process::{Outcome, Running, outcome};
+use redislock_testkit::sentinel::{NAME, watch};
+use redislock_testkit::{Server, free_port, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::server::{Server, free_port};
-use crate::tool::{Outcome, Running, outcome, redlock, until};
+use crate::tool::redlock;
 
 /// An exporter on a free port, ended when dropped.
 pub struct Exporter {
@@ -31,7 +34,7 @@ impl Exporter {
         command.stderr(std::fs::File::create(&log).unwrap());
         let running = Running::start(command);
         let mut address = String::new();
-        until("the exporter listens", || {
+        wait_until("the exporter listens", || {
             let text = std::fs::read_to_string(&log).unwrap();
             let told = text.split("http://").nth(1);
             let told = told.and_then(|rest| rest.split_once("/metrics\n"));
@@ -86,7 +89,7 @@ impl Scrape {
 
     /// A value that belongs to a node.
     fn of(&self, metric: &str, node: &Server) -> Option<f64> {
-        self.value(&format!("{metric}{{node=\"127.0.0.1:{}\"}}", node.port))
+        self.value(&format!("{metric}{{node=\"127.0.0.1:{}\"}}", node.port()))
     }
 
     /// The names of all samples.
@@ -177,7 +180,7 @@ fn a_node_that_goes_away_and_comes_back_is_told() {
     let problem = |server: &Server, problem: &str| {
         format!(
             "redislock_problem{{node=\"127.0.0.1:{}\",problem=\"{problem}\"}}",
-            server.port
+            server.port()
         )
     };
     servers[2].kill();
@@ -186,18 +189,18 @@ fn a_node_that_goes_away_and_comes_back_is_told() {
     assert_eq!(page.of("redislock_locks", &servers[2]), None);
     assert_eq!(page.value("redislock_nodes_granting"), Some(2.0));
     assert_eq!(page.value("redislock_nodes"), Some(3.0));
-    until("the port is refused", || {
+    wait_until("the port is refused", || {
         exporter
             .scrape()
             .value(&problem(&servers[2], "unreachable"))
             == Some(1.0)
     });
     assert_eq!(exporter.get("/healthz").1, "ok\n");
-    servers[2].restart();
-    until("it is back", || {
+    servers[2].start_again();
+    wait_until("it is back", || {
         exporter.scrape().of("redislock_up", &servers[2]) == Some(1.0)
     });
-    let name = format!("127.0.0.1:{}: ", servers[2].port);
+    let name = format!("127.0.0.1:{}: ", servers[2].port());
     let log = exporter.log();
     assert!(log.contains(&format!("{name}unreachable: ")), "{log}");
     assert!(
@@ -206,7 +209,7 @@ fn a_node_that_goes_away_and_comes_back_is_told() {
     );
     assert!(log.contains(&format!("{name}it replies again")), "{log}");
     // One that hangs is told, too, and the others are served.
-    servers[2].stop();
+    servers[2].pause();
     let page = exporter.scrape();
     assert_eq!(
         page.value(&problem(&servers[2], "timeout")),
@@ -216,7 +219,7 @@ fn a_node_that_goes_away_and_comes_back_is_told() {
     );
     assert_eq!(page.of("redislock_up", &servers[0]), Some(1.0));
     servers[2].resume();
-    until("it is back", || {
+    wait_until("it is back", || {
         exporter.scrape().of("redislock_up", &servers[2]) == Some(1.0)
     });
 }
@@ -235,13 +238,13 @@ fn an_exporter_starts_before_its_nodes() {
 
 #[test]
 fn a_quarantine_and_its_reason_are_told() {
-    let server = Server::start(&["lock.quarantine 600000"]);
+    let server = Server::with(["lock.quarantine 600000"]);
     let exporter = Exporter::start(&server.url());
     let page = exporter.scrape();
     let left = page.of("redislock_quarantine_seconds", &server).unwrap();
     assert!(left > 0.0 && left < 700.0, "{left}");
     let reason = |reason: &str| {
-        let node = format!("node=\"127.0.0.1:{}\"", server.port);
+        let node = format!("node=\"127.0.0.1:{}\"", server.port());
         page.value(&format!(
             "redislock_quarantine_reason{{{node},reason=\"{reason}\"}}"
         ))
@@ -306,22 +309,18 @@ fn nodes_of_different_versions_are_told_by_exporter_and_doctor() {
     let folder = tempfile::tempdir().unwrap();
     let module = module_of_another_version(folder.path());
     let quarantine = "lock.quarantine 300";
-    let other = Server::start(&[
-        "no-module",
-        &format!("loadmodule {}", module.display()),
-        quarantine,
-    ]);
+    let other = Server::options().module(&module).config(quarantine).start();
     let servers = [
-        Server::start(&[quarantine]),
+        Server::with([quarantine]),
         other,
-        Server::start(&[quarantine]),
+        Server::with([quarantine]),
     ];
     let exporter = Exporter::start(&urls(&servers));
     let page = exporter.scrape();
     for (server, version) in servers.iter().zip([env!("CARGO_PKG_VERSION"), "0.1.7"]) {
         let info = format!(
             "redislock_node_info{{node=\"127.0.0.1:{}\",version=\"{version}\"",
-            server.port
+            server.port()
         );
         assert!(page.0.contains(&info), "{}", page.0);
     }
@@ -346,10 +345,10 @@ fn a_user_without_permissions_is_told_what_it_needs() {
         let reset = ["ACL", "SETUSER", "watcher", "reset", "on", ">pw"];
         let _: () = server.run(&[&reset[..], rules].concat());
     };
-    let url = format!("redis://watcher:pw@127.0.0.1:{}", server.port);
+    let url = format!("redis://watcher:pw@127.0.0.1:{}", server.port());
     let problem = format!(
         "redislock_problem{{node=\"127.0.0.1:{}\",problem=\"permission\"}}",
-        server.port
+        server.port()
     );
     user(&["+ping"]);
     let exporter = Exporter::start(&url);
@@ -380,10 +379,10 @@ fn a_user_without_permissions_is_told_what_it_needs() {
 #[test]
 fn a_master_behind_sentinel_and_a_cluster_are_served() {
     let [master] = masters::<1>();
-    let sentinel = Server::start_sentinel("mymaster", &master);
+    let sentinel = watch(master.port());
     let exporter = Exporter::start(&format!(
-        "redis+sentinel://127.0.0.1:{}/mymaster",
-        sentinel.port
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        sentinel.port()
     ));
     let page = exporter.scrape();
     assert_eq!(page.value("redislock_quorum"), Some(1.0));
@@ -393,9 +392,8 @@ fn a_master_behind_sentinel_and_a_cluster_are_served() {
         "{}",
         page.0
     );
-    let bus = format!("cluster-port {}", free_port());
-    let server = Server::start(&["cluster-enabled yes", &bus]);
-    let exporter = Exporter::start(&format!("redis+cluster://127.0.0.1:{}", server.port));
+    let server = node_options(&Server::options()).start();
+    let exporter = Exporter::start(&format!("redis+cluster://127.0.0.1:{}", server.port()));
     // Nobody serves a slot yet: the exporter says so and goes on.
     assert_eq!(exporter.scrape().value("redislock_nodes"), Some(0.0));
     assert!(
@@ -404,7 +402,7 @@ fn a_master_behind_sentinel_and_a_cluster_are_served() {
         exporter.log()
     );
     let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    until("the master is found", || {
+    wait_until("the master is found", || {
         exporter.scrape().value("redislock_nodes") == Some(1.0)
     });
 }

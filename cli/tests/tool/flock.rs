@@ -2,9 +2,11 @@
 
 use std::time::{Duration, Instant};
 
+use redislock_testkit::process::{Outcome, outcome};
+use redislock_testkit::{Server, Value, wait_until};
+
 use crate::masters;
-use crate::server::Server;
-use crate::tool::{Outcome, holder, nothing_is_held, outcome, run, until};
+use crate::tool::{holder, nothing_is_held, run};
 
 fn ask(servers: &[Server], options: &[&str]) -> Outcome {
     outcome(run(servers, "job", options, "echo ran"))
@@ -12,22 +14,9 @@ fn ask(servers: &[Server], options: &[&str]) -> Outcome {
 
 /// How long the first holder's lease still lasts.
 fn lease_left(server: &Server) -> Duration {
-    let info: redis::Value = server.run(&["LOCK.INFO", "job"]);
-    let field = |value: &redis::Value, name: &str| -> redis::Value {
-        let redis::Value::Array(fields) = value else {
-            panic!("no fields: {value:?}")
-        };
-        let is_name = |value: &redis::Value| *value == redis::Value::BulkString(name.into());
-        let place = fields.iter().position(is_name).unwrap();
-        fields[place + 1].clone()
-    };
-    let redis::Value::Array(holders) = field(&info, "holders") else {
-        panic!("no holders: {info:?}")
-    };
-    match field(&holders[0], "ttl") {
-        redis::Value::Int(ms) => Duration::from_millis(ms.try_into().unwrap()),
-        other => panic!("no ttl: {other:?}"),
-    }
+    let info: Value = server.run(&["LOCK.INFO", "job"]);
+    let left = info.field("holders").items()[0].number("ttl");
+    Duration::from_millis(left.try_into().unwrap())
 }
 
 #[test]
@@ -84,7 +73,7 @@ fn shared_holders_run_together_up_to_the_limit() {
     let first = holder(&servers, "job", &["-s"]);
     assert_eq!(ask(&servers, &["-s", "-n"]).code, Some(0));
     drop(first);
-    until("the first is gone", || {
+    wait_until("the first is gone", || {
         servers[0].run::<u64>(&["LOCK.FORCE", "job"]) == 1
     });
     let limit = ["--limit", "2", "-n"];
@@ -170,7 +159,7 @@ fn a_command_that_cannot_start_does_not_hold_the_lock() {
 
 #[test]
 fn a_min_hold_above_the_longest_lease_of_a_node_is_a_usage_error() {
-    let servers = [Server::start(&["lock.max-ttl 60000"])];
+    let servers = [Server::with(["lock.max-ttl 60000"])];
     let ended = ask(&servers, &["--min-hold", "61s"]);
     assert_eq!(
         (ended.code, ended.out.as_str()),

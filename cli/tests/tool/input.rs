@@ -5,9 +5,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Stdio};
 
+use redislock_testkit::process::{Outcome, outcome};
+use redislock_testkit::tls::Certificate;
+use redislock_testkit::{Server, free_port};
+
 use crate::masters;
-use crate::server::free_port;
-use crate::tool::{Outcome, nothing_is_held, outcome, redlock};
+use crate::tool::{nothing_is_held, redlock};
 
 #[track_caller]
 fn one_sentence(ended: &Outcome, code: i32, words: &str) {
@@ -85,7 +88,7 @@ fn every_mistake_gets_one_sentence_that_says_what_to_change() {
 #[test]
 fn nodes_must_be_given_exist_and_be_listed_once() {
     let servers = masters::<1>();
-    let port = servers[0].port;
+    let port = servers[0].port();
     let here = format!("redis://127.0.0.1:{port}");
     let here_too = format!("redis://localhost:{port}");
     let nowhere = format!("redis://127.0.0.1:{}", free_port());
@@ -124,7 +127,7 @@ fn nodes_must_be_given_exist_and_be_listed_once() {
 #[test]
 fn nodes_are_separated_by_commas_or_blanks_and_an_invalid_one_is_named_by_its_position() {
     let servers = masters::<3>();
-    let urls: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
+    let urls: Vec<String> = servers.iter().map(Server::url).collect();
     let ask = |nodes: &OsStr| {
         let mut command = redlock(&servers);
         command.env("REDLOCK_NODES", nodes);
@@ -206,7 +209,7 @@ fn with_json_every_error_is_json() {
 
 #[test]
 fn servers_that_cannot_serve_are_named_with_the_reason() {
-    let bare = [crate::server::Server::start(&["no-module"])];
+    let bare = [Server::options().without_module().start()];
     let mut command = redlock(&bare);
     command.args(["run", "--key", "k", "--", "true"]);
     one_sentence(&outcome(command), 69, "module");
@@ -219,7 +222,7 @@ fn servers_that_cannot_serve_are_named_with_the_reason() {
 
 #[test]
 fn a_quarantine_is_named_while_waiting() {
-    let servers = [crate::server::Server::start(&["lock.quarantine 600000"])];
+    let servers = [Server::with(["lock.quarantine 600000"])];
     let mut command = redlock(&servers);
     command.args(["run", "--key", "k", "--wait", "2s", "--", "true"]);
     let ended = outcome(command);
@@ -234,21 +237,10 @@ fn a_quarantine_is_named_while_waiting() {
 
 #[test]
 fn masters_with_tls_are_verified_with_the_given_ca() {
-    let rcgen::CertifiedKey { cert, signing_key } =
-        rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let (cert_file, key_file) = (folder.path().join("cert"), folder.path().join("key"));
-    std::fs::write(&cert_file, cert.pem()).unwrap();
-    std::fs::write(&key_file, signing_key.serialize_pem()).unwrap();
+    let certificate = Certificate::new();
     let port = free_port();
-    let _server = crate::server::Server::start(&[
-        &format!("tls-port {port}"),
-        &format!("tls-cert-file {}", cert_file.display()),
-        &format!("tls-key-file {}", key_file.display()),
-        &format!("tls-ca-cert-file {}", cert_file.display()),
-        "tls-auth-clients no",
-    ]);
-    let run = |options: &[&std::path::Path]| {
+    let _server = Server::with(certificate.config(port, "no"));
+    let run = |options: &[&str]| {
         let mut command = redlock(&[]);
         command.args([
             "run",
@@ -264,14 +256,14 @@ fn masters_with_tls_are_verified_with_the_given_ca() {
         command.args(["--", "echo", "ran"]);
         outcome(command)
     };
-    let reached = run(&[&cert_file]);
+    let reached = run(&[&certificate.path("cert.pem")]);
     assert_eq!(
         (reached.code, reached.out.as_str()),
         (Some(0), "ran\n"),
         "{reached:?}"
     );
     one_sentence(&run(&[]), 69, "ertificate");
-    one_sentence(&run(&[&folder.path().join("none")]), 64, "cannot be read");
+    one_sentence(&run(&[&certificate.path("none")]), 64, "cannot be read");
 }
 
 #[test]

@@ -1,10 +1,12 @@
 //! status, ls, nodes and force, as text and as JSON.
 
-use crate::masters;
-use crate::server::Server;
-use crate::tool::{Running, holder, nothing_is_held, outcome, redlock, run, until};
+use redislock_testkit::process::{Running, outcome};
+use redislock_testkit::{Server, wait_until};
 
-fn ask(servers: &[Server], words: &[&str]) -> crate::tool::Outcome {
+use crate::masters;
+use crate::tool::{Json, holder, nothing_is_held, redlock, run};
+
+fn ask(servers: &[Server], words: &[&str]) -> redislock_testkit::process::Outcome {
     let mut command = redlock(servers);
     command.args(words);
     outcome(command)
@@ -18,7 +20,7 @@ fn a_held_lock_is_shown_with_holder_fence_lease_and_waiters() {
     let _holder = holder(&servers, "job", &["--owner", "ada"]);
     let wait = ["--wait", "forever"];
     let _waiter = Running::start(run(&servers, "job", &wait, ""));
-    until("somebody waits", || {
+    wait_until("somebody waits", || {
         let seen = ask(&servers, &["status", "job", "--json"]).json();
         seen["waiters"] == 1
     });
@@ -156,8 +158,8 @@ fn nodes_are_shown_even_if_some_are_down_or_replicas() {
         "{text}"
     );
 
-    let quarantined = Server::start(&["lock.quarantine 600000"]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let quarantined = Server::with(["lock.quarantine 600000"]);
+    let replica = Server::options().replica_of(&servers[0]).start();
     let both = [quarantined, replica];
     let figures = ask(&both, &["nodes", "--json"]).json();
     assert!(figures["nodes"][0]["quarantine_ms"].as_u64().unwrap() > 0);
@@ -206,10 +208,10 @@ fn nodes_succeeds_only_if_every_node_can_grant_locks() {
     let fit = ask(&servers, &["nodes"]);
     assert_eq!((fit.code, fit.err.as_str()), (Some(0), ""), "{fit:?}");
     let [first, second] = [servers[0].url(), servers[1].url()];
-    let quarantined = Server::start(&["lock.quarantine 600000"]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
-    let bare = Server::start(&["no-module"]);
-    let same = format!("redis://localhost:{}", servers[0].port);
+    let quarantined = Server::with(["lock.quarantine 600000"]);
+    let replica = Server::options().replica_of(&servers[0]).start();
+    let bare = Server::options().without_module().start();
+    let same = format!("redis://localhost:{}", servers[0].port());
     for (unfit, why) in [
         (quarantined.url(), "quarantined for"),
         (replica.url(), "not a master"),

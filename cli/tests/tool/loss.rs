@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
+use redislock_testkit::process::{Running, is_alive, written};
+use redislock_testkit::{Server, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::server::Server;
-use crate::tool::{Running, is_alive, run, until, written};
+use crate::tool::run;
 
 /// Seconds since the start of the host.
 fn uptime(line: &str) -> f64 {
@@ -33,7 +34,7 @@ fn if_masters_stop_replying_a_command_that_ignores_sigterm_is_killed_before_the_
     let command: i32 = written(&folder.path().join("pid")).parse().unwrap();
     // Before the first renewal, so that the lease that began before the first sign of life is the
     // only one.
-    servers[..3].iter().for_each(Server::stop);
+    servers[..3].iter().for_each(Server::pause);
     let ended = running.end();
     servers[..3].iter().for_each(Server::resume);
     assert_eq!(ended.code, Some(70), "{ended:?}");
@@ -60,13 +61,13 @@ fn a_command_that_handles_sigterm_can_clean_up_and_its_children_end_with_it() {
     let options = ["--ttl", "3s", "--lost-exit-code", "9"];
     let running = Running::start(run(&servers, "job", &options, &script));
     let grandchild: i32 = written(&ready).parse().unwrap();
-    servers[..2].iter().for_each(Server::stop);
+    servers[..2].iter().for_each(Server::pause);
     let ended = running.end();
     servers[..2].iter().for_each(Server::resume);
     assert_eq!(ended.code, Some(9), "{ended:?}");
     assert_eq!(written(&cleaned), "yes");
-    until("its child has ended", || !is_alive(grandchild));
-    until("the lock is free", || {
+    wait_until("its child has ended", || !is_alive(grandchild));
+    wait_until("the lock is free", || {
         servers.iter().all(|server| server.is_free("job"))
     });
 }
@@ -84,7 +85,7 @@ fn a_command_that_got_sigterm_is_killed_even_if_the_masters_reply_again() {
     let options = ["--ttl", "6s", "--grace", "2s"];
     let running = Running::start(run(&servers, "job", &options, &script));
     let command: i32 = written(&ready).parse().unwrap();
-    servers[..2].iter().for_each(Server::stop);
+    servers[..2].iter().for_each(Server::pause);
     written(&told);
     servers[..2].iter().for_each(Server::resume);
     let ended = running.end();
@@ -116,7 +117,7 @@ fn a_tool_that_was_paused_beyond_its_lease_ends_the_command_when_it_continues() 
     let mut running = Running::start(run(&servers, "job", &options, &stubborn(folder.path())));
     let command: i32 = written(&folder.path().join("pid")).parse().unwrap();
     running.signal(Signal::STOP);
-    until("the lease has ended everywhere", || {
+    wait_until("the lease has ended everywhere", || {
         servers.iter().all(|server| server.is_free("job"))
     });
     assert!(is_alive(command));
@@ -139,9 +140,9 @@ fn a_command_that_ends_while_the_tool_is_paused_beyond_its_lease_is_reported_as_
     let mut running = Running::start(run(&servers, "job", &["--ttl", "1s"], &script));
     let command: i32 = written(&ready).parse().unwrap();
     running.signal(Signal::STOP);
-    until("the lease has ended", || servers[0].is_free("job"));
+    wait_until("the lease has ended", || servers[0].is_free("job"));
     std::fs::write(&go, "").unwrap();
-    until("the command has ended", || !is_alive(command));
+    wait_until("the command has ended", || !is_alive(command));
     running.signal(Signal::CONT);
     let ended = running.end();
     assert_eq!(ended.code, Some(70), "{ended:?}");

@@ -13,18 +13,16 @@ mod input;
 mod inspect;
 mod loss;
 mod monitoring;
-mod pty;
 mod release;
 mod scripts;
-#[allow(dead_code)] // Shared with the client's tests, which use more of it.
-#[path = "../../../client/tests/servers/server.rs"]
-mod server;
 mod signals;
 mod terminal;
 mod tool;
 mod unreachable;
 
+use redislock_testkit::Server;
+
 /// Servers that keep their locks while a test runs.
-fn masters<const N: usize>() -> [server::Server; N] {
-    server::Server::start_many(&[])
+fn masters<const N: usize>() -> [Server; N] {
+    Server::start_many()
 }

@@ -24,7 +24,7 @@ fn every_metric_that_rules_dashboard_and_page_name_is_on_a_real_page_and_documen
     let [server] = masters::<1>();
     let user = ["ACL", "SETUSER", "half", "on", ">pw", "+lock.node"];
     let _: () = server.run(&user);
-    let nobody = format!("redis://half:pw@127.0.0.1:{}", server.port);
+    let nobody = format!("redis://half:pw@127.0.0.1:{}", server.port());
     let page = Exporter::start(&server.url()).scrape();
     // A page with a problem has one metric more.
     let with_problem = Exporter::start(&nobody).scrape();

@@ -3,13 +3,15 @@
 use std::io::Write;
 use std::process::{Command, Stdio};
 
+use redislock_testkit::process::outcome;
+
 use crate::masters;
-use crate::tool::{nothing_is_held, outcome, redlock};
+use crate::tool::{Json, nothing_is_held, redlock};
 
 #[test]
 fn a_script_acquires_extends_and_releases_through_its_environment() {
     let servers = masters::<3>();
-    let nodes: Vec<String> = servers.iter().map(crate::server::Server::url).collect();
+    let nodes: Vec<String> = servers.iter().map(redislock_testkit::Server::url).collect();
     let mut script = Command::new("sh");
     script.env("REDLOCK_NODES", nodes.join(" ")).args([
         "-c",
@@ -114,7 +116,7 @@ fn what_is_missing_is_named() {
 }
 
 /// Runs a script in which `redlock` is `$0`.
-fn script(nodes: &str, text: &str) -> crate::tool::Outcome {
+fn script(nodes: &str, text: &str) -> redislock_testkit::process::Outcome {
     let mut command = Command::new("sh");
     command.env("REDLOCK_NODES", nodes);
     command.args(["-c", text, env!("CARGO_BIN_EXE_redlock")]);
@@ -127,7 +129,7 @@ fn a_script_ends_if_the_lock_was_not_acquired() {
     let servers = masters::<1>();
     let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "busy", "somebody-else", "60000"]);
     let url = servers[0].url();
-    let nowhere = format!("redis://127.0.0.1:{}", crate::server::free_port());
+    let nowhere = format!("redis://127.0.0.1:{}", redislock_testkit::free_port());
     for (nodes, options) in [
         (&url, "--key busy -n"),
         (&url, "--key busy -nq"),

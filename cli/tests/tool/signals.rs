@@ -1,9 +1,11 @@
 //! Signals to the tool, and what happens to the command when the tool is killed.
 
+use redislock_testkit::process::{Running, is_alive, outcome, written};
+use redislock_testkit::{Server, Value, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::tool::{Running, holder, is_alive, nothing_is_held, outcome, run, until, written};
+use crate::tool::{holder, nothing_is_held, run};
 
 #[test]
 fn signals_reach_the_command() {
@@ -80,21 +82,17 @@ fn a_signal_ends_the_wait_and_leaves_the_queue() {
     let servers = masters::<3>();
     let mut holder = holder(&servers, "job", &[]);
     let waiters = || {
-        let waiting = |server: &crate::server::Server| -> u64 {
-            let figures: std::collections::HashMap<String, redis::Value> =
-                server.run(&["LOCK.NODE"]);
-            redis::from_redis_value::<u64>(figures["waiters"].clone()).unwrap()
-        };
-        servers.iter().map(waiting).sum::<u64>()
+        let waiting = |server: &Server| server.run::<Value>(&["LOCK.NODE"]).number("waiters");
+        servers.iter().map(waiting).sum::<i64>()
     };
     for (signal, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let options = ["--wait", "forever"];
         let mut waiter = Running::start(run(&servers, "job", &options, "echo ran"));
-        until("it waits", || waiters() == 1);
+        wait_until("it waits", || waiters() == 1);
         waiter.signal(signal);
         let ended = waiter.end();
         assert_eq!((ended.code, ended.out.as_str()), (Some(code), ""));
-        until("it has left the queue", || waiters() == 0);
+        wait_until("it has left the queue", || waiters() == 0);
     }
     holder.signal(Signal::TERM);
     holder.end();
@@ -127,7 +125,7 @@ fn a_killed_tool_ends_the_command() {
     let command: i32 = written(&ready).parse().unwrap();
     assert!(is_alive(command));
     running.signal(Signal::KILL);
-    until("the command is gone", || !is_alive(command));
+    wait_until("the command is gone", || !is_alive(command));
 }
 
 #[test]
@@ -140,7 +138,7 @@ fn a_command_that_is_paused_alone_keeps_its_lock() {
     let command = rustix::process::Pid::from_raw(written(&ready).parse().unwrap()).unwrap();
     rustix::process::kill_process(command, Signal::STOP).unwrap();
     let before = servers[0].calls("LOCK.EXTEND");
-    until("it was renewed for longer than the ttl", || {
+    wait_until("it was renewed for longer than the ttl", || {
         servers[0].calls("LOCK.EXTEND") > before + 4
     });
     assert!(running.is_running());

@@ -5,10 +5,12 @@ use std::fs::File;
 use std::io::Write;
 use std::process::Command;
 
+use redislock_testkit::process::outcome;
+use redislock_testkit::pty::Pty;
+use redislock_testkit::{Server, wait_until};
+
 use crate::masters;
-use crate::pty::Pty;
-use crate::server::Server;
-use crate::tool::{holder, nothing_is_held, outcome, redlock, run, until};
+use crate::tool::{holder, nothing_is_held, redlock, run};
 
 /// An interactive shell in which `redlock` is `$R`.
 fn shell(servers: &[Server]) -> Pty {
@@ -57,11 +59,11 @@ fn ctrl_c_ends_the_command_and_releases() {
         );
         let before = pty.screen().matches("begun").count();
         pty.type_in(&line);
-        until("it has begun", || {
+        wait_until("it has begun", || {
             pty.screen().matches("begun").count() > before
         });
         pty.type_in("\x03");
-        until("it has ended", || servers[0].is_free("job"));
+        wait_until("it has ended", || servers[0].is_free("job"));
         pty.type_in("echo code=$?.\n");
         pty.shows(&format!("code={code}"));
     }
@@ -74,7 +76,7 @@ fn ctrl_c_reaches_the_script_that_started_the_tool() {
     pty.type_in("sh -c '$R run --key job -- sh -c \"echo be\\\"\\\"gun; exec sleep 1000\"; echo went\"\" on'\n");
     pty.shows("begun");
     pty.type_in("\x03");
-    until("it has ended", || servers[0].is_free("job"));
+    wait_until("it has ended", || servers[0].is_free("job"));
     pty.type_in("echo code=$?.\n");
     pty.shows("code=130.");
     assert!(!pty.screen().contains("went on"), "{}", pty.screen());
@@ -89,7 +91,7 @@ fn a_pager_at_the_end_of_a_pipeline_keeps_the_terminal() {
     pty.type_in("down\n");
     pty.shows("key down");
     pty.type_in("\x03");
-    until("it has ended", || servers[0].is_free("job"));
+    wait_until("it has ended", || servers[0].is_free("job"));
 }
 
 #[test]
@@ -144,7 +146,7 @@ fn a_command_that_was_stopped_beyond_its_lease_is_not_continued() {
     pty.shows("begun");
     pty.type_in("\x1a");
     pty.shows("Stopped");
-    until("the lease has ended", || servers[0].is_free("job"));
+    wait_until("the lease has ended", || servers[0].is_free("job"));
     // What the command waits for is there: it would go on at once.
     let mut end = File::options().read(true).write(true).open(&pipe).unwrap();
     end.write_all(b"go\n").unwrap();
@@ -163,7 +165,7 @@ fn waiting_is_one_line_that_is_rewritten_on_a_terminal() {
     command.env_remove("NO_COLOR");
     let mut pty = Pty::start(command);
     pty.shows("held by ada");
-    until("it is rewritten", || {
+    wait_until("it is rewritten", || {
         pty.screen().matches("\r\x1b[2K").count() > 3
     });
     assert!(!pty.screen().contains('\n'), "{:?}", pty.screen());
@@ -171,7 +173,7 @@ fn waiting_is_one_line_that_is_rewritten_on_a_terminal() {
     holder.signal(rustix::process::Signal::TERM);
     holder.end();
     assert_eq!(pty.end(), Some(0));
-    until("the output is read", || pty.screen().contains("ran"));
+    wait_until("the output is read", || pty.screen().contains("ran"));
     // The line was taken away before the command wrote its own.
     assert!(
         pty.screen().ends_with("\r\x1b[2Kran\r\n"),
@@ -239,7 +241,7 @@ fn colors_are_only_for_terminals_and_respect_no_color() {
         }
         let mut pty = Pty::start(command);
         assert_eq!(pty.end(), Some(0));
-        until("the output is read", || pty.screen().contains("master"));
+        wait_until("the output is read", || pty.screen().contains("master"));
         pty.screen()
     };
     assert!(screen(None).contains('\x1b'));

@@ -3,9 +3,11 @@
 
 use std::time::{Duration, Instant};
 
+use redislock_testkit::process::{Running, outcome};
+use redislock_testkit::{Server, free_port};
+
 use crate::masters;
-use crate::server::{Server, free_port};
-use crate::tool::{Running, outcome, redlock, run};
+use crate::tool::{redlock, run};
 
 fn nowhere() -> String {
     format!("redis://127.0.0.1:{}", free_port())
@@ -45,7 +47,7 @@ fn a_master_that_starts_while_the_tool_waits_is_used() {
     let mut running = Running::start(command);
     std::thread::sleep(Duration::from_millis(500));
     assert!(running.is_running());
-    let _server = Server::start_at(port, &[], &[]);
+    let _server = Server::options().port(port).start();
     let ended = running.end();
     assert_eq!(
         (ended.code, ended.out.as_str()),
@@ -73,11 +75,11 @@ fn masters_that_vanish_while_the_tool_waits_for_the_lock_give_69() {
 
 #[test]
 fn a_node_that_refuses_the_user_is_unavailable() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let _: () = server.run(&["CONFIG", "SET", "requirepass", "secret"]);
     for url in [
         server.url(),
-        format!("redis://:wrong@127.0.0.1:{}", server.port),
+        format!("redis://:wrong@127.0.0.1:{}", server.port()),
     ] {
         let mut command = redlock(&[]);
         command.env("REDLOCK_NODES", url);

@@ -3,13 +3,15 @@
 use std::time::Duration;
 
 use redislock_client::{Error, Guard, Lock, Released, Verdict};
+use redislock_testkit::lock::sole_holder;
+use redislock_testkit::{Server, Value};
 
-use crate::server::Server;
+use crate::contention::waiters;
 use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
 
 #[tokio::test]
 async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let guard = one.lock("x").acquire().await.unwrap();
     assert!(is_busy(other.lock("x").try_acquire().await));
@@ -22,7 +24,7 @@ async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
 
 #[tokio::test]
 async fn fences_grow_from_holder_to_holder_over_a_quorum() {
-    let servers = Server::start_many::<5>(&[]);
+    let servers = Server::start_many::<5>();
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let mut last = 0;
     for round in 0..40 {
@@ -43,7 +45,7 @@ fn commands(servers: &[Server]) -> Vec<[u64; 3]> {
 
 #[tokio::test]
 async fn one_round_trip_is_enough_when_the_nodes_clocks_agree() {
-    let servers = Server::start_many::<5>(&[]);
+    let servers = Server::start_many::<5>();
     let client = patient(&servers).await;
     let lock = client.lock("x").ttl(Duration::from_secs(60));
     let mut write_backs = 0;
@@ -73,7 +75,7 @@ async fn one_round_trip_is_enough_when_the_nodes_clocks_agree() {
 
 #[tokio::test]
 async fn one_round_trip_is_enough_however_slow_it_is_while_counters_lead_the_clocks() {
-    let servers = Server::start_many::<5>(&[]);
+    let servers = Server::start_many::<5>();
     // Nine seconds during which no clock overtakes the counters.
     let time: Vec<u64> = servers[0].run(&["TIME"]);
     let fence = ((time[0] + 9) * 1_000_000).to_string();
@@ -97,7 +99,7 @@ async fn one_round_trip_is_enough_however_slow_it_is_while_counters_lead_the_clo
 
 #[tokio::test]
 async fn a_quorum_whose_counters_differ_agrees_on_one_fence_by_write_back() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     // A counter that is ahead of anything the client has seen.
     let ahead = |server: &Server, micros: u64| {
@@ -115,8 +117,9 @@ async fn a_quorum_whose_counters_differ_agrees_on_one_fence_by_write_back() {
         guard.fence()
     );
     let accepted = |server: &&Server| {
-        let info: redis::Value = server.run(&["LOCK.INFO", "x"]);
-        format!("{info:?}").contains(&format!("int({})", guard.fence()))
+        !server.is_free("x")
+            && sole_holder(&mut server.connect(), "x").field("fence")
+                == Value::Integer(guard.fence().cast_signed())
     };
     assert!(
         servers.iter().filter(accepted).count() >= 2,
@@ -131,7 +134,7 @@ async fn a_quorum_whose_counters_differ_agrees_on_one_fence_by_write_back() {
 
 #[tokio::test]
 async fn several_locks_are_taken_together_or_not_at_all() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let one = client.lock("{k}b").acquire().await.unwrap();
     assert!(is_busy(
@@ -149,7 +152,7 @@ async fn several_locks_are_taken_together_or_not_at_all() {
 
 #[tokio::test]
 async fn opposite_orders_of_several_locks_do_not_deadlock() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let mut tasks = Vec::new();
     for task in 0..6 {
@@ -176,7 +179,7 @@ async fn opposite_orders_of_several_locks_do_not_deadlock() {
 
 #[tokio::test]
 async fn shared_holders_exclude_an_exclusive_one_only() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let first = client.lock("x").shared().acquire().await.unwrap();
     let second = client.lock("x").shared().acquire().await.unwrap();
@@ -188,7 +191,7 @@ async fn shared_holders_exclude_an_exclusive_one_only() {
 
 #[tokio::test]
 async fn permits_of_dropped_guards_come_back() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let permit = client
         .lock("x")
@@ -210,7 +213,7 @@ async fn permits_of_dropped_guards_come_back() {
 
 #[tokio::test]
 async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let owner = redislock_client::Owner::named("nightly-report");
     let _guard = client
@@ -230,10 +233,7 @@ async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
                 .await
         }
     });
-    until("somebody waits", || {
-        format!("{:?}", servers[0].run::<redis::Value>(&["LOCK.INFO", "x"])).contains("int(1)")
-    })
-    .await;
+    until("somebody waits", || waiters(&servers[0], "x") == 1).await;
     let mut seen = 0;
     for _ in 0..100 {
         let error = client.lock("x").try_acquire().await.unwrap_err();
@@ -261,7 +261,7 @@ async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
 
 #[tokio::test]
 async fn of_several_locks_busy_names_the_owner_of_the_one_that_is_held() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = patient(&servers).await;
     let owner = redislock_client::Owner::named("nightly-report");
     let held = client.lock("b").owner(&owner).ttl(Duration::from_secs(60));
@@ -284,7 +284,7 @@ async fn of_several_locks_busy_names_the_owner_of_the_one_that_is_held() {
 
 #[tokio::test]
 async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
-    let servers = [Server::start(&["repl-diskless-sync-delay 0"])];
+    let servers = [Server::with(["repl-diskless-sync-delay 0"])];
     let client = patient(&servers).await;
     // A quarter of the ttl is waited for replicas: what is free after that was given back, and has
     // not run out.
@@ -298,7 +298,7 @@ async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
     );
     freed_before_the_lease_ends(&servers, "x", ttl / 2).await;
 
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let replica = Server::options().replica_of(&servers[0]).start();
     until("the replica is in step", || {
         servers[0]
             .run::<String>(&["INFO", "replication"])
@@ -312,7 +312,7 @@ async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
 
 #[tokio::test]
 async fn replicas_are_waited_for_no_longer_than_the_lock() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = patient(&servers).await;
     let ttl = Duration::from_secs(120);
     let lock = client.lock("x").ttl(ttl).replicas(1).wait(TTL / 3);
@@ -325,7 +325,7 @@ async fn replicas_are_waited_for_no_longer_than_the_lock() {
 
 #[tokio::test]
 async fn a_lock_with_as_many_holders_as_the_node_allows_is_waited_for() {
-    let servers = [Server::start(&["lock.max-holders 1"])];
+    let servers = [Server::with(["lock.max-holders 1"])];
     let client = patient(&servers).await;
     let lock = client.lock("x").ttl(TTL * 10).shared();
     let first = lock.acquire().await.unwrap();
@@ -349,7 +349,7 @@ pub async fn once_replicas_confirm(lock: &Lock) -> Guard {
 
 #[tokio::test]
 async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let fence = client
         .lock("x")

@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use redislock_client::blocking::{Guard, Redlock};
+use redislock_testkit::Server;
 use tokio::runtime::{Builder, Runtime};
-
-use crate::server::Server;
 
 /// Longer than any test: a lock that is free was released.
 const LONG: Duration = Duration::from_secs(600);
@@ -18,7 +17,7 @@ fn last_guard(server: &Server) -> Guard {
 
 #[test]
 fn guards_that_are_dropped_in_spawn_blocking_are_released() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let url = server.url();
     let work = move || {
         let client = Redlock::connect([url]).unwrap();
@@ -35,7 +34,7 @@ fn guards_that_are_dropped_in_spawn_blocking_are_released() {
 
 #[test]
 fn the_last_guard_may_be_dropped_in_async_code() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let several = Runtime::new().unwrap();
     let single = Builder::new_current_thread().build().unwrap();
     for runtime in [several, single] {
@@ -48,7 +47,7 @@ fn the_last_guard_may_be_dropped_in_async_code() {
 
 #[test]
 fn a_guard_that_ends_with_its_runtime_is_released() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let guard = last_guard(&server);
     let runtime = Runtime::new().unwrap();
     runtime.spawn(async move {
@@ -61,7 +60,7 @@ fn a_guard_that_ends_with_its_runtime_is_released() {
 
 #[test]
 fn requests_work_inside_another_runtime_too() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let url = server.url();
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async move {

@@ -7,10 +7,9 @@ use std::task::Poll;
 use std::time::Duration;
 
 use redislock_client::{Guard, Lock, Owner, Redlock, Released};
+use redislock_testkit::{Gate, Proxy, Server};
 
-use crate::proxy::{Gate, Proxy};
-use crate::server::Server;
-use crate::{TTL, connect, freed_before_the_lease_ends};
+use crate::{TTL, connect, freed_before_the_lease_ends, until};
 
 /// Leases that would outlast the test, if anything were left behind.
 const LONG: Duration = Duration::from_secs(600);
@@ -78,21 +77,21 @@ async fn nobody() -> Option<Guard> {
 
 #[tokio::test]
 async fn on_one_node() {
-    let servers = Server::start_many::<1>(&[]);
+    let servers = Server::start_many::<1>();
     let client = connect(&servers).await;
     at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], nobody).await;
 }
 
 #[tokio::test]
 async fn over_a_quorum() {
-    let servers = Server::start_many::<5>(&[]);
+    let servers = Server::start_many::<5>();
     let client = connect(&servers).await;
     at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], nobody).await;
 }
 
 #[tokio::test]
 async fn with_several_keys() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     at_every_point(
         &servers,
@@ -105,7 +104,7 @@ async fn with_several_keys() {
 
 #[tokio::test]
 async fn while_waiting_for_a_holder_on_one_node() {
-    let servers = Server::start_many::<1>(&[]);
+    let servers = Server::start_many::<1>();
     let (client, other) = (connect(&servers).await, connect(&servers).await);
     let holder = other.lock("x").ttl(LONG);
     at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
@@ -116,7 +115,7 @@ async fn while_waiting_for_a_holder_on_one_node() {
 
 #[tokio::test]
 async fn while_waiting_for_a_holder_of_a_quorum() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (client, other) = (connect(&servers).await, connect(&servers).await);
     let holder = other.lock("x").ttl(LONG);
     at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
@@ -127,7 +126,7 @@ async fn while_waiting_for_a_holder_of_a_quorum() {
 
 #[tokio::test]
 async fn while_waiting_for_several_keys() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (client, other) = (connect(&servers).await, connect(&servers).await);
     let holder = other.lock("b").ttl(LONG);
     let lock = client.lock_all(["a", "b"]).ttl(LONG);
@@ -139,8 +138,10 @@ async fn while_waiting_for_several_keys() {
 
 #[tokio::test]
 async fn while_waiting_for_replicas() {
-    let servers = Server::start_many::<1>(&["repl-diskless-sync-delay 0"]);
-    let _replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let servers = Server::options()
+        .configs(["repl-diskless-sync-delay 0"])
+        .start_many::<1>();
+    let _replica = Server::options().replica_of(&servers[0]).start();
     crate::until("the replica is in step", || {
         servers[0]
             .run::<String>(&["INFO", "replication"])
@@ -161,7 +162,7 @@ async fn while_waiting_for_replicas() {
 
 #[tokio::test]
 async fn as_an_owner() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let lock = client.lock("x").ttl(LONG).owner(&Owner::new());
     at_every_point(&servers, &lock, &["x"], nobody).await;
@@ -169,7 +170,7 @@ async fn as_an_owner() {
 
 #[tokio::test]
 async fn a_cancelled_release_is_finished_in_the_background() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     for points in 0..8 {
         let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
@@ -180,7 +181,7 @@ async fn a_cancelled_release_is_finished_in_the_background() {
 
 #[tokio::test]
 async fn a_cancelled_extension_leaves_the_guard_as_it_was() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
     for points in 0..8 {
@@ -201,7 +202,7 @@ async fn at_every_message(
 ) {
     let mut proxies = Vec::new();
     for server in servers {
-        proxies.push(Proxy::to(server.port).await);
+        proxies.push(Proxy::to(server.port()));
     }
     // The node timeout must not end the wait at the gate.
     let client = Redlock::builder()
@@ -225,7 +226,7 @@ async fn at_every_message(
         let acquire = async {
             tokio::select! {
                 acquired = lock.acquire() => Some(acquired.unwrap()),
-                () = gate.reached() => None,
+                () = until("a message comes to the gate", || gate.is_reached()) => None,
             }
         };
         let (acquired, ()) = tokio::join!(acquire, release);
@@ -247,14 +248,14 @@ async fn at_every_message(
 
 #[tokio::test]
 async fn at_every_message_on_one_node() {
-    let servers = Server::start_many::<1>(&[]);
+    let servers = Server::start_many::<1>();
     let lock = async |client: &Redlock| client.lock("x").ttl(LONG);
     at_every_message(&servers, lock, &["x"], nobody).await;
 }
 
 #[tokio::test]
 async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let lock = async |client: &Redlock| {
         // Counters that nobody has told the client about: each time further ahead.
         for (server, seconds) in servers.iter().zip([1, 2, 3]) {
@@ -270,7 +271,7 @@ async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
 
 #[tokio::test]
 async fn at_every_message_of_a_wait_for_a_quorum() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let other = connect(&servers).await;
     let holder = other.lock("x").ttl(LONG);
     let lock = async |client: &Redlock| client.lock("x").ttl(LONG);
@@ -282,7 +283,7 @@ async fn at_every_message_of_a_wait_for_a_quorum() {
 
 #[tokio::test]
 async fn at_every_message_of_a_wait_for_several_keys() {
-    let servers = Server::start_many::<1>(&[]);
+    let servers = Server::start_many::<1>();
     let other = connect(&servers).await;
     let holder = other.lock("b").ttl(LONG);
     let lock = async |client: &Redlock| client.lock_all(["a", "b"]).ttl(LONG);
@@ -294,8 +295,10 @@ async fn at_every_message_of_a_wait_for_several_keys() {
 
 #[tokio::test]
 async fn at_every_message_of_a_wait_for_replicas() {
-    let servers = Server::start_many::<1>(&["repl-diskless-sync-delay 0"]);
-    let _replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", servers[0].port)]);
+    let servers = Server::options()
+        .configs(["repl-diskless-sync-delay 0"])
+        .start_many::<1>();
+    let _replica = Server::options().replica_of(&servers[0]).start();
     let client = connect(&servers).await;
     let soon = client.lock("x").ttl(TTL).replicas(1);
     drop(crate::acquire::once_replicas_confirm(&soon).await);
@@ -305,7 +308,7 @@ async fn at_every_message_of_a_wait_for_replicas() {
 
 #[tokio::test]
 async fn an_entry_that_is_cancelled_neither_ends_the_hold_nor_keeps_it() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let lock = client.lock("x").ttl(LONG).owner(&Owner::new());
     for points in 0..8 {

@@ -1,8 +1,8 @@
 //! Connecting: what is said about nodes, and what is never shown.
 
 use redislock_client::{Error, Redlock, Released, Verdict};
+use redislock_testkit::{Server, free_port};
 
-use crate::server::{Server, free_port};
 use crate::{NODE_TIMEOUT, TTL, connect, log, until};
 
 async fn problem(builder: redislock_client::Builder) -> Error {
@@ -11,7 +11,7 @@ async fn problem(builder: redislock_client::Builder) -> Error {
 
 #[tokio::test]
 async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
-    let servers = Server::start_many::<2>(&[]);
+    let servers = Server::start_many::<2>();
     let late = free_port();
     let urls = [
         servers[0].url(),
@@ -32,7 +32,7 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
         .unwrap();
     client.lock("x").acquire().await.unwrap().release().await;
     // Nobody asks for a lock meanwhile: it is probed in the background.
-    let third = Server::start_at(late, &[], &[]);
+    let third = Server::options().port(late).start();
     until("it was found", || third.calls("lock.node") > 0).await;
     while third.calls("lock.acquire") == 0 {
         client.lock("x").acquire().await.unwrap().release().await;
@@ -41,8 +41,8 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
 
 #[tokio::test]
 async fn user_password_and_database_come_from_the_url() {
-    let server = Server::start(&["user bob on >secret ~* +@all"]);
-    let url = format!("redis://bob:secret@127.0.0.1:{}/3", server.port);
+    let server = Server::with(["user bob on >secret ~* +@all"]);
+    let url = format!("redis://bob:secret@127.0.0.1:{}/3", server.port());
     let client = Redlock::connect([&url]).await.unwrap();
     let _guard = client.lock("x").acquire().await.unwrap();
     let mut connection = redis::Client::open(url.as_str())
@@ -51,7 +51,7 @@ async fn user_password_and_database_come_from_the_url() {
         .unwrap();
     let kind: String = redis::cmd("TYPE").arg("x").query(&mut connection).unwrap();
     assert_eq!(kind, "redislock");
-    let wrong = format!("redis://bob:wrong@127.0.0.1:{}", server.port);
+    let wrong = format!("redis://bob:wrong@127.0.0.1:{}", server.port());
     let error = problem(Redlock::builder().node(wrong)).await;
     assert!(!format!("{error} {error:?}").contains("wrong@"), "{error}");
 }
@@ -60,7 +60,7 @@ async fn user_password_and_database_come_from_the_url() {
 async fn a_unix_socket_is_a_node_like_any() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("redis.sock");
-    let _server = Server::start(&[&format!("unixsocket {}", path.display())]);
+    let _server = Server::with([&format!("unixsocket {}", path.display())]);
     let client = Redlock::connect([format!("unix://{}", path.display())])
         .await
         .unwrap();
@@ -70,18 +70,18 @@ async fn a_unix_socket_is_a_node_like_any() {
 #[tokio::test]
 async fn what_is_risky_but_possible_is_a_warning() {
     log::start();
-    let servers = Server::start_many::<2>(&[]);
+    let servers = Server::start_many::<2>();
     connect(&servers).await;
     assert!(!log::lines("even number of nodes").is_empty());
     let forgetful = |server: &Server| {
-        log::lines(&format!("127.0.0.1:{}", server.port))
+        log::lines(&format!("127.0.0.1:{}", server.port()))
             .join("\n")
             .contains("neither durable")
     };
     assert!(servers.iter().all(forgetful));
 
-    let durable = Server::start(&["appendonly yes", "appendfsync always"]);
-    let quarantined = Server::start(&["lock.quarantine 100"]);
+    let durable = Server::with(["appendonly yes", "appendfsync always"]);
+    let quarantined = Server::with(["lock.quarantine 100"]);
     Redlock::connect([durable.url()]).await.unwrap();
     Redlock::connect([quarantined.url()]).await.unwrap();
     assert!(!forgetful(&durable) && !forgetful(&quarantined));
@@ -121,7 +121,7 @@ impl Monitor {
 
 #[tokio::test]
 async fn every_attempt_has_a_token_of_its_own() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let mut monitor = Monitor::of(&servers[2]);
     for server in &servers[..2] {
@@ -148,8 +148,10 @@ async fn every_attempt_has_a_token_of_its_own() {
 #[tokio::test]
 async fn tokens_and_passwords_are_never_shown() {
     log::start();
-    let servers = Server::start_many::<3>(&["user bob on >hunter2 ~* +@all"]);
-    let url = |server: &Server| format!("redis://bob:hunter2@127.0.0.1:{}", server.port);
+    let servers = Server::options()
+        .configs(["user bob on >hunter2 ~* +@all"])
+        .start_many::<3>();
+    let url = |server: &Server| format!("redis://bob:hunter2@127.0.0.1:{}", server.port());
     let client = Redlock::builder()
         .nodes(servers.iter().map(url))
         .node_timeout(NODE_TIMEOUT)

@@ -5,22 +5,13 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use redislock_client::{Redlock, Released};
+use redislock_testkit::{Server, lock};
 
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
 
 /// How many wait for the key at this server.
 pub fn waiters(server: &Server, key: &str) -> i64 {
-    let value: redis::Value = server.run(&["LOCK.INFO", key]);
-    let redis::Value::Array(items) = value else {
-        return 0;
-    };
-    let name = redis::Value::BulkString(b"waiters".to_vec());
-    let at = items.iter().position(|item| *item == name).unwrap();
-    match items[at + 1] {
-        redis::Value::Int(count) => count,
-        _ => panic!("{items:?}"),
-    }
+    lock::waiters(&mut server.connect(), key)
 }
 
 /// Checks by itself, without any lock, that one task at a time is inside, and that fences grow.
@@ -79,17 +70,17 @@ async fn hundred_tasks(servers: &[Server]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_tasks_of_one_client_all_get_their_turn_on_one_node() {
-    hundred_tasks(&Server::start_many::<1>(&[])).await;
+    hundred_tasks(&Server::start_many::<1>()).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hundred_tasks_of_one_client_all_get_their_turn_over_a_quorum() {
-    hundred_tasks(&Server::start_many::<5>(&[])).await;
+    hundred_tasks(&Server::start_many::<5>()).await;
 }
 
 #[tokio::test]
 async fn a_waiter_sends_nothing_while_it_waits() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let guard = one
         .lock("x")
@@ -118,7 +109,7 @@ async fn a_waiter_sends_nothing_while_it_waits() {
 
 #[tokio::test]
 async fn waiters_are_served_in_the_order_of_arrival() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client.lock("x").acquire().await.unwrap();
     let (served, mut order) = tokio::sync::mpsc::unbounded_channel();
@@ -139,7 +130,7 @@ async fn waiters_are_served_in_the_order_of_arrival() {
 
 #[tokio::test]
 async fn a_wait_that_is_over_says_busy_and_leaves_the_queue() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let guard = one
         .lock("x")
@@ -167,7 +158,7 @@ async fn a_wait_that_is_over_says_busy_and_leaves_the_queue() {
 
 #[tokio::test]
 async fn who_has_no_time_to_wait_gets_a_lock_that_has_just_become_free() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = patient(&servers).await;
     let lock = client.lock("x").ttl(Duration::from_secs(60));
     for wait in [Duration::ZERO, Duration::from_micros(900)] {
@@ -181,7 +172,7 @@ async fn who_has_no_time_to_wait_gets_a_lock_that_has_just_become_free() {
 
 #[tokio::test]
 async fn a_waiter_that_dies_or_is_cancelled_does_not_hold_up_the_queue() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client
         .lock("x")
@@ -210,15 +201,15 @@ async fn a_waiter_that_dies_or_is_cancelled_does_not_hold_up_the_queue() {
     // it finds the first node that can be reached: elsewhere, if that is not yet this one again.
     let closed: i64 = servers[0].run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
     assert!(closed > 0);
-    let waiting = || servers.iter().map(|server| waiters(server, "x")).sum();
-    until("it waits again", || 1_i64 == waiting()).await;
+    let waiting = || servers.iter().map(|server| waiters(server, "x"));
+    until("it waits again", || waiting().sum::<i64>() == 1).await;
     guard.release().await;
     assert_eq!(survivor.await.unwrap().release().await, Released::WasHeld);
 }
 
 #[tokio::test]
 async fn release_and_extend_never_queue_behind_a_waiter() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
     let waiter = tokio::spawn({
@@ -233,7 +224,7 @@ async fn release_and_extend_never_queue_behind_a_waiter() {
 
 #[tokio::test]
 async fn waiters_move_on_when_the_node_of_their_queue_stops_answering() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client
         .lock("x")
@@ -253,7 +244,7 @@ async fn waiters_move_on_when_the_node_of_their_queue_stops_answering() {
         }
     });
     until("it waits", || waiters(&servers[0], "x") == 1).await;
-    servers[0].stop();
+    servers[0].pause();
     until("it waits elsewhere", || waiters(&servers[1], "x") == 1).await;
     guard.release().await;
     assert_eq!(waiter.await.unwrap().release().await, Released::WasHeld);
@@ -263,8 +254,8 @@ async fn waiters_move_on_when_the_node_of_their_queue_stops_answering() {
 
 #[tokio::test]
 async fn waiters_queue_elsewhere_while_the_first_node_is_quarantined() {
-    let quarantined = Server::start(&["lock.quarantine 60000"]);
-    let [second, third] = Server::start_many::<2>(&[]);
+    let quarantined = Server::with(["lock.quarantine 60000"]);
+    let [second, third] = Server::start_many::<2>();
     let servers = [quarantined, second, third];
     let client = connect(&servers).await;
     let guard = client
@@ -291,7 +282,7 @@ async fn waiters_queue_elsewhere_while_the_first_node_is_quarantined() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn crossed_queues_resolve() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let forward = connect(&servers).await;
     let backward = Redlock::builder()
         .nodes(servers.iter().rev().map(Server::url))
@@ -329,7 +320,9 @@ async fn crossed_queues_resolve() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn two_of_five_killed_under_load_fail_no_acquire_and_let_nobody_overlap() {
-    let mut servers = Server::start_many::<5>(&["appendonly yes", "appendfsync always"]);
+    let mut servers = Server::options()
+        .configs(["appendonly yes", "appendfsync always"])
+        .start_many::<5>();
     let clients = [connect(&servers).await, connect(&servers).await];
     let room = Arc::new(Room::default());
     let done = Arc::new(AtomicUsize::new(0));
@@ -359,8 +352,8 @@ async fn two_of_five_killed_under_load_fail_no_acquire_and_let_nobody_overlap() 
     for task in tasks {
         task.await.unwrap();
     }
-    servers[0].restart();
-    servers[3].restart();
+    servers[0].start_again();
+    servers[3].start_again();
     for client in &clients {
         let lock = client.lock("x").ttl(TTL).wait(Duration::from_secs(20));
         let guard = lock.acquire().await.unwrap();

@@ -3,11 +3,10 @@
 use std::time::Duration;
 
 use redislock_client::{Election, Error, Leader, Redlock, Released};
+use redislock_testkit::{Proxy, Server};
 
 use crate::contention::waiters;
 use crate::examples::example;
-use crate::proxy::Proxy;
-use crate::server::Server;
 use crate::{TTL, connect, until};
 
 /// How often an observer looks.
@@ -26,8 +25,8 @@ fn name_of(leader: &Option<Leader>) -> Option<&str> {
 #[tokio::test]
 async fn candidates_lead_one_after_the_other_with_growing_terms() {
     for servers in [
-        Vec::from(Server::start_many::<1>(&[])),
-        Vec::from(Server::start_many::<3>(&[])),
+        Vec::from(Server::start_many::<1>()),
+        Vec::from(Server::start_many::<3>()),
     ] {
         let client = connect(&servers).await;
         assert_eq!(client.election("office").leader().await, Ok(None));
@@ -55,7 +54,7 @@ async fn candidates_lead_one_after_the_other_with_growing_terms() {
 
 #[tokio::test]
 async fn observers_see_each_leader_and_an_office_that_is_vacant() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (client, other) = (connect(&servers).await, connect(&servers).await);
     let mut observation = other.election("office").observe(LOOK);
     assert_eq!(observation.next().await, Ok(None));
@@ -71,7 +70,7 @@ async fn observers_see_each_leader_and_an_office_that_is_vacant() {
 
 #[tokio::test]
 async fn a_leader_that_has_died_is_replaced_when_its_lease_is_over() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let words = ["LOCK.ACQUIRE", "office", "dead", "1000", "OWNER", "dead"];
     let term: u64 = server.run(&words);
     let client = connect(std::slice::from_ref(&server)).await;
@@ -84,7 +83,7 @@ async fn a_leader_that_has_died_is_replaced_when_its_lease_is_over() {
 
 #[tokio::test]
 async fn a_candidate_that_withdraws_is_passed_over() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = connect(std::slice::from_ref(&server)).await;
     let first = candidate(&client, "a").campaign().await.unwrap();
     let withdrawn = candidate(&client, "b");
@@ -101,7 +100,7 @@ async fn a_candidate_that_withdraws_is_passed_over() {
 
 #[tokio::test]
 async fn a_leader_that_is_deposed_is_told() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let leadership = candidate(&client, "a").campaign().await.unwrap();
     for server in &servers {
@@ -116,7 +115,7 @@ async fn a_leader_that_is_deposed_is_told() {
 
 #[tokio::test]
 async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority() {
-    let mut servers = Server::start_many::<3>(&[]);
+    let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let election = candidate(&client, "a").ttl(TTL * 5);
     let leadership = election.campaign().await.unwrap();
@@ -125,7 +124,7 @@ async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority()
     let seen = observation.next().await.unwrap();
     assert_eq!(seen.map(|leader| leader.term), Some(leadership.term()));
     // Back again without its locks: the leader takes the office there again, in the same term.
-    servers[0].restart();
+    servers[0].start_again();
     until("the office is held there", || !servers[0].is_free("office")).await;
     let leader = election.leader().await.unwrap().unwrap();
     assert_eq!(leader.term, leadership.term());
@@ -140,7 +139,7 @@ async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority()
 
 #[test]
 fn the_example_elects_both_candidates() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let urls = servers.iter().map(Server::url);
     let output = example("election").args(urls).output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout);
@@ -154,7 +153,7 @@ fn the_example_elects_both_candidates() {
 
 #[tokio::test]
 async fn observers_look_neither_all_the_time_nor_never() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = connect(std::slice::from_ref(&server)).await;
     for every in [Duration::ZERO, Duration::MAX] {
         let mut observation = client.election("office").observe(every);
@@ -170,8 +169,8 @@ async fn observers_look_neither_all_the_time_nor_never() {
 
 #[tokio::test]
 async fn a_module_that_cannot_count_holders_is_asked_for_all_of_them() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     let client = Redlock::builder().node(proxy.url()).node_timeout(TTL / 6);
     let client = client.connect().await.unwrap();
     // The server does not know the word then, as version 0.1.0 does not.

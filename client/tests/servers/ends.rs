@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use redislock_client::{Event, Loss, Metrics, Redlock, Released};
+use redislock_testkit::{Flow, Proxy, Server};
 
-use crate::proxy::{Flow, Proxy};
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, connect, patient, until};
 
 #[tokio::test]
 async fn a_view_of_a_released_hold_is_not_valid_and_its_watchers_are_woken() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = connect(std::slice::from_ref(&server)).await;
     let guard = client.lock("x").ttl(TTL * 10).acquire().await.unwrap();
     let (held, token) = (guard.held(), guard.lost_token());
@@ -30,15 +29,15 @@ async fn a_view_of_a_released_hold_is_not_valid_and_its_watchers_are_woken() {
 
 #[tokio::test]
 async fn a_late_grant_does_not_hide_that_another_client_has_held_the_lock() {
-    let servers = Server::start_many::<3>(&[]);
-    let to_third = Proxy::to(servers[2].port).await;
+    let servers = Server::start_many::<3>();
+    let to_third = Proxy::to(servers[2].port());
     let urls = [servers[0].url(), servers[1].url(), to_third.url()];
     let one = Redlock::builder().nodes(urls).node_timeout(NODE_TIMEOUT);
     let one = one.connect().await.unwrap();
     let two = patient(&servers).await;
     to_third.requests(Flow::Hold);
     let first = one.lock("x").ttl(TTL * 2).acquire().await.unwrap();
-    let _: redis::Value = servers[0].run(&["LOCK.FORCE", "x"]);
+    let _: () = servers[0].run(&["LOCK.FORCE", "x"]);
     let second = two.lock("x").ttl(TTL * 20).acquire().await.unwrap();
     assert!(second.fence() > first.fence());
     second.release().await;
@@ -50,7 +49,7 @@ async fn a_late_grant_does_not_hide_that_another_client_has_held_the_lock() {
 
 #[tokio::test]
 async fn a_restart_is_noticed_without_renewal_too() {
-    let mut server = Server::start(&[]);
+    let mut server = Server::start();
     let client = connect(std::slice::from_ref(&server)).await;
     let guard = client
         .lock("x")
@@ -60,7 +59,7 @@ async fn a_restart_is_noticed_without_renewal_too() {
         .await
         .unwrap();
     server.kill();
-    server.restart();
+    server.start_again();
     let lost = tokio::time::timeout(TTL * 10, guard.lost()).await;
     assert!(matches!(lost, Ok(Loss::Gone { .. })), "{lost:?}");
     assert!(!guard.is_valid());
@@ -69,14 +68,14 @@ async fn a_restart_is_noticed_without_renewal_too() {
 #[tokio::test]
 async fn nodes_that_forget_one_after_the_other_are_noticed_by_a_client_that_only_holds() {
     for renew in [true, false] {
-        let mut servers = Server::start_many::<3>(&[]);
+        let mut servers = Server::start_many::<3>();
         let client = connect(&servers).await;
         // Renewal would come after 200 s.
         let lock = client.lock("x").ttl(TTL * 200).renew(renew);
         let guard = lock.acquire().await.unwrap();
         for server in &mut servers {
             server.kill();
-            server.restart();
+            server.start_again();
             until("it holds the lock again", || !server.is_free("x")).await;
         }
         let other = connect(&servers).await;
@@ -88,8 +87,8 @@ async fn nodes_that_forget_one_after_the_other_are_noticed_by_a_client_that_only
 
 #[tokio::test]
 async fn a_node_that_a_renewal_missed_is_asked_again_long_before_the_next_one() {
-    let servers = Server::start_many::<3>(&[]);
-    let to_third = Proxy::to(servers[2].port).await;
+    let servers = Server::start_many::<3>();
+    let to_third = Proxy::to(servers[2].port());
     let urls = [servers[0].url(), servers[1].url(), to_third.url()];
     let client = Redlock::builder().nodes(urls).node_timeout(NODE_TIMEOUT);
     let client = client.connect().await.unwrap();
@@ -98,7 +97,7 @@ async fn a_node_that_a_renewal_missed_is_asked_again_long_before_the_next_one() 
     let guard = lock.acquire().await.unwrap();
     until("all nodes hold it", || !servers[2].is_free("x")).await;
     to_third.requests(Flow::Hold);
-    let _: redis::Value = servers[2].run(&["LOCK.FORCE", "x"]);
+    let _: () = servers[2].run(&["LOCK.FORCE", "x"]);
     guard.extend().await.unwrap();
     to_third.requests(Flow::Pass);
     until("the third node holds it again", || !servers[2].is_free("x")).await;
@@ -107,14 +106,14 @@ async fn a_node_that_a_renewal_missed_is_asked_again_long_before_the_next_one() 
 
 #[tokio::test]
 async fn an_ephemeral_hold_is_lost_with_its_connection_though_no_other_one_opens() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
     let client = client.connect_timeout(TTL * 100).connect().await.unwrap();
     let lock = client.lock("x").ttl(TTL * 40).ephemeral();
     let guard = lock.acquire().await.unwrap();
     proxy.requests(Flow::Hold);
-    proxy.cut();
+    proxy.close_connections();
     let lost = tokio::time::timeout(TTL * 10, guard.lost()).await;
     assert_eq!(lost, Ok(Loss::Disconnected));
     assert!(!guard.is_valid());
@@ -122,10 +121,10 @@ async fn an_ephemeral_hold_is_lost_with_its_connection_though_no_other_one_opens
 
 #[tokio::test]
 async fn a_key_that_was_overwritten_is_lost_at_the_next_renewal() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = patient(std::slice::from_ref(&server)).await;
     let guard = client.lock("x").ttl(TTL * 40).acquire().await.unwrap();
-    let _: redis::Value = server.run(&["SET", "x", "1"]);
+    let _: () = server.run(&["SET", "x", "1"]);
     let error = guard.extend().await.unwrap_err();
     assert!(
         matches!(error, redislock_client::Error::Lost { .. }),
@@ -138,13 +137,13 @@ async fn a_key_that_was_overwritten_is_lost_at_the_next_renewal() {
 #[tokio::test]
 async fn a_restart_that_lost_nothing_ends_no_hold_and_lengthens_no_lease() {
     let options = ["appendonly yes", "appendfsync always"];
-    let mut server = Server::start(&options);
+    let mut server = Server::with(options);
     let client = connect(std::slice::from_ref(&server)).await;
     let lock = client.lock("x").ttl(TTL * 20).renew(false);
     let guard = lock.acquire().await.unwrap();
     let until_then = guard.valid_until();
     server.kill();
-    server.restart();
+    server.start_again();
     until("it asks whether it is still held", || {
         server.calls("lock.extend") > 0
     })
@@ -157,12 +156,12 @@ async fn a_restart_that_lost_nothing_ends_no_hold_and_lengthens_no_lease() {
 
 #[tokio::test]
 async fn an_ephemeral_hold_survives_a_stall_and_is_lost_with_its_connection() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let impatient = Redlock::builder().node(server.url());
     let client = impatient.connect().await.unwrap();
     let lock = client.lock("x").ttl(TTL * 20).ephemeral();
     let guard = lock.acquire().await.unwrap();
-    server.stop();
+    server.pause();
     assert!(guard.extend().await.is_err());
     tokio::time::sleep(Duration::from_millis(600)).await;
     server.resume();
@@ -182,7 +181,7 @@ async fn an_ephemeral_hold_survives_a_stall_and_is_lost_with_its_connection() {
 
 #[tokio::test]
 async fn an_ephemeral_hold_that_was_waited_for_outlives_the_connection_of_the_wait() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = patient(std::slice::from_ref(&server)).await;
     let first = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
     let lock = client.lock("x").ttl(TTL * 20).ephemeral();
@@ -198,7 +197,7 @@ async fn an_ephemeral_hold_that_was_waited_for_outlives_the_connection_of_the_wa
 
 #[tokio::test]
 async fn a_grant_after_a_long_wait_counts_from_a_request() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = Redlock::builder().node(server.url());
     let client = client.node_timeout(Duration::from_secs(2));
     let client = client.connect().await.unwrap();
@@ -224,7 +223,7 @@ async fn a_grant_after_a_long_wait_counts_from_a_request() {
 
 #[tokio::test]
 async fn a_release_that_is_refused_is_repeated_until_it_is_delivered() {
-    let server = Server::start(&["busy-reply-threshold 10"]);
+    let server = Server::with(["busy-reply-threshold 10"]);
     let client = connect(std::slice::from_ref(&server)).await;
     let guard = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
     let _: () = server.run(&["CONFIG", "SET", "min-replicas-to-write", "1"]);
@@ -234,29 +233,27 @@ async fn a_release_that_is_refused_is_repeated_until_it_is_delivered() {
     until("the release has arrived", || server.is_free("x")).await;
 
     let guard = client.lock("y").ttl(TTL * 20).acquire().await.unwrap();
-    let url = server.url();
+    let mut connection = server.connect();
     let script = std::thread::spawn(move || {
-        let mut connection = redis::Client::open(url).unwrap().get_connection().unwrap();
         let code = "local s = redis.call('TIME')[1] + 2 while redis.call('TIME')[1] + 0 < s do end";
-        let eval = redis::cmd("EVAL").arg(code).arg(0).query(&mut connection);
-        let _: redis::Value = eval.unwrap();
+        connection.call_args(&["EVAL", code, "0"])
     });
     tokio::time::sleep(Duration::from_millis(300)).await;
     assert_eq!(guard.release().await, Released::Unknown);
-    script.join().unwrap();
+    assert!(!script.join().unwrap().is_error());
     until("the release has arrived", || server.is_free("y")).await;
 }
 
 #[tokio::test]
 async fn of_two_locks_one_that_is_forced_away_leaves_nothing_held() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     let holder = connect(std::slice::from_ref(&server)).await;
     let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
     let client = client.connect().await.unwrap();
     let guard = client.lock_all(["x", "y"]).ttl(TTL * 20).acquire().await;
     let guard = guard.unwrap();
-    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    let _: () = server.run(&["LOCK.FORCE", "y"]);
     assert!(guard.extend().await.is_err());
     assert!(matches!(guard.lost().await, Loss::Gone { .. }));
     drop(guard);
@@ -272,7 +269,7 @@ async fn of_two_locks_one_that_is_forced_away_leaves_nothing_held() {
     proxy.replies(Flow::Hold);
     guard.release().await;
     until("it is granted", || !server.is_free("x")).await;
-    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    let _: () = server.run(&["LOCK.FORCE", "y"]);
     proxy.replies(Flow::Pass);
     let _ = waiter.await.unwrap();
     until("nothing is held", || {
@@ -301,7 +298,7 @@ impl Metrics for Seen {
 
 #[tokio::test]
 async fn metrics_hear_of_waits_holds_losses_and_retries() {
-    let mut server = Server::start(&[]);
+    let mut server = Server::start();
     let seen = Seen::default();
     let client = Redlock::builder()
         .node(server.url())
@@ -314,7 +311,7 @@ async fn metrics_hear_of_waits_holds_losses_and_retries() {
     assert!(client.lock("x").try_acquire().await.is_err());
     guard.release().await;
     let guard = client.lock("y").acquire().await.unwrap();
-    let _: redis::Value = server.run(&["LOCK.FORCE", "y"]);
+    let _: () = server.run(&["LOCK.FORCE", "y"]);
     assert!(guard.extend().await.is_err());
     server.kill();
     let wait = Duration::from_millis(500);
@@ -336,7 +333,7 @@ async fn metrics_hear_of_waits_holds_losses_and_retries() {
 
 #[tokio::test]
 async fn a_command_runs_only_while_the_lock_is_held() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = patient(std::slice::from_ref(&server)).await;
     let guard = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
     let mut incr = redis::cmd("INCR");
@@ -355,7 +352,7 @@ async fn a_command_runs_only_while_the_lock_is_held() {
     let token = std::str::from_utf8(guard.token().unwrap()).unwrap();
     let seen: u64 = server.run(&["LOCK.GUARD", "x", token, "INCR", "counter"]);
     assert_eq!(seen, 2);
-    let _: redis::Value = server.run(&["LOCK.FORCE", "x"]);
+    let _: () = server.run(&["LOCK.FORCE", "x"]);
     let error = guard.command::<u64>(&incr).await.unwrap_err();
     assert!(
         matches!(error, redislock_client::Error::Lost { .. }),
@@ -367,7 +364,7 @@ async fn a_command_runs_only_while_the_lock_is_held() {
 
 #[tokio::test]
 async fn a_command_under_a_quorum_or_several_locks_is_refused() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client.lock("x").acquire().await.unwrap();
     let error = guard.command::<u64>(&redis::cmd("PING")).await;

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use crate::server::Server;
+use redislock_testkit::Server;
 
 /// Examples are built next to the tests: target/<profile>/examples.
 pub fn example(name: &str) -> Command {
@@ -39,8 +39,8 @@ fn output_of(name: &str, servers: &[Server]) -> String {
 #[test]
 fn the_front_page_runs_on_one_node_and_on_five() {
     for servers in [
-        Vec::from(Server::start_many::<1>(&[])),
-        Vec::from(Server::start_many::<5>(&[])),
+        Vec::from(Server::start_many::<1>()),
+        Vec::from(Server::start_many::<5>()),
     ] {
         let text = output_of("front_page", &servers);
         assert!(text.starts_with("done under fence "), "{text}");
@@ -72,8 +72,8 @@ fn the_front_page_is_the_example() {
 #[test]
 fn the_fenced_resource_refuses_the_holder_that_was_paused() {
     for servers in [
-        Vec::from(Server::start_many::<1>(&[])),
-        Vec::from(Server::start_many::<3>(&[])),
+        Vec::from(Server::start_many::<1>()),
+        Vec::from(Server::start_many::<3>()),
     ] {
         let text = output_of("fenced_resource", &servers);
         assert!(text.contains("was refused"), "{text}");

@@ -9,10 +9,9 @@ use std::time::Duration;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use redislock_client::{Error, Moment, Redlock};
+use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::history::{Window, check};
-use crate::proxy::{Flow, Proxy};
-use crate::server::Server;
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(100);
 /// So short that leases end by themselves during the faults.
@@ -67,16 +66,16 @@ async fn break_things(servers: &mut [Server], proxies: &[Vec<Proxy>], random: &m
         let pause = Duration::from_millis(random.random_range(20..400));
         match random.random_range(0..6) {
             0 => {
-                servers[node].stop();
+                servers[node].pause();
                 tokio::time::sleep(pause).await;
                 servers[node].resume();
             }
             1 => {
                 servers[node].kill();
                 tokio::time::sleep(pause / 4).await;
-                servers[node].restart();
+                servers[node].start_again();
             }
-            2 => client.iter().for_each(Proxy::cut),
+            2 => client.iter().for_each(Proxy::close_connections),
             3 => {
                 client.iter().for_each(|proxy| proxy.replies(Flow::Hold));
                 tokio::time::sleep(pause * 4).await;
@@ -91,7 +90,7 @@ async fn break_things(servers: &mut [Server], proxies: &[Vec<Proxy>], random: &m
                 let lossy = &client[random.random_range(0..client.len())..];
                 lossy.iter().for_each(|proxy| proxy.replies(Flow::Lose));
                 tokio::time::sleep(pause).await;
-                lossy.iter().for_each(Proxy::cut);
+                lossy.iter().for_each(Proxy::close_connections);
                 lossy.iter().for_each(|proxy| proxy.replies(Flow::Pass));
             }
         }
@@ -103,14 +102,16 @@ async fn nobody_overlaps_and_everybody_gets_through_in_the_end() {
     let seed = rand::random();
     println!("seed {seed}");
     let mut random = StdRng::seed_from_u64(seed);
-    let mut servers = Server::start_many::<5>(&["appendonly yes", "appendfsync always"]);
+    let mut servers = Server::options()
+        .configs(["appendonly yes", "appendfsync always"])
+        .start_many::<5>();
     let history = Arc::new(Mutex::new(Vec::new()));
     let stop = Arc::new(AtomicBool::new(false));
     let (mut proxies, mut clients, mut tasks) = (Vec::new(), Vec::new(), Vec::new());
     for number in 0..4 {
         let mut own = Vec::new();
         for server in &servers {
-            own.push(Proxy::to(server.port).await);
+            own.push(Proxy::to(server.port()));
         }
         let urls = own.iter().map(Proxy::url);
         let client = Redlock::builder()

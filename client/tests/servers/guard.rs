@@ -3,14 +3,13 @@
 use std::time::Duration;
 
 use redislock_client::{Error, Moment, Redlock, Released};
+use redislock_testkit::{Proxy, Server};
 
-use crate::proxy::Proxy;
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
 
 #[tokio::test]
 async fn renewal_keeps_the_lock_for_longer_than_its_ttl_and_ends_with_the_guard() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let guard = one.lock("x").ttl(NODE_TIMEOUT * 4).acquire().await.unwrap();
     let first = guard.valid_until();
@@ -38,7 +37,7 @@ async fn renewal_keeps_the_lock_for_longer_than_its_ttl_and_ends_with_the_guard(
 
 #[tokio::test]
 async fn renewal_comes_at_a_third_of_the_ttl() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let ttl = TTL * 2;
     let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
@@ -54,7 +53,7 @@ async fn renewal_comes_at_a_third_of_the_ttl() {
 
 #[tokio::test]
 async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_before() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client
         .lock("x")
@@ -81,12 +80,12 @@ async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_befo
 
 #[tokio::test]
 async fn the_holder_is_told_before_validity_ends_when_a_majority_stops_answering() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     // Long enough for the warning to come a second before the end, also on a busy machine.
     let guard = client.lock("x").ttl(TTL * 4).acquire().await.unwrap();
-    servers[0].stop();
-    servers[1].stop();
+    servers[0].pause();
+    servers[1].pause();
     guard.lost().await;
     let (now, end) = (Moment::now(), guard.valid_until());
     servers[0].resume();
@@ -96,7 +95,7 @@ async fn the_holder_is_told_before_validity_ends_when_a_majority_stops_answering
 
 #[tokio::test]
 async fn a_lock_that_was_forced_away_is_reported_lost_by_the_next_renewal() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
     for server in &servers {
@@ -115,7 +114,7 @@ async fn a_lock_that_was_forced_away_is_reported_lost_by_the_next_renewal() {
 
 #[tokio::test]
 async fn extending_moves_the_end_of_validity_and_a_longer_ttl_moves_it_further() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client
         .lock("x")
@@ -140,7 +139,7 @@ async fn extending_moves_the_end_of_validity_and_a_longer_ttl_moves_it_further()
 
 #[tokio::test]
 async fn renewal_stops_at_max_hold() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let cap = TTL * 2;
     let started = Moment::now();
@@ -164,7 +163,7 @@ async fn renewal_stops_at_max_hold() {
 
 #[tokio::test]
 async fn dropping_a_guard_releases_at_once() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client
         .lock("x")
@@ -179,7 +178,7 @@ async fn dropping_a_guard_releases_at_once() {
 
 #[tokio::test]
 async fn a_guard_that_is_dropped_on_a_thread_without_a_runtime_releases_too() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let lock = client.lock("x").ttl(Duration::from_secs(600));
     let guard = lock.acquire().await.unwrap();
@@ -189,8 +188,8 @@ async fn a_guard_that_is_dropped_on_a_thread_without_a_runtime_releases_too() {
 
 #[tokio::test]
 async fn a_release_during_a_renewal_is_the_last_word() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[2].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[2].port());
     let client = Redlock::builder()
         .nodes([servers[0].url(), servers[1].url(), proxy.url()])
         .node_timeout(NODE_TIMEOUT)
@@ -220,7 +219,7 @@ async fn a_release_during_a_renewal_is_the_last_word() {
 
 #[tokio::test]
 async fn the_closure_is_stopped_when_the_lock_is_lost() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let lock = client.lock("x").ttl(TTL);
     let running = tokio::spawn(async move { lock.run(|_| std::future::pending::<()>()).await });
@@ -231,7 +230,7 @@ async fn the_closure_is_stopped_when_the_lock_is_lost() {
 
 #[tokio::test]
 async fn an_ephemeral_lock_is_free_as_soon_as_its_process_dies() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()

@@ -1,11 +1,12 @@
-//! What holders saw, and whether that can be: their windows never overlap, and fences follow their
-//! order.
+//! Tasks that contend for a lock, and what they saw: their windows never overlap, and fences follow
+//! their order.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redislock_client::{Error, Lock, Moment};
+use redislock_testkit::history::{Hold, assert_safe};
 use tokio::task::JoinHandle;
 
 /// One hold as its holder saw it, on the one clock of this machine.
@@ -18,28 +19,18 @@ pub struct Window {
 }
 
 /// Fails if two held at once, a fence was given twice, or a later holder has the lower fence.
-pub fn check(history: &[Window]) {
-    let mut sorted = history.to_vec();
-    sorted.sort_by_key(|window| window.from);
-    for pair in sorted.windows(2) {
-        assert!(
-            pair[0].until <= pair[1].from,
-            "two holders at once: {pair:?}"
-        );
-    }
-    for one in history {
-        let same = history
-            .iter()
-            .filter(|other| other.fence == one.fence)
-            .count();
-        assert_eq!(same, 1, "fence {} was given twice", one.fence);
-        for other in history.iter().filter(|other| one.from < other.asked) {
-            assert!(
-                one.fence < other.fence,
-                "fences out of order: {one:?} came before {other:?}"
-            );
-        }
-    }
+#[track_caller]
+pub fn check(windows: &[Window]) {
+    let Some(start) = windows.iter().map(|window| window.asked).min() else {
+        return;
+    };
+    let hold = |window: &Window| Hold {
+        asked: window.asked.since(start),
+        from: window.from.since(start),
+        until: window.until.since(start),
+        fence: window.fence,
+    };
+    assert_safe(&windows.iter().map(hold).collect::<Vec<_>>());
 }
 
 /// Tasks that take one lock in turn, and write down their windows.
@@ -108,47 +99,4 @@ async fn contend(lock: Lock, stop: Arc<AtomicBool>, windows: Arc<Mutex<Vec<Windo
         });
         guard.release().await;
     }
-}
-
-/// Two windows of which the second is this much later, in ms, with fences 1 and 2.
-fn two(asked: u64, from: u64, fences: [u64; 2]) -> [Window; 2] {
-    let at = Moment::now();
-    let later = |ms: u64| at + Duration::from_millis(ms);
-    let one = Window {
-        asked: at,
-        from: later(1),
-        until: later(9),
-        fence: fences[0],
-    };
-    let two = Window {
-        asked: later(asked),
-        from: later(from),
-        until: later(from + 9),
-        fence: fences[1],
-    };
-    [one, two]
-}
-
-#[test]
-fn the_check_passes_what_is_right() {
-    check(&two(10, 11, [1, 2]));
-    check(&two(0, 9, [1, 2]));
-}
-
-#[test]
-#[should_panic(expected = "two holders at once")]
-fn the_check_sees_an_overlap() {
-    check(&two(0, 5, [1, 2]));
-}
-
-#[test]
-#[should_panic(expected = "fences out of order")]
-fn the_check_sees_a_fence_that_goes_backwards() {
-    check(&two(10, 11, [2, 1]));
-}
-
-#[test]
-#[should_panic(expected = "was given twice")]
-fn the_check_sees_a_fence_that_was_given_twice() {
-    check(&two(10, 11, [1, 1]));
 }

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use redislock_client::{Builder, Error, Owner, Redlock, Verdict};
+use redislock_testkit::cluster::Cluster;
+use redislock_testkit::{Proxy, Server};
 
-use crate::proxy::Proxy;
-use crate::server::{Server, free_port};
 use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy};
 
 const LONG: Duration = Duration::from_secs(600);
@@ -69,12 +69,12 @@ async fn a_sentinel_or_a_cluster_without_addresses_or_beside_other_nodes_is_refu
 
 #[tokio::test]
 async fn one_server_under_two_addresses_is_an_error_that_names_both() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     let error = problem(Redlock::builder().nodes([server.url(), proxy.url()])).await;
     assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
     // The address that answers last is the one that names the other.
-    let ports = [server.port, proxy.port];
+    let ports = [server.port(), proxy.port()];
     let names = ports.map(|port| format!("127.0.0.1:{port}"));
     let named = error.nodes().iter().enumerate().any(|(at, report)| {
         let other = names[1 - at].clone();
@@ -85,13 +85,13 @@ async fn one_server_under_two_addresses_is_an_error_that_names_both() {
 
 #[tokio::test]
 async fn a_replica_and_a_server_without_the_module_are_errors() {
-    let master = Server::start(&[]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", master.port)]);
+    let master = Server::start();
+    let replica = Server::options().replica_of(&master).start();
     let error = problem(Redlock::builder().node(replica.url())).await;
     assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
     assert_eq!(error.nodes()[0].verdict, Verdict::Replica);
 
-    let bare = Server::start(&["no-module"]);
+    let bare = Server::options().without_module().start();
     let error = problem(Redlock::builder().nodes([master.url(), bare.url()])).await;
     assert!(matches!(error, Error::Misconfigured { .. }), "{error}");
     assert_eq!(error.nodes()[1].verdict, Verdict::ModuleMissing);
@@ -99,8 +99,8 @@ async fn a_replica_and_a_server_without_the_module_are_errors() {
 
 #[tokio::test]
 async fn a_module_that_is_too_old_is_an_error_that_says_so() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[2].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[2].port());
     for (version, verdict) in [
         ("0.0.9", "too old"),
         ("0.0.0", "too old"),
@@ -122,8 +122,8 @@ async fn a_module_that_is_too_old_is_an_error_that_says_so() {
 
 #[tokio::test]
 async fn a_node_that_answers_garbage_at_the_start_is_an_error() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     for (field, garbage) in [
         ("incarnation", "incarcerate"),
         ("version", "inverse"),
@@ -172,10 +172,10 @@ async fn something_that_is_no_redis_is_reported_and_never_crashes_the_client() {
 
 #[tokio::test]
 async fn a_node_that_begins_to_answer_garbage_never_counts_and_keeps_nothing() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let mut proxies = Vec::new();
     for server in &servers {
-        proxies.push(Proxy::to(server.port).await);
+        proxies.push(Proxy::to(server.port()));
     }
     let client = Redlock::builder()
         .nodes(proxies.iter().map(Proxy::url))
@@ -207,7 +207,7 @@ async fn a_node_that_begins_to_answer_garbage_never_counts_and_keeps_nothing() {
 
 #[tokio::test]
 async fn spans_of_any_length_are_answered_and_nothing_is_left_held() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     for ttl in [
         Duration::ZERO,
@@ -255,7 +255,7 @@ async fn spans_of_any_length_are_answered_and_nothing_is_left_held() {
 
 #[tokio::test]
 async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let nothing: [&str; 0] = [];
     let long = Owner::named("x".repeat(257));
@@ -286,7 +286,7 @@ async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
 
 #[tokio::test]
 async fn a_key_of_another_type_is_refused_and_left_alone() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     for server in &servers {
         let _: () = server.run(&["SET", "string", "value"]);
@@ -304,24 +304,9 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
 
 #[tokio::test]
 async fn a_node_of_a_cluster_that_is_taken_for_the_only_one_says_where_the_key_is() {
-    let bus = format!("cluster-port {}", free_port());
-    let server = Server::start(&["cluster-enabled yes", &bus]);
-    // It knows who has the slot, and that it is not itself.
-    let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
-    let elsewhere = Server::start(&[
-        "cluster-enabled yes",
-        &format!("cluster-port {}", free_port()),
-    ]);
-    let bus: Vec<String> = server.run(&["CONFIG", "GET", "cluster-port"]);
-    let port = server.port.to_string();
-    let _: () = elsewhere.run(&["CLUSTER", "MEET", "127.0.0.1", &port, &bus[1]]);
-    crate::until("it knows the other one's slots", || {
-        elsewhere
-            .run::<String>(&["CLUSTER", "INFO"])
-            .contains("cluster_state:ok")
-    })
-    .await;
-    let client = Redlock::connect([elsewhere.url()]).await.unwrap();
+    // It knows who has the slot of `x`, and that it is not itself.
+    let cluster = Cluster::start(2, 0, &Server::options());
+    let client = Redlock::connect([cluster.nodes[0].url()]).await.unwrap();
     let error = client.lock("x").acquire().await.unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
     assert!(error.to_string().contains("MOVED"), "{error}");
@@ -329,7 +314,7 @@ async fn a_node_of_a_cluster_that_is_taken_for_the_only_one_says_where_the_key_i
 
 #[tokio::test]
 async fn a_name_of_any_bytes_is_a_lock() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let every: Vec<u8> = (0..=255).collect();
     let large = vec![b'x'; 100_000];

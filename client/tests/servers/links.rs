@@ -3,33 +3,20 @@
 use std::time::Duration;
 
 use redislock_client::{Redlock, Released};
+use redislock_testkit::tls::Certificate;
+use redislock_testkit::{Server, free_port};
 
-use crate::server::{Server, free_port};
 use crate::{NODE_TIMEOUT, TTL};
 
 #[tokio::test]
 async fn rediss_is_a_node_like_any_and_an_unknown_authority_is_refused() {
-    let rcgen::CertifiedKey { cert, signing_key } =
-        rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-    let folder = tempfile::tempdir().unwrap();
-    let (cert_file, key_file) = (
-        folder.path().join("cert.pem"),
-        folder.path().join("key.pem"),
-    );
-    std::fs::write(&cert_file, cert.pem()).unwrap();
-    std::fs::write(&key_file, signing_key.serialize_pem()).unwrap();
+    let certificate = Certificate::new();
     let port = free_port();
-    let _server = Server::start(&[
-        &format!("tls-port {port}"),
-        &format!("tls-cert-file {}", cert_file.display()),
-        &format!("tls-key-file {}", key_file.display()),
-        &format!("tls-ca-cert-file {}", cert_file.display()),
-        "tls-auth-clients no",
-    ]);
+    let _server = Server::with(certificate.config(port, "no"));
     let url = format!("rediss://localhost:{port}");
     let client = Redlock::builder()
         .node(&url)
-        .root_certificate(cert.pem())
+        .root_certificate(certificate.pem.clone())
         .connect()
         .await
         .unwrap();
@@ -43,7 +30,7 @@ fn the_blocking_names_do_the_same() {
     use redislock_client::blocking::Redlock;
     use redislock_client::{Error, Owner};
 
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = Redlock::builder()
         .nodes(servers.iter().map(Server::url))
         .node_timeout(NODE_TIMEOUT)

@@ -21,9 +21,7 @@ mod log;
 mod nodes;
 mod owner;
 mod pauses;
-mod proxy;
 mod sentinel;
-mod server;
 mod settings;
 mod slots;
 mod start;
@@ -33,8 +31,7 @@ mod tls;
 use std::time::Duration;
 
 use redislock_client::{Builder, Error, Redlock};
-
-use crate::server::Server;
+use redislock_testkit::Server;
 
 /// Long enough for a busy machine, short enough to wait for.
 const TTL: Duration = Duration::from_secs(3);

@@ -1,12 +1,11 @@
 //! Nodes that are slow, stopped, killed, restarted, quarantined or lose replies.
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use redislock_client::{Error, Moment, Redlock, Released, Verdict};
+use redislock_testkit::lock::sole_holder;
+use redislock_testkit::{Flow, Proxy, Server};
 
-use crate::proxy::{Flow, Proxy};
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
 
 async fn behind(servers: &[Server], proxy: &Proxy) -> Redlock {
@@ -22,8 +21,8 @@ async fn behind(servers: &[Server], proxy: &Proxy) -> Redlock {
 
 #[tokio::test]
 async fn one_slow_node_stalls_nobody() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     // Its replies come only when the test is over, so whatever succeeds did not wait for them.
     proxy.replies(Flow::Hold);
@@ -52,10 +51,10 @@ async fn one_slow_node_stalls_nobody() {
 
 #[tokio::test]
 async fn a_minority_that_is_stopped_costs_no_acquire_and_is_used_again_afterwards() {
-    let servers = Server::start_many::<5>(&[]);
+    let servers = Server::start_many::<5>();
     let client = connect(&servers).await;
-    servers[0].stop();
-    servers[2].stop();
+    servers[0].pause();
+    servers[2].pause();
     for _ in 0..20 {
         let guard = client.lock("x").ttl(TTL).wait(TTL).acquire().await.unwrap();
         assert_eq!(guard.release().await, Released::WasHeld);
@@ -82,10 +81,10 @@ async fn a_minority_that_is_stopped_costs_no_acquire_and_is_used_again_afterward
 
 #[tokio::test]
 async fn no_quorum_names_every_node_with_its_reason() {
-    let mut servers = Server::start_many::<3>(&[]);
+    let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     servers[0].kill();
-    servers[1].stop();
+    servers[1].pause();
     let error = client.lock("x").ttl(TTL).try_acquire().await.unwrap_err();
     servers[1].resume();
     assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
@@ -98,7 +97,7 @@ async fn no_quorum_names_every_node_with_its_reason() {
 
 #[tokio::test]
 async fn no_quorum_names_the_owner_where_a_node_that_answers_holds_the_lock() {
-    let mut servers = Server::start_many::<3>(&[]);
+    let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let words = ["LOCK.ACQUIRE", "x", "t", "600000", "OWNER", "somebody"];
     let _: u64 = servers[2].run(&words);
@@ -115,21 +114,19 @@ async fn no_quorum_names_the_owner_where_a_node_that_answers_holds_the_lock() {
 
 #[tokio::test]
 async fn a_reply_that_is_lost_and_asked_for_again_counts_once_and_has_the_same_fence() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     proxy.replies(Flow::Lose);
     let guard = client.lock("x").ttl(TTL * 2).acquire().await.unwrap();
     until("the request has arrived", || !servers[0].is_free("x")).await;
     let hold = |server: &Server| {
-        let info: HashMap<String, redis::Value> = server.run(&["LOCK.INFO", "x"]);
-        let holders: Vec<HashMap<String, redis::Value>> =
-            redis::from_redis_value(info["holders"].clone()).unwrap();
-        (holders[0]["holds"].clone(), holders[0]["fence"].clone())
+        let holder = sole_holder(&mut server.connect(), "x");
+        (holder.number("holds"), holder.number("fence"))
     };
     let (count, fence) = hold(&servers[0]);
-    assert_eq!(count, redis::Value::Int(1));
-    proxy.cut();
+    assert_eq!(count, 1);
+    proxy.close_connections();
     proxy.replies(Flow::Pass);
     // Nothing is known of the grant, so renewal asks for it: ONCE.
     let asked = servers[0].calls("lock.acquire");
@@ -144,7 +141,7 @@ async fn a_reply_that_is_lost_and_asked_for_again_counts_once_and_has_the_same_f
 
 #[tokio::test]
 async fn busy_no_quorum_lost_and_refused_are_told_apart() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let (one, other) = (connect(&servers).await, connect(&servers).await);
     let guard = one.lock("x").ttl(TTL).acquire().await.unwrap();
     assert!(matches!(
@@ -172,8 +169,8 @@ async fn busy_no_quorum_lost_and_refused_are_told_apart() {
     }
     assert!(matches!(guard.extend().await, Err(Error::Lost { .. })));
 
-    servers[0].stop();
-    servers[1].stop();
+    servers[0].pause();
+    servers[1].pause();
     let error = other.lock("x").ttl(TTL).try_acquire().await.unwrap_err();
     servers[0].resume();
     servers[1].resume();
@@ -182,7 +179,7 @@ async fn busy_no_quorum_lost_and_refused_are_told_apart() {
 
 #[tokio::test]
 async fn a_ttl_beyond_the_nodes_limit_is_refused_with_their_words() {
-    let servers = [Server::start(&["lock.max-ttl 5000"])];
+    let servers = [Server::with(["lock.max-ttl 5000"])];
     let client = connect(&servers).await;
     let error = client
         .lock("x")
@@ -199,8 +196,8 @@ async fn a_ttl_beyond_the_nodes_limit_is_refused_with_their_words() {
 
 #[tokio::test]
 async fn a_lost_reply_leaves_no_orphan() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     proxy.replies(Flow::Lose);
     let guard = client
@@ -210,15 +207,15 @@ async fn a_lost_reply_leaves_no_orphan() {
         .await
         .unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
-    proxy.cut();
+    proxy.close_connections();
     proxy.replies(Flow::Pass);
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
 }
 
 #[tokio::test]
 async fn a_grant_that_comes_after_the_failure_is_given_back() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     for server in &servers[1..] {
         let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
@@ -241,8 +238,8 @@ async fn a_grant_that_comes_after_the_failure_is_given_back() {
 
 #[tokio::test]
 async fn a_release_that_cannot_be_delivered_is_delivered_when_the_node_is_back() {
-    let servers = Server::start_many::<3>(&[]);
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = Server::start_many::<3>();
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     let guard = client
         .lock("x")
@@ -257,14 +254,14 @@ async fn a_release_that_cannot_be_delivered_is_delivered_when_the_node_is_back()
     proxy.requests(Flow::Lose);
     assert_eq!(guard.release().await, Released::WasHeld);
     assert!(!servers[0].is_free("x"));
-    proxy.cut();
+    proxy.close_connections();
     proxy.requests(Flow::Pass);
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
 }
 
 #[tokio::test]
 async fn a_retry_is_not_blocked_by_its_own_partial_lock() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     for server in &servers[..2] {
         let _: u64 = server.run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
@@ -292,14 +289,14 @@ async fn a_retry_is_not_blocked_by_its_own_partial_lock() {
 
 #[tokio::test]
 async fn a_restarted_node_that_forgot_is_asked_again_and_counts() {
-    let mut servers = Server::start_many::<3>(&[]);
+    let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let guard = client.lock("x").ttl(TTL * 2).acquire().await.unwrap();
     let fence = guard.fence();
     // One after the other, each of them forgets; a majority always remembers.
     for server in &mut servers {
         server.kill();
-        server.restart();
+        server.start_again();
         until("the node holds it again", || !server.is_free("x")).await;
         assert!(guard.is_valid());
     }
@@ -311,7 +308,7 @@ async fn a_restarted_node_that_forgot_is_asked_again_and_counts() {
 
 #[tokio::test]
 async fn a_node_that_did_not_grant_at_first_is_asked_again_by_renewal() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let _: u64 = servers[1].run(&["LOCK.ACQUIRE", "x", "somebody", "600000"]);
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
@@ -323,7 +320,7 @@ async fn a_node_that_did_not_grant_at_first_is_asked_again_by_renewal() {
 
 #[tokio::test]
 async fn a_quarantined_node_says_so_and_is_waited_for() {
-    let mut servers = [Server::start(&["lock.quarantine 2000"])];
+    let mut servers = [Server::with(["lock.quarantine 2000"])];
     until("its first quarantine is over", || {
         let reply: Result<Option<u64>, _> = {
             let client = redis::Client::open(servers[0].url()).unwrap();
@@ -340,7 +337,7 @@ async fn a_quarantined_node_says_so_and_is_waited_for() {
     let ttl = NODE_TIMEOUT * 3 + Duration::from_millis(100);
     let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
     servers[0].kill();
-    servers[0].restart();
+    servers[0].start_again();
     let other = builder(&servers).connect().await.unwrap();
     let error = other.lock("x").ttl(ttl).try_acquire().await.unwrap_err();
     assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
@@ -368,11 +365,11 @@ async fn a_quarantined_node_says_so_and_is_waited_for() {
 
 #[tokio::test]
 async fn a_client_reconnects_by_itself() {
-    let servers = [Server::start(&[])];
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = [Server::start()];
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     for _ in 0..5 {
-        proxy.cut();
+        proxy.close_connections();
         let guard = client
             .lock("x")
             .ttl(TTL)
@@ -386,12 +383,12 @@ async fn a_client_reconnects_by_itself() {
 
 #[tokio::test]
 async fn a_guard_survives_a_connection_that_breaks() {
-    let servers = [Server::start(&[])];
-    let proxy = Proxy::to(servers[0].port).await;
+    let servers = [Server::start()];
+    let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
     let first = guard.valid_until();
-    proxy.cut();
+    proxy.close_connections();
     until("it was renewed over a new connection", || {
         guard.valid_until() > first
     })

@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use redislock_client::{Error, Owner, Released};
+use redislock_testkit::Server;
 
-use crate::server::Server;
 use crate::{TTL, connect, freed_before_the_lease_ends, is_busy};
 
 #[tokio::test]
 async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let owner = Owner::named("worker-7");
     let lock = client.lock("x").owner(&owner).ttl(TTL);
@@ -35,7 +35,7 @@ async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
 
 #[tokio::test]
 async fn entering_again_with_a_shorter_ttl_does_not_shorten_the_lease() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
     let outer = client
@@ -61,7 +61,7 @@ async fn entering_again_with_a_shorter_ttl_does_not_shorten_the_lease() {
 
 #[tokio::test]
 async fn two_tasks_of_one_owner_share_the_hold_instead_of_waiting_for_each_other() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let owner = Owner::new();
     let lock = client.lock("x").owner(&owner).ttl(TTL);
@@ -74,7 +74,7 @@ async fn two_tasks_of_one_owner_share_the_hold_instead_of_waiting_for_each_other
 
 #[tokio::test]
 async fn another_owner_is_another_owner() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let _guard = client
         .lock("x")
@@ -93,7 +93,7 @@ async fn another_owner_is_another_owner() {
 
 #[tokio::test]
 async fn an_owner_whose_hold_was_lost_gets_a_new_one() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
     let first = client
@@ -118,7 +118,7 @@ async fn an_owner_whose_hold_was_lost_gets_a_new_one() {
 
 #[tokio::test]
 async fn a_shared_hold_is_not_silently_taken_for_an_exclusive_one() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
     let _shared = client
@@ -134,7 +134,7 @@ async fn a_shared_hold_is_not_silently_taken_for_an_exclusive_one() {
 
 #[tokio::test]
 async fn every_lock_is_entered_by_itself_in_any_order_and_company() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
     let both = client.lock_all(["x", "y"]).owner(&owner);
@@ -163,7 +163,7 @@ async fn every_lock_is_entered_by_itself_in_any_order_and_company() {
 
 #[tokio::test]
 async fn each_of_several_locks_is_released_by_the_last_one_in_it() {
-    let servers = Server::start_many::<3>(&[]);
+    let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let owner = Owner::new();
     for dropped in [false, true] {
@@ -191,7 +191,7 @@ async fn each_of_several_locks_is_released_by_the_last_one_in_it() {
 
 #[tokio::test]
 async fn tokens_for_the_end_of_several_holds_cost_no_tasks() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
     let _x = client.lock("x").owner(&owner).acquire().await.unwrap();
@@ -213,7 +213,7 @@ async fn tokens_for_the_end_of_several_holds_cost_no_tasks() {
 
 #[tokio::test]
 async fn two_owners_that_wait_for_each_other_wait_no_longer_than_they_may() {
-    let servers = [Server::start(&[])];
+    let servers = [Server::start()];
     let client = connect(&servers).await;
     let (one, two) = (Owner::new(), Owner::new());
     let _x = client.lock("x").owner(&one).acquire().await.unwrap();

@@ -6,12 +6,11 @@ use std::process::{Child, ChildStdin, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
+use redislock_testkit::{Flow, Proxy, Server};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contention::waiters;
 use crate::examples::example;
-use crate::proxy::{Flow, Proxy};
-use crate::server::Server;
 use crate::until;
 
 /// `examples/fenced_worker.rs` as a process of its own.
@@ -89,7 +88,7 @@ fn urls(servers: &[Server]) -> Vec<String> {
 }
 
 fn a_paused_holder(servers: &[Server]) {
-    let resource = Server::start(&["no-module"]);
+    let resource = Server::options().without_module().start();
     let mut paused = Worker::start(&resource, urls(servers));
     let first = paused.holds();
     assert_eq!(paused.says("read "), "0");
@@ -117,15 +116,15 @@ fn a_paused_holder(servers: &[Server]) {
 
 #[test]
 fn a_holder_that_was_paused_beyond_its_ttl_is_told_and_its_write_is_refused() {
-    a_paused_holder(&Server::start_many::<1>(&[]));
-    a_paused_holder(&Server::start_many::<3>(&[]));
+    a_paused_holder(&Server::start_many::<1>());
+    a_paused_holder(&Server::start_many::<3>());
 }
 
 async fn a_pause_while_acquiring(servers: &[Server]) {
-    let resource = Server::start(&["no-module"]);
+    let resource = Server::options().without_module().start();
     let mut proxies = Vec::new();
     for server in servers {
-        let proxy = Proxy::to(server.port).await;
+        let proxy = Proxy::to(server.port());
         proxy.hold_replies_once_asked("LOCK.ACQUIRE");
         proxies.push(proxy);
     }
@@ -156,6 +155,6 @@ async fn a_pause_while_acquiring(servers: &[Server]) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pause_while_grants_wait_to_be_read_gives_no_lock_that_is_over() {
-    a_pause_while_acquiring(&Server::start_many::<1>(&[])).await;
-    a_pause_while_acquiring(&Server::start_many::<3>(&[])).await;
+    a_pause_while_acquiring(&Server::start_many::<1>()).await;
+    a_pause_while_acquiring(&Server::start_many::<3>()).await;
 }

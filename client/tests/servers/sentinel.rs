@@ -4,58 +4,33 @@
 use std::time::Duration;
 
 use redislock_client::{Moment, Redlock, Released};
+use redislock_testkit::Server;
+use redislock_testkit::sentinel::{Deployment, NAME};
 
 use crate::history::Contention;
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, until};
 
 /// Longer than any failover here.
 const LONG: Duration = Duration::from_secs(60);
 
-struct Deployment {
-    master: Server,
-    replica: Server,
-    sentinel: Server,
+async fn client(deployment: &Deployment) -> Redlock {
+    Redlock::builder()
+        .sentinel(NAME, deployment.sentinels.iter().map(Server::url))
+        .node_timeout(NODE_TIMEOUT)
+        .connect()
+        .await
+        .unwrap()
 }
 
-impl Deployment {
-    async fn start(options: &[&str]) -> Self {
-        let mut options = options.to_vec();
-        options.push("repl-diskless-sync-delay 0");
-        let master = Server::start(&options);
-        let of = format!("replicaof 127.0.0.1 {}", master.port);
-        options.push(&of);
-        let replica = Server::start(&options);
-        let sentinel = Server::start_sentinel("mymaster", &master);
-        until("Sentinel knows the replica", || {
-            let info: String = sentinel.run(&["INFO", "sentinel"]);
-            info.contains("slaves=1")
-        })
-        .await;
-        says(&master, "state=online").await;
-        Self {
-            master,
-            replica,
-            sentinel,
-        }
-    }
+async fn replica_has(deployment: &Deployment, key: &str) {
+    until("the replica has it", || {
+        !deployment.replicas[0].is_free(key)
+    })
+    .await;
+}
 
-    async fn client(&self) -> Redlock {
-        Redlock::builder()
-            .sentinel("mymaster", [self.sentinel.url()])
-            .node_timeout(NODE_TIMEOUT)
-            .connect()
-            .await
-            .unwrap()
-    }
-
-    async fn replica_has(&self, key: &str) {
-        until("the replica has it", || !self.replica.is_free(key)).await;
-    }
-
-    async fn failed_over(&self) {
-        in_charge(&self.replica).await;
-    }
+async fn failed_over(deployment: &Deployment) {
+    in_charge(&deployment.replicas[0]).await;
 }
 
 /// Sentinel closes connections when it changes roles, so it may take more than one question.
@@ -73,18 +48,18 @@ async fn in_charge(server: &Server) {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow() {
-    let mut deployment = Deployment::start(&[]).await;
-    let (client, other) = (deployment.client().await, deployment.client().await);
+    let mut deployment = Deployment::start(&Server::options());
+    let (client, other) = (client(&deployment).await, client(&deployment).await);
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
     let fence = guard.fence();
     let waiting = Contention::start(vec![other.lock("x").ttl(TTL), client.lock("x").ttl(TTL)]);
-    deployment.replica_has("x").await;
+    replica_has(&deployment, "x").await;
     deployment.master.kill();
-    deployment.failed_over().await;
+    failed_over(&deployment).await;
     // Nothing of ours asks: the client notices by itself that another process answers, and confirms
     // the hold there.
     until("the hold is confirmed at the new master", || {
-        deployment.replica.calls("lock.extend") > 0
+        deployment.replicas[0].calls("lock.extend") > 0
     })
     .await;
     assert!(guard.is_valid() && guard.fence() == fence);
@@ -98,16 +73,16 @@ async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow
 
 #[tokio::test]
 async fn a_hold_that_the_new_master_never_heard_of_is_reported_lost() {
-    let mut deployment = Deployment::start(&[]).await;
-    let client = deployment.client().await;
+    let mut deployment = Deployment::start(&Server::options());
+    let client = client(&deployment).await;
     // The replica stands still, and the master dies while what it has to tell is stuck behind a
     // large value.
-    deployment.replica.stop();
+    deployment.replicas[0].pause();
     let large = "x".repeat(64 << 20);
     let _: () = deployment.master.run(&["SET", "large", &large]);
     let guard = client.lock("x").ttl(LONG).acquire().await.unwrap();
     deployment.master.kill();
-    deployment.replica.resume();
+    deployment.replicas[0].resume();
     guard.lost().await;
     assert!(!guard.is_valid());
     let next = client.lock("x").ttl(TTL).acquire().await.unwrap();
@@ -120,8 +95,8 @@ async fn a_hold_that_the_new_master_never_heard_of_is_reported_lost() {
 async fn with_quarantine_nobody_is_granted_before_the_lost_holder_was_told() {
     let quarantine = TTL * 2;
     let setting = format!("lock.quarantine {}", quarantine.as_millis());
-    let mut deployment = Deployment::start(&[&setting]).await;
-    let (client, other) = (deployment.client().await, deployment.client().await);
+    let mut deployment = Deployment::start(&Server::options().config(&setting));
+    let (client, other) = (client(&deployment).await, client(&deployment).await);
     let guard = client
         .lock("x")
         .ttl(TTL)
@@ -143,7 +118,7 @@ async fn with_quarantine_nobody_is_granted_before_the_lost_holder_was_told() {
     let (granted, next) = waiter.await.unwrap();
     assert!(granted >= end, "nobody overlaps");
     assert!(next.fence() > guard.fence());
-    assert!(!deployment.replica.is_free("x"));
+    assert!(!deployment.replicas[0].is_free("x"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -154,21 +129,21 @@ async fn failovers_under_load_let_nobody_overlap() {
         "min-replicas-to-write 0",
         "min-replicas-max-lag 1",
     ];
-    let mut deployment = Deployment::start(&options).await;
-    let clients = [deployment.client().await, deployment.client().await];
+    let mut deployment = Deployment::start(&Server::options().configs(options));
+    let clients = [client(&deployment).await, client(&deployment).await];
     let lock = |client: &Redlock| client.lock("x").ttl(NODE_TIMEOUT * 4).wait(LONG);
     let load = Contention::start(clients.iter().chain(&clients).map(lock).collect());
     load.go_on(20).await;
     deployment.master.kill();
-    deployment.failed_over().await;
+    failed_over(&deployment).await;
     load.go_on(20).await;
     // Back again as a replica, and then in charge, in agreement with the present master.
-    deployment.master.restart();
-    says(&deployment.replica, "state=online").await;
+    deployment.master.start_again();
+    says(&deployment.replicas[0], "state=online").await;
     load.go_on(20).await;
     until("Sentinel fails over again", || {
-        let words = ["SENTINEL", "FAILOVER", "mymaster"];
-        deployment.sentinel.try_run::<()>(&words).is_ok()
+        let words = ["SENTINEL", "FAILOVER", NAME];
+        deployment.sentinels[0].try_run::<()>(&words).is_ok()
     })
     .await;
     in_charge(&deployment.master).await;

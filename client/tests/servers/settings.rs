@@ -6,10 +6,12 @@ use std::time::Duration;
 
 use redis::IntoConnectionInfo;
 use redislock_client::{Builder, Credentials, Error, Redlock, Released};
+use redislock_testkit::Server;
+use redislock_testkit::cluster::{Cluster, MASTERS};
+use redislock_testkit::sentinel::{NAME, watch};
 
-use crate::cluster::{Cluster, MASTERS};
+use crate::cluster::options;
 use crate::contention::waiters;
-use crate::server::Server;
 use crate::{NODE_TIMEOUT, TTL, builder, until};
 
 /// Long enough for several connections on a busy machine.
@@ -21,9 +23,9 @@ fn set_password(server: &Server, password: &str) {
     let _: () = server.run(&["ACL", "SETUSER", "default", "resetpass", &word]);
 }
 
-/// A Sentinel of this master, named `m`.
+/// A Sentinel of this master.
 fn sentinel_of(master: &Server) -> Server {
-    Server::start_sentinel_at("m", master.port, &[])
+    watch(master.port())
 }
 
 async fn works(builder: Builder) -> Redlock {
@@ -36,45 +38,45 @@ async fn works(builder: Builder) -> Redlock {
 
 #[tokio::test]
 async fn the_password_of_a_sentinel_url_is_the_masters() {
-    let master = Server::start(&[]);
+    let master = Server::start();
     let sentinel = sentinel_of(&master);
     set_password(&master, "secret");
-    let url = format!("redis://:secret@127.0.0.1:{}", sentinel.port);
-    works(Redlock::builder().sentinel("m", [&url])).await;
+    let url = format!("redis://:secret@127.0.0.1:{}", sentinel.port());
+    works(Redlock::builder().sentinel(NAME, [&url])).await;
     // A Sentinel that asks for a password gets the same one.
     set_password(&sentinel, "secret");
-    works(Redlock::builder().sentinel("m", [&url])).await;
+    works(Redlock::builder().sentinel(NAME, [&url])).await;
 }
 
 #[tokio::test]
 async fn sentinels_may_have_a_password_of_their_own() {
-    let master = Server::start(&[]);
+    let master = Server::start();
     let sentinel = sentinel_of(&master);
     let plain = sentinel.url();
-    let url = format!("redis://:secret@127.0.0.1:{}", sentinel.port);
+    let url = format!("redis://:secret@127.0.0.1:{}", sentinel.port());
     set_password(&sentinel, "other");
     let own = Credentials::password("other");
     works(
         Redlock::builder()
-            .sentinel("m", [&plain])
+            .sentinel(NAME, [&plain])
             .sentinel_credentials(own.clone()),
     )
     .await;
     set_password(&master, "secret");
     works(
         Redlock::builder()
-            .sentinel("m", [&url])
+            .sentinel(NAME, [&url])
             .sentinel_credentials(own),
     )
     .await;
     let named = Credentials::new("default", "other");
     works(
         Redlock::builder()
-            .sentinel("m", [&url])
+            .sentinel(NAME, [&url])
             .sentinel_credentials(named),
     )
     .await;
-    let error = Redlock::builder().sentinel("m", [&url]).connect().await;
+    let error = Redlock::builder().sentinel(NAME, [&url]).connect().await;
     let error = error.map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("WRONGPASS"), "{error}");
     assert!(!error.contains("secret"), "{error}");
@@ -82,10 +84,10 @@ async fn sentinels_may_have_a_password_of_their_own() {
 
 #[tokio::test]
 async fn the_database_of_a_sentinel_url_is_the_masters() {
-    let master = Server::start(&[]);
+    let master = Server::start();
     let sentinel = sentinel_of(&master);
-    let url = format!("redis://127.0.0.1:{}/3", sentinel.port);
-    let client = works(Redlock::builder().sentinel("m", [url])).await;
+    let url = format!("redis://127.0.0.1:{}/3", sentinel.port());
+    let client = works(Redlock::builder().sentinel(NAME, [url])).await;
     let _guard = client.lock("y").acquire().await.unwrap();
     let keyspace: String = master.run(&["INFO", "keyspace"]);
     assert!(keyspace.contains("db3:keys=1"), "{keyspace}");
@@ -93,14 +95,14 @@ async fn the_database_of_a_sentinel_url_is_the_masters() {
 
 #[tokio::test]
 async fn a_sentinel_that_hangs_or_is_gone_or_wrong_is_passed_over() {
-    let master = Server::start(&["repl-diskless-sync-delay 0"]);
-    let replica = Server::start(&[&format!("replicaof 127.0.0.1 {}", master.port)]);
+    let master = Server::start();
+    let replica = Server::options().replica_of(&master).start();
     let (hanging, good) = (sentinel_of(&master), sentinel_of(&master));
     let (mut gone, wrong) = (sentinel_of(&master), sentinel_of(&replica));
-    hanging.stop();
+    hanging.pause();
     gone.kill();
     let urls = [&hanging, &gone, &wrong, &good].map(Server::url);
-    let client = works(Redlock::builder().sentinel("m", &urls)).await;
+    let client = works(Redlock::builder().sentinel(NAME, &urls)).await;
     let _guard = client.lock("y").acquire().await.unwrap();
     assert!(!master.is_free("y"));
     let error = Redlock::builder()
@@ -113,9 +115,9 @@ async fn a_sentinel_that_hangs_or_is_gone_or_wrong_is_passed_over() {
 
 #[tokio::test]
 async fn waiters_need_no_sentinel() {
-    let master = Server::start(&[]);
+    let master = Server::start();
     let mut sentinel = sentinel_of(&master);
-    let client = works(Redlock::builder().sentinel("m", [sentinel.url()])).await;
+    let client = works(Redlock::builder().sentinel(NAME, [sentinel.url()])).await;
     let guard = client.lock("y").ttl(TTL * 10).acquire().await.unwrap();
     sentinel.kill();
     let waiter = tokio::spawn({
@@ -137,7 +139,7 @@ pub(crate) fn connections(server: &Server, name: &str) -> Vec<String> {
 
 #[tokio::test]
 async fn connections_have_the_name_of_the_client_also_those_of_waiters() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let builder = builder(std::slice::from_ref(&server)).client_name("billing-7");
     let client = works(builder.clone()).await;
     let guard = client.lock("y").ttl(TTL * 10).acquire().await.unwrap();
@@ -155,7 +157,7 @@ async fn connections_have_the_name_of_the_client_also_those_of_waiters() {
 
 #[tokio::test]
 async fn credentials_are_asked_for_whenever_a_connection_is_opened() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     set_password(&server, "first");
     let present = Arc::new(Mutex::new("first"));
     let client = Redlock::builder()
@@ -172,7 +174,7 @@ async fn credentials_are_asked_for_whenever_a_connection_is_opened() {
         .await
         .unwrap();
     client.lock("x").acquire().await.unwrap().release().await;
-    let url = format!("redis://:first@127.0.0.1:{}", server.port);
+    let url = format!("redis://:first@127.0.0.1:{}", server.port());
     let mut admin = redis::Client::open(url).unwrap().get_connection().unwrap();
     let run = |admin: &mut redis::Connection, words: &[&str]| {
         let _: redis::Value = redis::Cmd::new().arg(words).query(admin).unwrap();
@@ -193,7 +195,7 @@ async fn credentials_are_asked_for_whenever_a_connection_is_opened() {
 
 #[tokio::test]
 async fn a_master_of_a_cluster_that_was_lost_is_connected_to_with_new_credentials() {
-    let cluster = Cluster::start(MASTERS, &[]).await;
+    let cluster = Cluster::start(MASTERS, 0, &options());
     let mut admins = Vec::new();
     for node in &cluster.nodes {
         let admin = redis::Client::open(node.url()).unwrap();
@@ -230,7 +232,7 @@ async fn a_master_of_a_cluster_that_was_lost_is_connected_to_with_new_credential
 
 #[tokio::test]
 async fn a_provider_of_credentials_that_fails_is_named() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let builder = Redlock::builder().node(server.url());
     let builder = builder.credentials(|| async { Err("the vault is sealed") });
     let error = builder.connect().await.map(|_| ()).unwrap_err();
@@ -240,7 +242,7 @@ async fn a_provider_of_credentials_that_fails_is_named() {
 
 #[tokio::test]
 async fn settings_and_clients_of_redis_rs_are_taken_as_they_are() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let info = server.url().into_connection_info().unwrap();
     let settings = info.redis_settings().clone();
     let settings = settings
@@ -295,9 +297,9 @@ pub(crate) fn probed(port: u16) -> usize {
 #[cfg(target_os = "linux")]
 #[tokio::test]
 async fn idle_connections_are_probed_by_the_kernel() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let sentinel = sentinel_of(&server);
-    let by_name = Redlock::builder().sentinel("m", [sentinel.url()]);
+    let by_name = Redlock::builder().sentinel(NAME, [sentinel.url()]);
     for builder in [builder(std::slice::from_ref(&server)), by_name] {
         let client = works(builder).await;
         let guard = client.lock("y").ttl(TTL * 20).acquire().await.unwrap();
@@ -307,7 +309,7 @@ async fn idle_connections_are_probed_by_the_kernel() {
         });
         until("it waits", || waiters(&server, "y") == 1).await;
         until("both connections have a probe ahead", || {
-            probed(server.port) >= 2
+            probed(server.port()) >= 2
         })
         .await;
         drop(guard);

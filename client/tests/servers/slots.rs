@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use redislock_client::{Redlock, Released};
+use redislock_testkit::Server;
+use redislock_testkit::cluster::{Cluster, MASTERS};
 
-use crate::cluster::{Cluster, MASTERS};
+use crate::cluster::{client, options};
 use crate::contention::waiters;
-use crate::server::Server;
 use crate::settings;
 #[cfg(target_os = "linux")]
 use crate::settings::probed;
@@ -29,8 +30,8 @@ fn connections(cluster: &Cluster) -> i64 {
 
 #[tokio::test]
 async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
-    let cluster = Cluster::start(MASTERS, &[]).await;
-    let client = cluster.client().await;
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let client = client(&cluster).await;
     let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
     let before = connections(&cluster);
     let all: Vec<_> = (0..WAITERS)
@@ -46,7 +47,7 @@ async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
     .await;
     #[cfg(target_os = "linux")]
     until("all of them have a probe ahead", || {
-        probed(cluster.nodes[0].port) > all.len()
+        probed(cluster.nodes[0].port()) > all.len()
     })
     .await;
     assert_eq!(guard.release().await, Released::WasHeld);
@@ -57,7 +58,7 @@ async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
 
 #[tokio::test]
 async fn connections_to_every_master_have_the_name_of_the_client() {
-    let cluster = Cluster::start(MASTERS, &[]).await;
+    let cluster = Cluster::start(MASTERS, 0, &options());
     let client = Redlock::builder()
         .cluster(cluster.nodes.iter().map(Server::url))
         .client_name("slots-7")

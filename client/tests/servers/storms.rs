@@ -4,10 +4,10 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use redislock_client::{Error, Redlock};
+use redislock_testkit::sentinel::{NAME, watch};
+use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::contention::waiters;
-use crate::proxy::{Flow, Proxy};
-use crate::server::Server;
 use crate::{TTL, connect, patient, until};
 
 const WAITERS: u64 = 30;
@@ -38,8 +38,8 @@ async fn in_three_seconds(count: impl Fn() -> u64) -> u64 {
 
 #[tokio::test]
 async fn a_wait_ends_in_time_though_no_reply_ever_comes() {
-    let server = Server::start(&[]);
-    let proxy = Proxy::to(server.port).await;
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
     let holder = patient(std::slice::from_ref(&server)).await;
     let guard = holder.lock("x").ttl(TTL * 20).acquire().await.unwrap();
     // So patient that it does not believe the node down by chance.
@@ -58,7 +58,7 @@ async fn a_wait_ends_in_time_though_no_reply_ever_comes() {
 
 #[test]
 fn a_wait_ends_in_time_though_the_runtime_of_the_client_is_not_driven() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let builder = || {
         tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -85,7 +85,7 @@ fn a_wait_ends_in_time_though_the_runtime_of_the_client_is_not_driven() {
 
 #[tokio::test]
 async fn waiters_of_a_full_server_keep_their_places_and_the_others_retry_slowly() {
-    let server = Server::start(&["maxclients 30"]);
+    let server = Server::with(["maxclients 30"]);
     let client = patient(std::slice::from_ref(&server)).await;
     let holder = patient(std::slice::from_ref(&server)).await;
     let _guard = holder.lock("x").ttl(TTL * 20).acquire().await.unwrap();
@@ -121,7 +121,7 @@ async fn waiters_of_a_full_server_keep_their_places_and_the_others_retry_slowly(
 
 #[tokio::test]
 async fn a_quarantined_node_is_asked_no_more_often_than_it_says() {
-    let server = Server::start(&["lock.quarantine 60000"]);
+    let server = Server::with(["lock.quarantine 60000"]);
     let client = patient(std::slice::from_ref(&server)).await;
     for waiter in 0..WAITERS {
         wait_for(&client, &format!("x{waiter}"));
@@ -133,7 +133,7 @@ async fn a_quarantined_node_is_asked_no_more_often_than_it_says() {
 
 #[tokio::test]
 async fn a_wait_for_a_node_that_cannot_serve_ends_in_time() {
-    let server = Server::start(&["lock.quarantine 60000"]);
+    let server = Server::with(["lock.quarantine 60000"]);
     let client = patient(std::slice::from_ref(&server)).await;
     let wait = Duration::from_millis(2_500);
     let begin = Instant::now();
@@ -159,7 +159,7 @@ async fn a_wait_for_a_node_that_cannot_serve_ends_in_time() {
 
 #[tokio::test]
 async fn nothing_is_released_at_a_node_that_was_never_asked() {
-    let mut server = Server::start(&[]);
+    let mut server = Server::start();
     let client = connect(std::slice::from_ref(&server)).await;
     server.kill();
     // From now on there is no connection.
@@ -172,7 +172,7 @@ async fn nothing_is_released_at_a_node_that_was_never_asked() {
         ));
     }
     tokio::time::sleep(TTL).await;
-    server.restart();
+    server.start_again();
     for waiter in waiters {
         waiter.await.unwrap().unwrap();
     }
@@ -185,7 +185,7 @@ async fn nothing_is_released_at_a_node_that_was_never_asked() {
 
 #[tokio::test]
 async fn waiters_without_a_majority_do_not_storm_the_node_that_is_left() {
-    let mut servers = Server::start_many::<3>(&[]);
+    let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     servers[1].kill();
     servers[2].kill();
@@ -199,7 +199,7 @@ async fn waiters_without_a_majority_do_not_storm_the_node_that_is_left() {
 
 #[tokio::test]
 async fn waiters_keep_their_order_over_stalls() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     // It believes the node down during each stall.
     let client = Redlock::connect([server.url()]).await.unwrap();
     let guard = client.lock("x").ttl(TTL * 20).acquire().await.unwrap();
@@ -215,7 +215,7 @@ async fn waiters_keep_their_order_over_stalls() {
         until("it waits", || waiters(&server, "x") == number + 1).await;
     }
     for _ in 0..4 {
-        server.stop();
+        server.pause();
         tokio::time::sleep(Duration::from_millis(700)).await;
         server.resume();
         tokio::time::sleep(Duration::from_millis(300)).await;
@@ -230,10 +230,10 @@ async fn waiters_keep_their_order_over_stalls() {
 
 #[tokio::test]
 async fn waiters_stay_at_a_master_whose_sentinel_is_down() {
-    let master = Server::start(&[]);
-    let mut sentinel = Server::start_sentinel("m", &master);
+    let master = Server::start();
+    let mut sentinel = watch(master.port());
     let client = Redlock::builder()
-        .sentinel("m", [sentinel.url()])
+        .sentinel(NAME, [sentinel.url()])
         .node_timeout(TTL);
     let client = client.connect().await.unwrap();
     let holder = patient(std::slice::from_ref(&master)).await;
@@ -252,12 +252,12 @@ async fn waiters_stay_at_a_master_whose_sentinel_is_down() {
 
 #[tokio::test]
 async fn a_busy_answer_costs_the_same_for_any_number_of_holders() {
-    let server = Server::start(&[]);
+    let server = Server::start();
     let client = patient(std::slice::from_ref(&server)).await;
     let hold = |from: &str, to: &str| {
         let code = "for i = ARGV[1], ARGV[2] do \
                     redis.call('LOCK.ACQUIRE', KEYS[1], i, 600000, 'SHARED', 'OWNER', 'w' .. i) end";
-        let _: redis::Value = server.run(&["EVAL", code, "1", "x", from, to]);
+        let _: () = server.run(&["EVAL", code, "1", "x", from, to]);
     };
     let bytes = async || {
         let before = number(&server, "total_net_output_bytes");
