@@ -4,10 +4,10 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos lint bench matrix
+.PHONY: help setup build run demo test clients chaos lint bench matrix release install package package-test
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Install missing tools: a C compiler, libclang, a Redis or Valkey server
 	@scripts/setup.sh
@@ -43,10 +43,23 @@ lint: ## Check format, clippy, documentation, licences and scripts; warnings are
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 	cargo deny --log-level error check licenses bans sources
-	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh .ci/run; fi
+	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/debian/* .ci/run; fi
 
 bench: build ## Compare with the alternatives, as ratios in one run (BENCH='pairs memory': only these)
 	REDIS_SERVER="$$(scripts/server.sh)" cargo run --release -p redislock-bench -- $(BENCH)
 
 matrix: build ## Run the end-to-end tests on Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that)
 	@scripts/matrix.sh
+
+release: build ## Build the module and the tool as they are installed
+	cargo build --release -p redlock-cli
+
+# It builds nothing, so that it can run as root: make release && sudo make install
+install: ## Install what make release has built (PREFIX=/usr/local, DESTDIR=)
+	@PREFIX='$(PREFIX)' DESTDIR='$(DESTDIR)' scripts/install.sh
+
+package: release ## Make a .deb and a .tar.gz in target/package
+	@scripts/package.sh
+
+package-test: package ## Install, start, upgrade and remove the .deb in Debian roots, as root (RELEASES='bookworm trixie')
+	@scripts/package-test.sh $(or $(RELEASES),trixie)

@@ -216,6 +216,12 @@ fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
 fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
     let (ok, error) = (raw::REDISMODULE_OK as c_int, raw::REDISMODULE_ERR as c_int);
     if version != c_int::from(wire::RDB_VERSION) {
+        let known = wire::RDB_VERSION;
+        let text = format!(
+            "these locks were saved by another version of redislock (form {version}, this version \
+             reads form {known}): start the server with the version that saved them, or a newer one"
+        );
+        ffi::log(Level::Warning, &text);
         return error;
     }
     let Some(bytes) = load_bytes(io) else {

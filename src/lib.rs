@@ -64,6 +64,11 @@ use redis_module::raw;
 /// The module's name, which is also the prefix of its options and INFO sections.
 const NAME: &std::ffi::CStr = c"lock";
 
+/// The server refuses a name that is in use, which happens when a second loadmodule line was added
+/// by hand, or by CONFIG REWRITE to a file that includes the first one.
+const LOADED_TWICE: &str = "redislock was not loaded: a module of the name lock is loaded already; \
+     keep one loadmodule line in redis.conf and in the files that it includes";
+
 #[cfg(not(test))]
 #[global_allocator]
 static ALLOCATOR: redis_module::alloc::RedisAlloc = redis_module::alloc::RedisAlloc;
@@ -83,6 +88,10 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     if unsafe { raw::Export_RedisModule_Init(ctx, NAME.as_ptr(), version_number(), api_version) }
         != raw::REDISMODULE_OK as c_int
     {
+        if there!(RedisModule_Log) {
+            // SAFETY: the context of this callback.
+            unsafe { Ctx::new(ctx) }.log(Level::Warning, LOADED_TWICE);
+        }
         return raw::REDISMODULE_ERR as c_int;
     }
     // SAFETY: the context of this callback.

@@ -126,3 +126,120 @@ fn the_internal_command_is_refused_to_every_user() {
     assert!(admin.call("LOCK._APPLY effect job").is_error());
     assert_eq!(all_locks(&mut admin), before);
 }
+
+/// The users that docs/OPERATIONS.md recommends, by their names.
+fn recommended(name: &str) -> String {
+    let page = include_str!("../docs/OPERATIONS.md");
+    let (_, section) = page.split_once("\n## Access\n").expect("the section");
+    let section = section.split("\n## ").next().expect("its text");
+    let start = format!("user {name} ");
+    let mut users = section.lines().filter_map(|line| line.strip_prefix(&start));
+    let rules = users.next().expect("the user");
+    assert_eq!(users.next(), None);
+    rules.replace("choose-a-password", "secret")
+}
+
+fn login_as(server: &Server, name: &str, more: &str) -> Connection {
+    let rules = recommended(name);
+    let mut admin = server.connect();
+    admin.ok(&format!("ACL SETUSER {name} {rules} {more}"));
+    let mut c = server.connect();
+    c.ok(&format!("AUTH {name} secret"));
+    c
+}
+
+#[track_caller]
+fn refuses_all(c: &mut Connection, lines: &[&str]) {
+    for line in lines {
+        let reply = c.call(line);
+        assert_eq!(reply.error_class(), "NOPERM", "{line}: {reply:?}");
+    }
+}
+
+/// What ends locks, creates them, or shows tokens.
+const DANGEROUS: [&str; 12] = [
+    "DEL lock:a",
+    "SET lock:a x",
+    "EXPIRE lock:a 1",
+    "RENAME lock:a lock:b",
+    "DUMP lock:a",
+    "RESTORE lock:b 0 x",
+    "FLUSHDB",
+    "CONFIG SET lock.max-ttl 1",
+    "MODULE LIST",
+    "MONITOR",
+    "SLOWLOG GET",
+    "DEBUG SLEEP 0",
+];
+
+#[test]
+fn the_recommended_user_of_an_application_can_lock_and_nothing_else() {
+    let server = Server::start();
+    let mut c = login_as(&server, "app", "");
+    granted(&c.call("LOCK.ACQUIRE lock:a me 60000"));
+    granted(&c.call("LOCK.EXTEND lock:a me 60000"));
+    c.ok("LOCK.MACQUIRE 2 lock:{x}b lock:{x}c me 60000");
+    c.ok("LOCK.MEXTEND 2 lock:{x}b lock:{x}c me 60000");
+    c.ok("LOCK.MRELEASE 2 lock:{x}b lock:{x}c me");
+    c.ok("LOCK.INFO lock:a");
+    c.ok("LOCK.NODE");
+    c.ok("LOCK.HELP");
+    c.ok("WAIT 0 1");
+    c.ok("LOCK.GUARD lock:a me PING");
+    refuses_all(&mut c, &DANGEROUS);
+    refuses_all(
+        &mut c,
+        &[
+            "LOCK.ACQUIRE other me 1000",
+            "LOCK.MACQUIRE 2 lock:b other me 1000",
+            "LOCK.INFO other",
+            "LOCK.FORCE lock:a",
+            "FLUSHALL",
+            "SCAN 0",
+            "INFO",
+            "EVAL x 0",
+        ],
+    );
+    assert_eq!(c.call("LOCK.RELEASE lock:a me"), Value::Integer(1));
+}
+
+#[test]
+fn the_recommended_operator_can_look_force_and_nothing_else() {
+    let server = Server::start();
+    let of_7_0 = !server.kind().gives_modules_acl_categories();
+    let more = if of_7_0 { "+flushall" } else { "" };
+    let mut c = login_as(&server, "operator", more);
+    granted(&server.connect().call("LOCK.ACQUIRE lock:a SECRET 60000"));
+    let seen = format!("{:?}", c.ok("LOCK.INFO lock:a"));
+    assert!(!seen.contains("SECRET"), "{seen}");
+    c.ok("SCAN 0 TYPE redislock");
+    c.ok("LOCK.NODE");
+    c.ok("INFO everything");
+    c.ok("CONFIG GET lock.quarantine");
+    assert_eq!(c.call("LOCK.FORCE lock:a"), Value::Integer(1));
+    refuses_all(&mut c, &DANGEROUS);
+    refuses_all(&mut c, &["LOCK.FORCE other"]);
+    if !of_7_0 {
+        refuses_all(&mut c, &["FLUSHALL"]);
+    }
+}
+
+#[test]
+fn the_recommended_user_of_monitoring_sees_numbers_only() {
+    let server = Server::start();
+    let mut c = login_as(&server, "monitoring", "");
+    c.ok("LOCK.NODE");
+    c.ok("INFO lock");
+    refuses_all(&mut c, &DANGEROUS);
+    refuses_all(
+        &mut c,
+        &[
+            "LOCK.INFO lock:a",
+            "LOCK.ACQUIRE lock:a me 1000",
+            "LOCK.FORCE lock:a",
+            "CONFIG GET *",
+            "SCAN 0",
+            "FLUSHALL",
+        ],
+    );
+}

@@ -1,5 +1,6 @@
 //! What version 0.1.0 has saved is understood: an RDB file, an AOF with effects, DUMP payloads. The
-//! files in tests/fixtures were made by that version, on Redis 7.0, and are never made again.
+//! files in tests/fixtures were made by that version, on Redis 7.0, and are never made again. What a
+//! newer version saves in another form is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -113,4 +114,69 @@ fn dump_payloads_of_0_1_0_are_restored() {
     assert_eq!(all_locks(&mut c), [exclusive(), shared()]);
     assert_owned(&mut c);
     assert!(granted(&c.call("LOCK.ACQUIRE new me 1000")) > THREE);
+}
+
+/// A server that finds these bytes in a file of its folder: why it does not start.
+#[track_caller]
+fn refused_file(name: &str, bytes: &[u8], config: &str) -> String {
+    let mut server = Server::start();
+    server.kill();
+    fs::write(server.folder().join(name), bytes).expect("the file is written");
+    server.reconfigure(|options| options.config(config).config("rdbchecksum no"));
+    let Err(log) = server.try_start_again() else {
+        panic!("{name} was loaded");
+    };
+    assert!(!log.contains("BUG REPORT"), "{log}");
+    log
+}
+
+#[track_caller]
+fn assert_told_once(log: &str, words: &str) {
+    let told = log.lines().filter(|line| line.contains(words)).count();
+    assert_eq!(told, 1, "{log}");
+}
+
+/// A file of 0.1.0 in which every value of the module has the next version.
+fn of_the_next_form(name: &str) -> Vec<u8> {
+    let dump = fs::read(fixture("exclusive.dump")).expect("the fixture");
+    // A type byte comes first, then the id of the module's type, whose last bits are the version.
+    let ours = &dump[1..10];
+    let mut bytes = fs::read(fixture(name)).expect("the fixture");
+    let places: Vec<usize> = bytes
+        .windows(ours.len())
+        .enumerate()
+        .filter_map(|(place, bytes)| (bytes == ours).then_some(place))
+        .collect();
+    assert!(!places.is_empty());
+    for place in places {
+        bytes[place + ours.len() - 1] += 1;
+    }
+    bytes
+}
+
+#[test]
+fn an_rdb_file_of_a_newer_form_is_refused_with_one_line() {
+    let log = refused_file("dump.rdb", &of_the_next_form("dump.rdb"), "save 3600 1");
+    assert_told_once(&log, "saved by another version of redislock (form 2");
+}
+
+#[test]
+fn an_aof_of_a_newer_form_is_refused_with_one_line() {
+    let mut bytes = fs::read(fixture("appendonly.aof")).expect("the fixture");
+    let command = b"lock._apply\r\n$";
+    let mut changed = 0;
+    for place in 0..bytes.len() - command.len() {
+        if bytes[place..].starts_with(command) {
+            let rest = &bytes[place + command.len()..];
+            let line = rest
+                .iter()
+                .position(|byte| *byte == b'\n')
+                .expect("a length");
+            bytes[place + command.len() + line + 1] += 1;
+            changed += 1;
+        }
+    }
+    assert!(changed > 0);
+    let log = refused_file("appendonly.aof", &bytes, "appendonly yes");
+    assert_told_once(&log, "the AOF was written by a newer version of redislock");
 }

@@ -167,6 +167,21 @@ fn a_bad_value_in_redis_conf_stops_the_start() {
     }
 }
 
+/// As after CONFIG REWRITE of a file that includes the line.
+#[test]
+fn a_second_loadmodule_line_stops_the_start_with_a_line_that_says_why() {
+    let again = format!("loadmodule {}", module_path().display());
+    let Err(log) = Server::options().config(&again).try_start() else {
+        panic!("it was loaded twice");
+    };
+    let told: Vec<&str> = log
+        .lines()
+        .filter(|line| line.contains("loaded already"))
+        .collect();
+    let [line] = told[..] else { panic!("{log}") };
+    assert!(line.contains("keep one loadmodule line"), "{line}");
+}
+
 #[test]
 fn config_rewrite_keeps_what_was_set() {
     let server = Server::start();

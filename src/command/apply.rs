@@ -5,23 +5,46 @@
 //! each key. It is checked like any input.
 
 use redis_module::raw;
-use redislock_core::wire::{Change, Header, Malformed, Reader};
+use redislock_core::wire::{Change, EFFECT_VERSION, Header, Malformed, Reader};
 
-use crate::ffi::{Args, Ctx};
+use crate::ffi::{Args, Ctx, Level};
 use crate::reply::Failure;
 use crate::{clock, keyspace, node};
 
 const NOT_AN_EFFECT: Failure = Failure::Text("ERR malformed LOCK._APPLY payload");
+
+/// What a replica replies, which the server logs.
+const NEWER: Failure =
+    Failure::Text("ERR the master has a newer version of redislock: upgrade this replica");
 
 pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if !is_trusted(ctx) {
         return Err("ERR LOCK._APPLY is internal: it is for replication and the AOF alone".into());
     }
     let effect = args.get(1).ok_or(Failure::Arity)?.bytes();
+    if effect
+        .first()
+        .is_some_and(|version| *version > EFFECT_VERSION)
+    {
+        refuse_newer_aof(ctx);
+        return Err(NEWER);
+    }
     let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| NOT_AN_EFFECT)?;
     keyspace::apply_effect(ctx, header, args.from(2), changes)?;
     Ok(())
 }
+
+/// Ends the start of a server whose AOF was written by a newer version: without the locks in it,
+/// two clients could hold one. The server itself does the same at a command that it does not know.
+fn refuse_newer_aof(ctx: Ctx) {
+    if ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
+        ctx.log(Level::Warning, NEWER_AOF);
+        std::process::exit(1);
+    }
+}
+
+const NEWER_AOF: &str = "the AOF was written by a newer version of redislock: start the server \
+     with that version, or a newer one";
 
 /// Reads all of an effect: its header, and a change for each key.
 fn read(effect: &[u8], keys: Args<'_>) -> Result<(Header, Vec<Change>), Malformed> {

@@ -14,6 +14,7 @@ mod inspect;
 mod loss;
 mod monitoring;
 mod release;
+mod runbooks;
 mod scripts;
 mod signals;
 mod terminal;

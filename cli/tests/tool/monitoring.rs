@@ -63,6 +63,35 @@ fn the_dashboard_is_json_with_a_query_in_every_panel() {
     }
 }
 
+#[test]
+fn each_runbook_of_the_rules_is_a_heading_of_the_page() {
+    let headings: BTreeSet<String> = PAGE
+        .lines()
+        .filter(|line| line.starts_with('#'))
+        .map(|line| line.trim_start_matches(['#', ' ']).to_lowercase())
+        .map(|title| {
+            title
+                .replace(' ', "-")
+                .replace([',', '(', ')', '`', ':'], "")
+        })
+        .collect();
+    let runbooks: Vec<&str> = RULES
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("runbook: "))
+        .collect();
+    let alerts = RULES
+        .lines()
+        .filter(|line| line.trim().starts_with("- alert: "))
+        .count();
+    assert_eq!(runbooks.len(), alerts);
+    for runbook in runbooks {
+        assert!(
+            headings.contains(runbook),
+            "no heading {runbook}: {headings:?}"
+        );
+    }
+}
+
 /// Skipped where Prometheus is not installed; `make package-test` has it.
 #[test]
 fn promtool_accepts_the_rules_and_their_tests_pass() {
