@@ -280,13 +280,33 @@ fn free(value: *mut c_void) {
     node::freed(lock_of(value));
 }
 
+/// Whether a key whose value goes away is still there: then another value takes its place. Only
+/// Redis 7.0 can be asked; later servers tell which command a deletion belongs to.
+///
+/// # Safety
+/// The context of an unlink callback, and the name of its key.
+unsafe fn is_written_over(
+    ctx: *mut raw::RedisModuleKeyOptCtx,
+    name: *const raw::RedisModuleString,
+) -> bool {
+    let Some(detached) = ffi::detached().filter(|_| ffi::time_of_command().is_none()) else {
+        return false;
+    };
+    // SAFETY: as the caller promises; the detached context lives forever.
+    unsafe {
+        detached.select(api!(RedisModule_GetDbIdFromOptCtx(ctx)) as u32);
+        api!(RedisModule_KeyExists(detached.raw(), name.cast_mut())) != 0
+    }
+}
+
 /// The key is about to be removed, by us (then it is no news) or by anything else.
 fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
-    let news = node::unlinked(lock_of(value.cast_mut()), || {
+    let by = ffi::time_of_command().unwrap_or(0);
+    let news = node::unlinked(lock_of(value.cast_mut()), by, || {
         // SAFETY: the context of this callback; the name is valid during it.
         unsafe {
             let name = api!(RedisModule_GetKeyNameFromOptCtx(ctx));
-            if name.is_null() {
+            if name.is_null() || is_written_over(ctx, name) {
                 0
             } else {
                 node::fingerprint(Arg::new(name.cast_mut()).bytes())

@@ -67,6 +67,14 @@ pub fn detached() -> Option<Ctx> {
     (!ctx.is_null()).then_some(Ctx(ctx))
 }
 
+/// When the running command, script or transaction began, µs: another one has another number. None
+/// on Redis 7.0, which does not tell.
+pub fn time_of_command() -> Option<u64> {
+    // SAFETY: a function that is there, or not; it takes nothing and returns a number.
+    let time = unsafe { raw::RedisModule_CachedMicroseconds.map(|time| time()) };
+    time.map(|time| time as u64)
+}
+
 /// Writes to the server's log, from wherever.
 pub fn log(level: Level, text: &str) {
     if let Some(ctx) = detached() {

@@ -103,9 +103,10 @@ static FREED: Mutex<Vec<LockId>> = Mutex::new(Vec::new());
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_NOTICES: AtomicBool = AtomicBool::new(false);
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
-/// The name of the last lock that was removed, as a fingerprint, and the lock.
+/// The name of the last lock that was removed, as a fingerprint, the lock, and the command.
 static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
+static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 
 /// So many freed locks are forgotten whenever the table is used, and more when there is time.
 const FORGOTTEN_AT_ONCE: usize = 16;
@@ -210,18 +211,33 @@ pub fn waits_for_string(key: &Key) -> bool {
         .unwrap_or(true)
 }
 
-/// Notes which key of a lock was removed, for an eviction that may be told of next; whether it is
-/// news.
-pub fn unlinked(id: LockId, name: impl FnOnce() -> u64) -> bool {
+/// Notes which key of a lock was removed, and by which command, for a deletion or an eviction that
+/// may be told of next; whether it is news. `name`: its fingerprint, 0 if it was written over.
+pub fn unlinked(id: LockId, by: u64, name: impl FnOnce() -> u64) -> bool {
     let news = id.to_bits() != OURS.load(Ordering::Relaxed);
     if news {
         LAST_UNLINKED.store(name(), Ordering::Relaxed);
+        LAST_UNLINKED_BY.store(by, Ordering::Relaxed);
         LAST_UNLINKED_LOCK.store(id.to_bits(), Ordering::Relaxed);
         post(Notice::Unlinked(id));
     } else {
         OURS_UNLINKED.store(true, Ordering::Relaxed);
     }
     news
+}
+
+/// The last lock that was removed, if it had this name and this command removed it. Asked once for
+/// each.
+pub fn just_deleted(name: &[u8], by: u64) -> Option<LockId> {
+    let unlinked_by = LAST_UNLINKED_BY.load(Ordering::Relaxed);
+    just_unlinked(name).filter(|_| by == unlinked_by)
+}
+
+/// Something else than a deletion happened to the key of this name.
+pub fn is_not_deleted(name: &[u8]) {
+    if LAST_UNLINKED.load(Ordering::Relaxed) != 0 {
+        just_unlinked(name);
+    }
 }
 
 /// The last lock that was removed, if it had this name. Asked once for each.
@@ -377,7 +393,7 @@ pub fn opening<R>(id: LockId, open: impl FnOnce() -> R) -> (R, bool) {
 
 /// The key of a lock was removed by something else than us, and nobody has told it yet.
 pub fn removed(id: LockId, name: &[u8]) {
-    unlinked(id, || fingerprint(name));
+    unlinked(id, 0, || fingerprint(name));
     freed(id);
 }
 

@@ -6,7 +6,7 @@
 //! each change; without CONFIG they are unknown, never "not set".
 
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use redis_module::raw;
@@ -57,8 +57,9 @@ pub enum ReplicaRule {
     Unknown,
 }
 
-/// Reads what only CONFIG tells: at the start, and when the configuration has changed.
-pub fn read_settings(ctx: Ctx) {
+/// Reads what only CONFIG tells: at the start, and when the configuration has changed. Says whether
+/// from now on, and not before, every write is followed by fsync.
+pub fn read_settings(ctx: Ctx) -> bool {
     let number = |name| ctx.config(name)?.parse().ok();
     let is = |name, value: &str| Some(ctx.config(name)? == value);
     let min_replicas = || {
@@ -74,7 +75,9 @@ pub fn read_settings(ctx: Ctx) {
         syncs_always: syncs_always(),
         rdb_preamble: is("aof-use-rdb-preamble", "yes"),
     };
-    *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner) = read;
+    let mut settings = SETTINGS.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = std::mem::replace(&mut *settings, read);
+    before.syncs_always != Some(true) && read.syncs_always == Some(true)
 }
 
 /// What the server says about replicas, or our own options for a server without CONFIG; none if
@@ -219,8 +222,32 @@ pub fn note_aof(ctx: Ctx) {
     }
 }
 
-/// Whether every grant that is acknowledged now is on disk, and would be found there after a crash.
+/// The size of the AOF when grants were last known that may not be on disk; `u64::MAX` for none.
+static UNSYNCED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
+
+fn aof_size() -> u64 {
+    let info = ServerInfo::read(c"persistence");
+    info.number(c"aof_current_size").unwrap_or(u64::MAX)
+}
+
+/// Grants that were acknowledged may not be on disk yet: fsync was not called after each write, or
+/// another process wrote them. The next write is followed by fsync, which is for the whole file.
+pub fn note_unsynced() {
+    UNSYNCED_AT.store(aof_size(), Ordering::Relaxed);
+}
+
+/// Whether every grant that was acknowledged is on disk, and would be found there after a crash.
 pub fn is_durable(ctx: Ctx) -> bool {
+    if aof_size() != UNSYNCED_AT.load(Ordering::Relaxed) {
+        // Something was written since, or a rewrite is done, which ends with fsync too.
+        UNSYNCED_AT.store(u64::MAX, Ordering::Relaxed);
+    }
+    let is_synced = UNSYNCED_AT.load(Ordering::Relaxed) == u64::MAX;
+    is_synced && keeps_grants(ctx)
+}
+
+/// Whether every grant is on disk before it is acknowledged.
+pub fn keeps_grants(ctx: Ctx) -> bool {
     note_aof(ctx);
     settings().syncs_always == Some(true)
         && AOF_IS_WHOLE.load(Ordering::Relaxed)

@@ -19,7 +19,7 @@ pub fn collect(ctx: Ctx) -> Vec<String> {
         warnings.push(quarantine::UNREADABLE_SETTINGS.to_owned());
     }
     let quarantined = config::QUARANTINE.get() > 0;
-    if !quarantined && !server::is_durable(ctx) {
+    if !quarantined && !server::keeps_grants(ctx) {
         warnings.push(FORGETFUL.to_owned());
     }
     if !quarantined && config::replica_rule() != ReplicaRule::Off {

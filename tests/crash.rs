@@ -240,7 +240,9 @@ fn crash_among_acknowledgements(server: &mut Server, meanwhile: &str) -> (Vec<Ow
 /// Whatever was acknowledged is there after each crash, and fences go on from there.
 fn crash_and_keep_everything(mut server: Server, meanwhile: &str) {
     for _ in rounds(3) {
-        assert_eq!(server.connect().call("LOCK.NODE").number("durable"), 1);
+        wait_until("what was loaded is on disk", || {
+            server.connect().call("LOCK.NODE").number("durable") == 1
+        });
         let (owners, history) = crash_among_acknowledgements(&mut server, meanwhile);
         server.start_again();
         let mut c = server.connect();

@@ -98,6 +98,34 @@ fn durable_needs_the_aof_with_fsync_always_even_during_a_rewrite() {
     assert_eq!(durable(&mut Server::start().connect()), 0);
 }
 
+/// What was acknowledged before the server called fsync for every write may not be on disk yet.
+#[test]
+fn durable_is_0_until_earlier_grants_are_on_disk() {
+    let mut server = Server::options().appendonly("everysec").start();
+    let mut c = server.connect();
+    for (off, on) in [
+        ("appendfsync everysec", "appendfsync always"),
+        (
+            "no-appendfsync-on-rewrite yes",
+            "no-appendfsync-on-rewrite no",
+        ),
+    ] {
+        c.ok(&format!("CONFIG SET {off}"));
+        granted(&c.call("LOCK.ACQUIRE job me 600000"));
+        let on = format!("CONFIG SET {on}");
+        let told = c.pipeline(&["MULTI", &on, "LOCK.NODE", "EXEC"]);
+        assert_eq!(told[3].items()[1].number("durable"), 0, "{on}");
+        wait_until("the grants are on disk", || durable(&mut c) == 1);
+    }
+    // Another process has written what is loaded.
+    server.kill();
+    server.start_again();
+    let mut c = server.connect();
+    c.ok("CONFIG SET appendfsync always");
+    wait_until("the grants are on disk", || durable(&mut c) == 1);
+    assert_ne!(c.call("LOCK.INFO job me"), Value::Null);
+}
+
 /// An AOF that was just turned on has nothing to load in it before its first rewrite is done.
 #[test]
 fn durable_is_0_until_the_first_rewrite_is_done() {

@@ -287,3 +287,20 @@ fn a_standstill_in_a_cluster_without_min_replicas_begins_a_quarantine() {
     server.resume();
     assert_told(&server, &mut c, "standstill");
 }
+
+/// What the log says about the end of a quarantine is true: other rules may keep the node from
+/// granting.
+#[test]
+fn the_end_of_a_quarantine_is_not_logged_as_the_end_of_another_rule() {
+    let server = Server::options()
+        .config("lock.quarantine 300")
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 1")
+        .start();
+    wait_until("the log says that it has ended", || {
+        server.log().contains("the quarantine has ended")
+    });
+    let mut c = server.connect();
+    refused(&c.call("LOCK.ACQUIRE job me 100"), "NOREPLICAS");
+    assert!(!server.log().contains("granted again"), "{}", server.log());
+}

@@ -42,6 +42,17 @@ fn a_held_lock_that_another_command_removes_is_counted_and_logged() {
         let (key, owner) = (format!("\"{key}\""), format!("owner \"web-{n}\""));
         wait_for_line(&server, &[cause, &key, "database 0", &owner]);
     }
+    // What comes after the lock may be deleted: that did not end the hold.
+    for over in ["SET k value", "RENAME string k", "COPY string k REPLACE"] {
+        let before = removed(&mut c);
+        c.ok("SET string value");
+        granted(&c.call("LOCK.ACQUIRE k secret 600000"));
+        c.pipeline(&[over, "DEL k"]);
+        wait_until("it is counted", || removed(&mut c) == before + 1);
+        wait_until("it is logged", || lines(&server).len() as i64 == before + 1);
+        let last = lines(&server).pop().expect("a line");
+        assert!(last.contains("another command"), "{over}: {last}");
+    }
     assert!(!server.log().contains("secret"), "{}", server.log());
 }
 

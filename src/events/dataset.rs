@@ -41,10 +41,21 @@ pub fn on_loading(
         }
         node.table.quarantine.left(now).is_some()
     });
+    may_be_unsynced(ctx);
     if is_master && waits {
         quarantine::announce();
     }
     wake_soon();
+}
+
+/// Grants may not be on disk yet. The fence counter is written once more: what follows is fsync.
+pub fn may_be_unsynced(ctx: Ctx) {
+    let has_granted = node::with(|node| node.table.fence() > 0);
+    if has_granted && ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) {
+        server::note_unsynced();
+        node::with(|node| node.counter_is_due = true);
+        wake_soon();
+    }
 }
 
 pub fn on_flush(

@@ -10,7 +10,7 @@ use crate::alarm::wake_soon;
 use crate::clock;
 use crate::config::LEGACY_STRINGS;
 use crate::edge::edge;
-use crate::ffi::{Arg, Ctx, api};
+use crate::ffi::{self, Arg, Ctx, api};
 use crate::keyspace;
 use crate::node::{self, Notice};
 use crate::removals::{Caller, Cause};
@@ -69,6 +69,7 @@ fn on_keyspace(
     match event {
         b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
         b"rename_to" | b"move_to" | b"restore" => {
+            node::is_not_deleted(name.bytes());
             if let Some((id, key)) = keyspace::lock_at(ctx, name) {
                 node::forget_unlinked(id);
                 node::post(Notice::Attached(id, key));
@@ -87,10 +88,12 @@ fn on_keyspace(
             }
         }
         b"del" => {
-            if let Some(id) = node::just_unlinked(name.bytes()) {
+            let by = ffi::time_of_command().unwrap_or(0);
+            if let Some(id) = node::just_deleted(name.bytes(), by) {
                 node::post(Notice::RemovedBy(id, Cause::Deletion, Caller::of(ctx)));
             }
         }
+        b"copy_to" => node::is_not_deleted(name.bytes()),
         _ => {}
     }
     raw::REDISMODULE_OK as c_int

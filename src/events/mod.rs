@@ -95,8 +95,11 @@ fn on_config_change(
 ) {
     // SAFETY: the context of this callback.
     let ctx = unsafe { Ctx::new(ctx) };
-    server::read_settings(ctx);
+    let syncs_now = server::read_settings(ctx);
     server::note_aof(ctx);
+    if syncs_now {
+        dataset::may_be_unsynced(ctx);
+    }
     quarantine::notice_settings();
     replication::refresh(ctx);
 }

@@ -92,11 +92,14 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     let grants = may_grant(ctx);
     node::with(|node| {
         node.table.holds_back = !grants;
-        if node.table.quarantine_has_ended(clock::now()) {
-            log(
-                Level::Notice,
-                "the quarantine has ended: locks are granted again",
-            );
+        let now = clock::now();
+        if node.table.quarantine_has_ended(now) {
+            let text = if grants && node.table.pause(now.mono).is_none() {
+                "the quarantine has ended: locks are granted again"
+            } else {
+                "the quarantine has ended; something else keeps locks from being granted"
+            };
+            log(Level::Notice, text);
         }
     });
     let more = slice.spend(ctx, SLICE, |node, now, keys| node.go_on(BATCH, now, keys));

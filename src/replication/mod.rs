@@ -111,7 +111,7 @@ pub fn refresh(ctx: Ctx) {
             set_timer(now);
         }
         (true, None) if !server::is_replica() => {
-            let text = "locks are granted without a confirmation by replicas from now on";
+            let text = "no confirmation by replicas is needed any more to grant locks";
             ctx.log(Level::Warning, text);
             warnings()
                 .iter()
@@ -273,11 +273,12 @@ fn look(ctx: Ctx) {
             position: info.number(c"master_repl_offset").unwrap_or(u64::MAX),
             replicas: &listed,
         });
-        Some((lease.permits(after), lease.has_no_majority()))
+        let quarantined = node.table.quarantine.left(after).is_some();
+        Some((lease.permits(after), lease.has_no_majority(), quarantined))
     });
     LOOKED_AT.store(after.0, Ordering::Relaxed);
     publish();
-    let Some((holds, no_majority)) = news else {
+    let Some((holds, no_majority, quarantined)) = news else {
         return;
     };
     let held = HELD.swap(holds, Ordering::Relaxed);
@@ -285,8 +286,13 @@ fn look(ctx: Ctx) {
         alarm::wake_soon();
     }
     if holds && !held {
-        let text = "enough replicas confirm that this is the only master: locks are granted";
-        ctx.log(Level::Notice, text);
+        let and = if quarantined {
+            "locks are granted when the quarantine has ended"
+        } else {
+            "locks are granted"
+        };
+        let text = format!("enough replicas confirm that this is the only master: {and}");
+        ctx.log(Level::Notice, &text);
     } else if held && !holds {
         let text = "too few replicas confirm that this is the only master: no lock is granted";
         ctx.log(Level::Warning, text);
