@@ -3,9 +3,10 @@
 
 use std::process::{Command, Stdio};
 
+use redislock_testkit::{Server, wait_until};
+
 use crate::masters;
-use crate::server::Server;
-use crate::tool::{holder, redlock, until};
+use crate::tool::{holder, redlock};
 
 const PAGE: &str = include_str!("../../../docs/OPERATIONS.md");
 
@@ -25,7 +26,7 @@ fn blocks(heading: &str) -> Vec<&'static str> {
 fn normal(text: &str, servers: &[Server]) -> Vec<String> {
     let mut text = text.to_owned();
     for (place, server) in servers.iter().enumerate() {
-        let ours = format!("127.0.0.1:{}", server.port);
+        let ours = format!("127.0.0.1:{}", server.port());
         text = text.replace(&ours, &format!("10.0.0.{}:6379", place + 1));
     }
     let addresses = ["10.0.0.1:6379", "10.0.0.2:6379", "10.0.0.3:6379"];
@@ -76,7 +77,7 @@ fn run(command: &str, servers: &[Server]) -> String {
     let mut command = command.to_owned();
     for (place, server) in servers.iter().enumerate() {
         let theirs = format!("-h 10.0.0.{} ", place + 1);
-        command = command.replace(&theirs, &format!("-h 127.0.0.1 -p {} ", server.port));
+        command = command.replace(&theirs, &format!("-h 127.0.0.1 -p {} ", server.port()));
     }
     let is_there = |name: &str| {
         let mut tried = Command::new(name);
@@ -120,9 +121,11 @@ fn a_stuck_lock() {
 
 /// Three nodes without any other problem.
 fn sound() -> [Server; 3] {
-    let servers = Server::start_many(&["lock.quarantine 300", "lock.max-waiters 100"]);
+    let servers = Server::options()
+        .configs(["lock.quarantine 300", "lock.max-waiters 100"])
+        .start_many();
     for server in &servers {
-        until("the quarantine is over", || {
+        wait_until("the quarantine is over", || {
             let info: String = server.run(&["INFO", "lock"]);
             info.contains("lock_quarantine_ms:0\r")
         });
@@ -148,7 +151,7 @@ fn a_node_in_quarantine() {
         panic!("{blocks:?}")
     };
     let [_, second, third] = sound();
-    let first = Server::start(&["lock.quarantine 600000"]);
+    let first = Server::with(["lock.quarantine 600000"]);
     let servers = [first, second, third];
     prints_as_written(nodes, &servers);
     prints_as_written(reason, &servers);
