@@ -109,9 +109,7 @@ def run_threads() -> None:
             case "await_lost":
                 held = clients.held[ask["held"]]
                 held.wait_lost()
-                return {
-                    "valid_for": max(0.0, held._hold.valid_until - redislock._core.now()) * 1000
-                }
+                return {"valid_for": max(0.0, held._valid_until - redislock._core.now()) * 1000}
             case "release":
                 return {"held": clients.held[ask["held"]].release()}
             case "guard":
@@ -161,9 +159,7 @@ async def run_tasks() -> None:
             case "await_lost":
                 held = clients.held[ask["held"]]
                 await held.wait_lost()
-                return {
-                    "valid_for": max(0.0, held._hold.valid_until - redislock._core.now()) * 1000
-                }
+                return {"valid_for": max(0.0, held._valid_until - redislock._core.now()) * 1000}
             case "release":
                 return {"held": await clients.held[ask["held"]].release()}
             case "guard":

@@ -1,8 +1,10 @@
-"""What can go wrong, for the user and inside."""
+"""What can go wrong."""
 
 from __future__ import annotations
 
 import re
+
+import redis.exceptions as theirs
 
 
 class LockError(Exception):
@@ -14,17 +16,19 @@ class Busy(LockError):
 
 
 class Lost(LockError):
-    """The lock was held and is not held any longer. Stop what needs it."""
+    """The lock was held and is no longer held. Stop what needs it."""
 
 
 class Unavailable(LockError):
     """The server could not be reached, or cannot serve locks now. Trying again later may help."""
 
+    may_be_done = False  # it was sent and not answered: the server may carry it out, now or later
+
 
 class Quarantined(Unavailable):
     """The server may have forgotten grants and pauses granting for `retry_after` seconds."""
 
-    retry_after: float = 0.0
+    retry_after = 0.1
 
 
 class Misconfigured(LockError):
@@ -38,27 +42,25 @@ class InvalidRequest(LockError, ValueError):
 class Cancelled(LockError):
     """Lock.cancel() was called while another thread waited in acquire()."""
 
-
-class Refused(Exception):
-    """The server's error reply. Nothing was changed."""
-
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(f"{code} {message}")
-        self.code = code
+    may_be_done = True
 
 
-class NoAnswer(Exception):
-    """No reply: the command may have been carried out, now or later, if it was `sent`."""
-
-    def __init__(self, why: object, sent: bool) -> None:
-        super().__init__(str(why))
-        self.sent = sent
-
-
-_TRANSIENT = {
-    *("UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN"),
-    *("NOREPLICAS", "MISCONF", "OOM", "BUSY"),
+# redis-py removes the code from the text of these.
+_CODES = {
+    theirs.ReadOnlyError: "READONLY",
+    theirs.MovedError: "MOVED",
+    theirs.AskError: "ASK",
+    theirs.TryAgainError: "TRYAGAIN",
+    theirs.ClusterDownError: "CLUSTERDOWN",
+    theirs.ClusterCrossSlotError: "CROSSSLOT",
+    theirs.NoPermissionError: "NOPERM",
+    theirs.OutOfMemoryError: "OOM",
+    theirs.BusyLoadingError: "LOADING",
+    theirs.AuthenticationError: "NOAUTH",
 }
+_TRANSIENT = (
+    "UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY"
+).split()
 _ADVICE = {
     "READONLY": "this server is a replica: connect to the master",
     "NOPERM": "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, +lock.mextend, "
@@ -70,25 +72,28 @@ _ADVICE = {
 }
 
 
-def explain(error: Exception, follows_master: bool) -> LockError:
+def explain(error: Exception, sent: bool, follows_master: bool) -> Exception:
     """The exception for the user. `follows_master`: the client finds the new master by itself."""
-    text = str(error)
-    if isinstance(error, NoAnswer):
-        return Unavailable(f"no answer from the server: {text}")
-    if not isinstance(error, Refused):
-        raise error
+    code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
+    if code is None and not isinstance(error, theirs.ResponseError):
+        if not isinstance(error, (theirs.RedisError, OSError)):
+            return error
+        silence = Unavailable(f"no answer from the server: {error}")
+        silence.may_be_done = sent
+        return silence
+    text = f"{code} {error}" if code else str(error)
+    code = code or text.split(" ", 1)[0]
     if "unknown command" in text.lower():
         return Misconfigured(
             "the server has no redislock module: start it with loadmodule redislock.so"
         )
-    if error.code == "NOTHELD":
-        return Lost("the lock is not held any longer, the command was not run")
-    if error.code == "QUARANTINE":
+    if code == "NOTHELD":
+        return Lost("the lock is no longer held, the command was not run")
+    if code == "QUARANTINE":
         quarantined = Quarantined(text)
-        found = re.search(r"retry in (\d+) ms", text)
-        quarantined.retry_after = int(found.group(1)) / 1000 if found else 0.1
+        if found := re.search(r"retry in (\d+) ms", text):
+            quarantined.retry_after = int(found[1]) / 1000
         return quarantined
-    if error.code in _TRANSIENT or (error.code == "READONLY" and follows_master):
+    if code in _TRANSIENT or (code == "READONLY" and follows_master):
         return Unavailable(text)
-    advice = _ADVICE.get(error.code)
-    return Misconfigured(f"{text}: {advice}" if advice else text)
+    return Misconfigured(f"{text}: {_ADVICE[code]}" if code in _ADVICE else text)

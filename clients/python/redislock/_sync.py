@@ -5,144 +5,83 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import defaultdict, deque
+from collections.abc import Callable
 from typing import Any
 
 import redis
 
 from . import _core
-from ._core import Ask, HeldBase, Hold, LockBase, Name, Request, Sleep, Steps, ask, now
-from ._errors import Cancelled, InvalidRequest, Lost, NoAnswer, Refused, explain
-from ._link import settings, translated
-
-MAX_WAITING = 100  # connections that wait in the server's queues, for each client
+from ._core import ANSWER, MAX_WAITING, Name, Words, Work, listed, now
+from ._errors import Cancelled, LockError, Lost, Unavailable
 
 
-class _Link:
-    """Our own connections, made as the user's client makes its own. Waiting ones are bounded."""
+def _run(work: Work) -> Any:
+    """Runs a coroutine whose steps block: it never pauses."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        return end.value
+    raise AssertionError("a blocking step paused")
 
+
+class _Link(_core.Link):
     def __init__(self, client: Any) -> None:
-        self._client = weakref.ref(client)
-        self._start()
-        self.follows_master = isinstance(client, redis.RedisCluster) or hasattr(
-            getattr(client, "connection_pool", None), "sentinel_manager"
-        )
+        super().__init__(client, redis.RedisCluster)
+        self.waiting = threading.BoundedSemaphore(MAX_WAITING)
 
-    def _start(self) -> None:
-        self._process = os.getpid()
-        self._idle: dict[Any, deque[Any]] = defaultdict(deque)
-        self._waiting = threading.BoundedSemaphore(MAX_WAITING)
+    async def source(self, key: Name) -> Any:
+        client: Any = self.client()
+        if self.is_cluster:
+            client = client.get_redis_connection(client.get_node_from_key(key))
+        return client.connection_pool
 
-    def _take(self, key: Name) -> tuple[Any, Any]:
-        client: Any = self._client()
-        if isinstance(client, redis.RedisCluster):
-            client = client.get_redis_connection(client.get_node_from_key(key))  # type: ignore[no-untyped-call]
-        pool = client.connection_pool
-        where = (pool.connection_kwargs.get("host"), pool.connection_kwargs.get("port"))
+    async def exchange(
+        self, connection: Any, build: Callable[[], Words], limit: float | None
+    ) -> Any:
         try:
-            return where, self._idle[where].pop()
-        except IndexError:
-            return where, pool.connection_class(**settings(pool.connection_kwargs))
-
-    def ask(self, key: Name, step: Ask, calling: _Calling | None = None) -> Any:
-        if self._process != os.getpid():
-            self._start()  # after a fork, the connections belong to the parent
-        if not step.waiting:
-            return self._ask_where_it_is(key, step, calling)
-        while not self._waiting.acquire(timeout=0.1):
-            if calling and calling.cancelled:
-                raise Cancelled("the acquire was cancelled")
-            if step.deadline is not None and now() >= step.deadline:
-                raise NoAnswer(f"{MAX_WAITING} requests of this client wait already", sent=False)
-        try:
-            return self._ask_where_it_is(key, step, calling)
-        finally:
-            self._waiting.release()
-
-    def _ask_where_it_is(self, key: Name, step: Ask, calling: _Calling | None) -> Any:
-        for _ in range(5):
-            try:
-                return self._ask(key, step, calling)
-            except Refused as refused:
-                if refused.code != "MOVED":
-                    raise
-                self.rediscover()  # a node that redirects has done nothing
-        return self._ask(key, step, calling)
-
-    def _ask(self, key: Name, step: Ask, calling: _Calling | None) -> Any:
-        sent, connection, where = False, None, None
-        try:
-            where, connection = self._take(key)
-            connection.socket_timeout = connection.socket_connect_timeout = max(0.01, step.patience)
             _ready(connection)
-            if calling:
-                calling.uses(connection)  # cancel() reaches it from here on
-            command, limit = step.build()
-            sent = True
-            connection.send_command(*command, check_health=False)
-            end = None if limit is None else now() + limit
-            while not connection.can_read(3600.0 if end is None else max(0.0, end - now())):
-                if end is not None and now() >= end:
-                    raise TimeoutError("the server does not answer")
-            reply = connection.read_response()
-        except redis.ResponseError as error:
-            self._idle[where].append(connection)
-            raise translated(error, sent) from None
-        except BaseException as error:
-            if connection is not None:
-                connection.disconnect()
-            if calling and calling.cancelled:
-                raise Cancelled("the acquire was cancelled") from None
-            raise (translated(error, sent) if isinstance(error, Exception) else error) from None
-        else:
-            self._idle[where].append(connection)
-            return reply
+            self.uses(connection)
+            connection.send_command(*build(), check_health=False)
+            if limit != ANSWER:
+                end = None if limit is None else now() + limit
+                while not connection.can_read(60.0 if end is None else max(0.0, end - now())):
+                    if end is not None and now() >= end:
+                        raise TimeoutError("the server does not answer")
+            return connection.read_response()
+        except redis.ResponseError:
+            raise
+        except BaseException:
+            connection.disconnect()
+            raise
         finally:
-            if calling:
-                calling.uses(None)
+            self.uses(None)
 
-    def rediscover(self) -> None:
-        client = self._client()
-        try:
-            if isinstance(client, redis.RedisCluster):
-                client.nodes_manager.initialize()
-        except (redis.RedisError, OSError):
-            pass
+    def uses(self, connection: Any) -> None:
+        """The caller of an acquire knows it, so that it can be cancelled."""
+
+    async def rediscover(self) -> None:
+        if self.is_cluster:
+            try:
+                self.client().nodes_manager.initialize()
+            except (redis.RedisError, OSError):
+                pass  # the next attempt does it again
+
+    async def sleep(self, seconds: float) -> None:
+        threading.Event().wait(max(0.0, seconds))
+
+    async def in_background(self, work: Work) -> None:
+        """In a thread, which keeps the client alive, but not the process."""
+        client = self.client()
+
+        def run(_client: Any = client) -> None:
+            _run(work)
+
+        threading.Thread(target=run, name="redislock-release", daemon=True).start()
 
     def close(self) -> None:
-        for idle in self._idle.values():
+        for idle in self.idle.values():
             while idle:
                 idle.pop().disconnect()
-
-    def run(
-        self, steps: Steps, key: Name, stop: threading.Event, calling: _Calling | None = None
-    ) -> Any:
-        """Carries out the steps; ends early, with None, when `stop` is set in a pause."""
-        send, value = steps.send, None
-        try:
-            while True:
-                step = send(value)
-                send, value = steps.send, None
-                try:
-                    if isinstance(step, Ask):
-                        value = self.ask(key, step, calling)
-                    elif isinstance(step, Sleep):
-                        if stop.wait(max(0.0, step.seconds)):
-                            return None
-                    else:
-                        self.rediscover()
-                except BaseException as error:
-                    send, value = steps.throw, error
-        except StopIteration as end:
-            return end.value
-
-    def in_background(self, client: Any, steps: Steps, request: Request) -> None:
-        """Carries out the steps in a thread, which keeps the client alive, but not the process."""
-
-        def work(_client: Any = client) -> None:
-            self.run(steps, request.keys[0], threading.Event())
-
-        threading.Thread(target=work, name="redislock-release", daemon=True).start()
 
 
 def _ready(connection: Any) -> None:
@@ -157,44 +96,113 @@ def _ready(connection: Any) -> None:
         connection.connect()
 
 
-class _Calling:
-    """The acquire that runs, for cancel() from another thread."""
+class _Caller(_Link):
+    """The link as one acquire sees it: another thread can cancel it."""
 
-    def __init__(self) -> None:
-        self.cancelled = False
-        self.stop = threading.Event()
-        self._connection: Any = None
-        self._mutex = threading.Lock()
+    def __init__(self, link: _Link) -> None:
+        self.__dict__.update(link.__dict__)
+        self.cancelled = threading.Event()
+        self.in_use: Any = None
+        self.mutex = threading.Lock()
+
+    def check(self) -> None:
+        if self.cancelled.is_set():
+            raise Cancelled("the acquire was cancelled")
+
+    async def turn(self, deadline: float | None) -> None:
+        while not self.waiting.acquire(timeout=0.1):
+            self.check()
+            if deadline is not None and now() >= deadline:
+                raise Unavailable(f"{MAX_WAITING} requests of this client wait already")
+
+    def end_turn(self) -> None:
+        self.waiting.release()
+
+    async def ask(self, *request: Any) -> Any:
+        try:
+            return await super().ask(*request)
+        except Unavailable:
+            self.check()
+            raise
 
     def uses(self, connection: Any) -> None:
-        with self._mutex:
-            self._connection = connection
-            if connection is not None and self.cancelled:
-                raise Cancelled("the acquire was cancelled")
+        with self.mutex:
+            self.in_use = connection
+        if connection is not None:
+            self.check()
+
+    async def sleep(self, seconds: float) -> None:
+        self.cancelled.wait(max(0.0, seconds))
+        self.check()
 
     def cancel(self) -> None:
-        with self._mutex:
-            self.cancelled = True
-            self.stop.set()
-            sock = getattr(self._connection, "_sock", None)
-            if sock is not None:
+        with self.mutex:
+            self.cancelled.set()
+            if sock := getattr(self.in_use, "_sock", None):
                 try:
                     sock.shutdown(2)  # wakes up the thread that reads
                 except OSError:
                     pass
 
 
+class _Keeper:
+    """One thread that renews what this process holds. A renewal itself has a thread of its own."""
+
+    def __init__(self) -> None:
+        self.due: dict[Held, float] = {}
+        self.wakes_at = float("inf")
+        self.change = threading.Condition()
+        self.thread: threading.Thread | None = None
+
+    def add(self, held: Held, due: float) -> None:
+        with self.change:
+            self.due[held] = due
+            if self.thread is None:
+                self.thread = threading.Thread(target=self.run, name="redislock", daemon=True)
+                self.thread.start()
+            elif due < self.wakes_at:
+                self.change.notify()
+
+    def remove(self, held: Held) -> None:
+        self.due.pop(held, None)
+
+    def run(self) -> None:
+        while True:
+            with self.change:
+                self.wakes_at = min(self.due.copy().values(), default=float("inf"))
+                if self.wakes_at > now():
+                    self.change.wait(min(self.wakes_at - now(), 3600.0))
+                ready = [held for held, due in self.due.copy().items() if due <= now()]
+                for held in ready:
+                    self.remove(held)
+            for held in ready:
+                threading.Thread(target=self.renew, args=(held,), daemon=True).start()
+
+    def renew(self, held: Held) -> None:
+        due = _run(held._renew())
+        if due is not None:
+            self.add(held, due)
+
+
 _links: weakref.WeakKeyDictionary[Any, _Link] = weakref.WeakKeyDictionary()
 _links_mutex = threading.Lock()
+_keeper = _Keeper()
+
+
+def _after_fork() -> None:
+    """Connections and holds belong to the parent, and its threads are not here."""
+    global _links, _links_mutex, _keeper
+    _links, _links_mutex, _keeper = weakref.WeakKeyDictionary(), threading.Lock(), _Keeper()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _link(client: Any) -> _Link:
-    if not isinstance(client, (redis.Redis, redis.RedisCluster)):
-        raise InvalidRequest(
-            "a redis.Redis or redis.RedisCluster is needed (redislock.asyncio is for the others)"
-        )
     with _links_mutex:
-        return _links.setdefault(client, _Link(client))
+        if client not in _links:
+            _links[client] = _Link(client)
+        return _links[client]
 
 
 def close(client: Any) -> None:
@@ -202,25 +210,23 @@ def close(client: Any) -> None:
     _link(client).close()
 
 
-class Held(HeldBase):
+class Held(_core.Held):
     """A lock that is held. `with` releases it."""
 
-    def __init__(self, client: Any, link: _Link, hold: Hold, stop: threading.Event | None) -> None:
-        super().__init__(client, hold)
-        self._link = link
-        self._stop = stop or threading.Event()
-        if stop is None:
-            threading.Thread(target=self._keep, name="redislock-keep", daemon=True).start()
+    def __init__(self, lock: Any, link: Any, token: str, reply: Any, sent: float) -> None:
+        super().__init__(lock, link, token, reply, sent)
+        self._ended = threading.Event()
 
-    def _keep(self) -> None:
-        self._link.run(_core.keeping(self._hold), self._hold.request.keys[0], self._stop)
-        self._stop.set()
+    def _end(self) -> None:
+        super()._end()
+        _keeper.remove(self)
+        self._ended.set()
 
     def wait_lost(self, timeout: float | None = None) -> bool:
         """Waits until the lock is lost or released: True; for `timeout` seconds at most: False."""
         end = float("inf") if timeout is None else now() + timeout
         while not self.lost and now() < end:
-            self._stop.wait(max(0.0, min(end, self._hold.loss_at) - now()))
+            self._ended.wait(max(0.0, min(end, self._loss_at) - now()))
         return self.lost
 
     def guard(self, *command: Any) -> Any:
@@ -228,29 +234,22 @@ class Held(HeldBase):
 
         Returns the plain reply. Of a lock with several names, the first one is checked.
         """
-        try:
-            return self._link.ask(self._hold.request.keys[0], self._guarded(command))
-        except (Refused, NoAnswer) as error:
-            explained = explain(error, self._link.follows_master)
-            if isinstance(explained, Lost):
-                self._hold.gone = True
-                self._stop.set()
-            raise explained from None
+        return _run(self._guard(command))
 
     def release(self) -> bool:
         """Releases the lock. False: it was lost before. Undelivered, it goes on by itself."""
-        (was_held, last), request = self._leave(), self._hold.request
+        was_held, last = self._leave()
         if not last:
             return was_held
-        self._stop.set()
         try:
-            reply = self._link.ask(request.keys[0], ask(request.release(self._hold.token)))
+            words = self._lock._command("RELEASE", self._token, "ALL")
+            reply = _run(self._link.ask(self._lock._keys[0], lambda: words))
         except BaseException as error:
-            self._link.in_background(self._client, self._releasing(), request)
-            if isinstance(error, (Refused, NoAnswer)):
+            _run(self._link.in_background(self._release()))
+            if isinstance(error, LockError):
                 return was_held
             raise
-        return was_held and (all(reply) if isinstance(reply, list) else reply is not None)
+        return was_held and all(listed(reply))
 
     def __enter__(self) -> Held:
         return self
@@ -260,45 +259,36 @@ class Held(HeldBase):
             raise Lost("the lock was lost before it was released")
 
 
-class Lock(LockBase):
+class Lock(_core.Lock):
     """`with Lock(r, "nightly", ttl=10, wait=30) as held:` · may be used again and again."""
 
-    def _prepare(self) -> None:
-        self._link = _link(self._client)
-        self._calling: set[_Calling] = set()
+    _clients = (redis.Redis, redis.RedisCluster)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._callers: set[_Caller] = set()
         self._entered = threading.local()
 
     def acquire(self) -> Held:
         """Raises Busy when the wait is over. An exception of any kind leaves nothing held."""
-        link, request, calling = self._link, self._request, _Calling()
-        outer = self._owner._entered(request) if self._owner else None
-        self._calling.add(calling)
+        link = _link(self._client)
+        caller = _Caller(link)
+        self._callers.add(caller)
         try:
-            if outer:
-                again = _core.entering_again(outer._hold, request, link.follows_master)
-                link.run(again, request.keys[0], threading.Event(), calling)
-                held = Held(self._client, link, outer._hold, outer._stop)
-            else:
-                steps = _core.acquiring(request, self._give_back, link.follows_master)
-                hold = link.run(steps, request.keys[0], calling.stop, calling)
-                if hold is None:
-                    raise Cancelled("the acquire was cancelled")
-                held = Held(self._client, link, hold, None)
+            held: Held = _run(self._enter(caller, Held))
         finally:
-            self._calling.discard(calling)
-        if self._owner:
+            self._callers.discard(caller)
+        held._link = link
+        if self._owner and held not in self._owner._holds:
             self._owner._holds.append(held)
+        if self._every is not None:
+            _keeper.add(held, held._confirmed + self._every)
         return held
-
-    def _give_back(self, token: str) -> None:
-        request = self._request
-        steps = _core.releasing(request, token, now() + request.ttl, False)
-        self._link.in_background(self._client, steps, request)
 
     def cancel(self) -> None:
         """Ends every acquire() of this Lock that waits in another thread: it raises Cancelled."""
-        for calling in tuple(self._calling):
-            calling.cancel()
+        for caller in tuple(self._callers):
+            caller.cancel()
 
     def __enter__(self) -> Held:
         held = self.acquire()

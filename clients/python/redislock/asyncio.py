@@ -4,130 +4,85 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections import defaultdict, deque
-from typing import Any, cast
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
 
 import redis.asyncio as aredis
 import redis.exceptions as theirs
 
 from . import _core
-from ._core import ANSWER, Ask, HeldBase, Hold, LockBase, Name, Sleep, Steps, now
-from ._errors import InvalidRequest, Lost, NoAnswer, Refused, explain
-from ._link import settings, translated
-
-MAX_WAITING = 100  # connections that wait in the server's queues, for each client
+from ._core import ANSWER, MAX_WAITING, Name, Words, Work, now
+from ._errors import Lost, Unavailable
 
 
-class _Link:
-    """Our own connections, made as the user's client makes its own. Waiting ones are bounded."""
-
+class _Link(_core.Link):
     def __init__(self, client: Any) -> None:
-        self._client = weakref.ref(client)
-        self._idle: dict[Any, deque[Any]] = defaultdict(deque)
-        self._waiting = asyncio.Semaphore(MAX_WAITING)
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self.follows_master = isinstance(client, aredis.RedisCluster) or hasattr(
-            getattr(client, "connection_pool", None), "sentinel_manager"
-        )
+        super().__init__(client, aredis.RedisCluster)
+        self.loop = asyncio.get_running_loop()
+        self.waiting = asyncio.Semaphore(MAX_WAITING)
+        self.tasks: set[asyncio.Task[Any]] = set()
 
-    async def _take(self, key: Name) -> tuple[Any, Any]:
-        client: Any = self._client()
-        if isinstance(client, aredis.RedisCluster):
-            await client.initialize()
-            source: Any = client.get_node_from_key(cast(str, key))
-        else:
-            source = client.connection_pool
-        where = (source.connection_kwargs.get("host"), source.connection_kwargs.get("port"))
-        try:
-            return where, self._idle[where].pop()
-        except IndexError:
-            return where, source.connection_class(**settings(source.connection_kwargs))
+    async def source(self, key: Name) -> Any:
+        client: Any = self.client()
+        if not self.is_cluster:
+            return client.connection_pool
+        await client.initialize()
+        return client.get_node_from_key(key)
 
-    async def ask(self, key: Name, step: Ask) -> Any:
-        if not step.waiting:
-            return await self._ask_where_it_is(key, step)
-        limit = None if step.deadline is None else max(0.0, step.deadline - now())
+    async def exchange(
+        self, connection: Any, build: Callable[[], Words], limit: float | None
+    ) -> Any:
         try:
-            async with asyncio.timeout(limit):
-                await self._waiting.acquire()
-        except TimeoutError:
-            raise NoAnswer(
-                f"{MAX_WAITING} requests of this client wait already", sent=False
-            ) from None
-        try:
-            return await self._ask_where_it_is(key, step)
-        finally:
-            self._waiting.release()
-
-    async def _ask_where_it_is(self, key: Name, step: Ask) -> Any:
-        for _ in range(5):
-            try:
-                return await self._ask(key, step)
-            except Refused as refused:
-                if refused.code != "MOVED":
-                    raise
-                await self.rediscover()  # a node that redirects has done nothing
-        return await self._ask(key, step)
-
-    async def _ask(self, key: Name, step: Ask) -> Any:
-        sent, connection, where = False, None, None
-        try:
-            async with asyncio.timeout(max(0.01, step.patience)):
-                where, connection = await self._take(key)
+            async with asyncio.timeout(ANSWER):
                 await _ready(connection)
-            command, limit = step.build()
-            sent = True
             async with asyncio.timeout(limit):
-                await connection.send_command(*command, check_health=False)
-                reply = await connection.read_response(timeout=float("inf"))
-        except theirs.ResponseError as error:
-            self._idle[where].append(connection)
-            raise translated(error, sent) from None
-        except BaseException as error:
-            if connection is not None:
-                await connection.disconnect(nowait=True)
-            raise (translated(error, sent) if isinstance(error, Exception) else error) from None
-        else:
-            self._idle[where].append(connection)
-            return reply
+                await connection.send_command(*build(), check_health=False)
+                return await connection.read_response(timeout=float("inf"))
+        except theirs.ResponseError:
+            raise
+        except BaseException:
+            await connection.disconnect(nowait=True)
+            raise
+
+    async def turn(self, deadline: float | None) -> None:
+        try:
+            async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now())):
+                await self.waiting.acquire()
+        except TimeoutError:
+            raise Unavailable(f"{MAX_WAITING} requests of this client wait already") from None
+
+    def end_turn(self) -> None:
+        self.waiting.release()
 
     async def rediscover(self) -> None:
-        client = self._client()
-        try:
-            if isinstance(client, aredis.RedisCluster):
-                await client.nodes_manager.initialize()
-        except (theirs.RedisError, OSError):
-            pass
+        if self.is_cluster:
+            try:
+                await self.client().nodes_manager.initialize()
+            except (theirs.RedisError, OSError):
+                pass  # the next attempt does it again
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(max(0.0, seconds))
+
+    async def in_background(self, work: Work) -> None:
+        self.task(work)
+        await asyncio.sleep(0)  # it has begun: a loop that ends now lets it send once
+
+    def task(self, work: Work) -> asyncio.Task[Any]:
+
+        async def run(_client: Any) -> Any:
+            return await work  # the client stays alive until then
+
+        task = self.loop.create_task(run(self.client()))
+        self.tasks.add(task)
+        task.add_done_callback(self.tasks.discard)
+        return task
 
     async def close(self) -> None:
-        for idle in self._idle.values():
+        for idle in self.idle.values():
             while idle:
                 await idle.pop().disconnect()
-
-    async def run(self, client: Any, steps: Steps, key: Name) -> Any:
-        """Carries out the steps. `client` is only kept alive by this."""
-        send, value = steps.send, None
-        try:
-            while True:
-                step = send(value)
-                send, value = steps.send, None
-                try:
-                    if isinstance(step, Ask):
-                        value = await self.ask(key, step)
-                    elif isinstance(step, Sleep):
-                        await asyncio.sleep(max(0.0, step.seconds))
-                    else:
-                        await self.rediscover()
-                except BaseException as error:
-                    send, value = steps.throw, error
-        except StopIteration as end:
-            return end.value
-
-    def background(self, client: Any, steps: Steps, key: Name) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(self.run(client, steps, key))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 async def _ready(connection: Any) -> None:
@@ -146,9 +101,9 @@ _links: weakref.WeakKeyDictionary[Any, _Link] = weakref.WeakKeyDictionary()
 
 
 def _link(client: Any) -> _Link:
-    if not isinstance(client, (aredis.Redis, aredis.RedisCluster)):
-        raise InvalidRequest("a redis.asyncio.Redis or redis.asyncio.RedisCluster is needed")
-    return _links.setdefault(client, _Link(client))
+    if client not in _links or _links[client].loop is not asyncio.get_running_loop():
+        _links[client] = _Link(client)
+    return _links[client]
 
 
 async def close(client: Any) -> None:
@@ -156,95 +111,104 @@ async def close(client: Any) -> None:
     await _link(client).close()
 
 
-class Held(HeldBase):
+class Held(_core.Held):
     """A lock that is held. `async with` releases it, and cancels its body when the lock is lost."""
 
-    def __init__(self, client: Any, link: _Link, hold: Hold, keeper: Any = None) -> None:
-        super().__init__(client, hold)
-        self._link = link
-        self._keeper: asyncio.Task[Any] = keeper or link.background(
-            client, _core.keeping(hold), hold.request.keys[0]
-        )
-        self._body: asyncio.Task[Any] | None = None
-        self._interrupted = False
+    def __init__(self, lock: Any, link: _Link, token: str, reply: Any, sent: float) -> None:
+        super().__init__(lock, link, token, reply, sent)
+        self._ended = asyncio.Event()
+        self._renewal: asyncio.TimerHandle | None = None
+        self._alarm: asyncio.TimerHandle | None = None
+        self._bodies: list[tuple[asyncio.Task[Any] | None, list[bool]]] = []
+
+    def _end(self) -> None:
+        super()._end()
+        self._ended.set()
+        for timer in (self._renewal, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        if self._entries:  # lost, not released
+            for body, interrupted in self._bodies:
+                if body is not None and not interrupted:
+                    interrupted.append(True)
+                    body.cancel()
+
+    def _watch(self) -> None:
+        """Signals the loss in time, also while a renewal gets no answer."""
+        if self.lost:
+            self._end()
+        else:
+            self._alarm = self._link.loop.call_later(self._loss_at - now(), self._watch)
+
+    def _renew_at(self, due: float) -> None:
+        def begin() -> None:
+            self._link.task(renew())
+
+        async def renew() -> None:
+            next_one = await self._renew()
+            if next_one is not None:
+                self._renew_at(next_one)
+
+        self._renewal = self._link.loop.call_later(max(0.0, due - now()), begin)
 
     async def wait_lost(self) -> None:
         """Returns when the lock is lost (or released)."""
         while not self.lost:
-            await asyncio.wait([self._keeper], timeout=max(0.0, self._hold.loss_at - now()))
+            try:
+                async with asyncio.timeout(max(0.0, self._loss_at - now())):
+                    await self._ended.wait()
+            except TimeoutError:
+                pass
 
     async def guard(self, *command: Any) -> Any:
         """Runs a command on the server if and only if the lock is held, in one step. Never twice.
 
         Returns the plain reply. Of a lock with several names, the first one is checked.
         """
-        try:
-            return await self._link.ask(self._hold.request.keys[0], self._guarded(command))
-        except (Refused, NoAnswer) as error:
-            explained = explain(error, self._link.follows_master)
-            if isinstance(explained, Lost):
-                self._hold.gone = True
-                self._keeper.cancel()
-            raise explained from None
+        return await self._guard(command)
 
     async def release(self) -> bool:
         """Releases the lock. False: it was lost before. Undelivered, it goes on by itself."""
         was_held, last = self._leave()
         if not last:
             return was_held
-        self._keeper.cancel()
-        key = self._hold.request.keys[0]
-        delivered = self._link.background(self._client, self._releasing(), key)
+        delivered = self._link.task(self._release())
         await asyncio.wait([delivered], timeout=ANSWER)
         return was_held and not (delivered.done() and delivered.result() is False)
 
     async def __aenter__(self) -> Held:
-        self._body = asyncio.current_task()
-        self._keeper.add_done_callback(self._interrupt)
+        self._bodies.append((asyncio.current_task(), []))
         return self
 
-    def _interrupt(self, _keeper: Any) -> None:
-        if not self._released and self._body is not None:
-            self._interrupted = True
-            self._body.cancel()
-
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self._keeper.remove_done_callback(self._interrupt)
-        body, self._body = self._body, None
+        body, interrupted = self._bodies.pop()
         held = await self.release()
-        interrupted = self._interrupted and body is not None and body.uncancel() == 0
-        if interrupted and kind is asyncio.CancelledError:
+        only_by_loss = interrupted and body is not None and body.uncancel() == 0
+        if only_by_loss and kind is asyncio.CancelledError:
             raise Lost("the lock was lost, and the work under it was cancelled") from error
         if not held and error is None:
             raise Lost("the lock was lost before it was released")
 
 
-class Lock(LockBase):
+class Lock(_core.Lock):
     """`async with Lock(r, "nightly", ttl=10, wait=30) as held:` · may be used again and again."""
 
-    def _prepare(self) -> None:
-        self._link = _link(self._client)
+    _clients = (aredis.Redis, aredis.RedisCluster)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._entered: dict[Any, list[Held]] = defaultdict(list)
 
     async def acquire(self) -> Held:
         """Raises Busy when the wait is over. Whatever is raised, nothing is left held."""
-        link, request, key = self._link, self._request, self._request.keys[0]
-        outer = self._owner._entered(request) if self._owner else None
-        if outer:
-            again = _core.entering_again(outer._hold, request, link.follows_master)
-            await link.run(self._client, again, key)
-            held = Held(self._client, link, outer._hold, outer._keeper)
-        else:
-            steps = _core.acquiring(request, self._give_back, link.follows_master)
-            held = Held(self._client, link, await link.run(self._client, steps, key))
-        if self._owner:
+        held: Held = await self._enter(_link(self._client), Held)
+        if self._owner and held not in self._owner._holds:
             self._owner._holds.append(held)
+        if held._alarm is None:
+            held._watch()
+            if self._every is not None:
+                held._renew_at(held._confirmed + self._every)
         return held
-
-    def _give_back(self, token: str) -> None:
-        request = self._request
-        steps = _core.releasing(request, token, now() + request.ttl, False)
-        self._link.background(self._client, steps, request.keys[0])
 
     async def __aenter__(self) -> Held:
         held = await self.acquire()
