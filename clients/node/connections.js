@@ -1,44 +1,34 @@
 // Connections of our own, with the settings of the user's client, but not its timeouts and retries.
 
-import { Cancelled, InvalidRequest, Misconfigured, NoAnswer, Refused } from "./errors.js";
-import { now } from "./request.js";
+import slotOf from "cluster-key-slot";
+import { Cancelled, InvalidRequest, Misconfigured, Unavailable, refused } from "./errors.js";
 
-export const ANSWER = 2000; // ms that a healthy server needs for an answer at most
+export const ANSWER = 2000; // ms in which a healthy server answers
 const MAX_WAITING = 100; // connections that wait in the server's queues, for each client
-
-// ---- the two clients ----
 
 const nodeRedis = {
     isOpen: (client) => client.isOpen,
     isCluster: (client) => Array.isArray(client.masters),
     isSentinel: (client) => typeof client.acquire === "function",
-    nodes: (client) => client.masters.map(({ host, port }) => ({ host, port })),
-    async connect(client, at, patience) {
+    async connect(client, at) {
         let base = client;
-        if (this.isCluster(client)) base = await client.nodeClient(client.masters[0]);
+        if (this.isCluster(client)) base = await client.nodeClient(anyOf(client.masters));
         if (this.isSentinel(client)) base = await client._execute(false, async (master) => master);
-        const { socket, ...rest } = base.options;
+        const socket = { ...base.options.socket, ...at, connectTimeout: ANSWER };
         const own = base.duplicate({
-            ...rest,
             url: undefined,
-            socket: {
-                ...socket,
-                ...at,
-                reconnectStrategy: false,
-                socketTimeout: undefined,
-                connectTimeout: patience,
-            },
+            socket: { ...socket, reconnectStrategy: false, socketTimeout: undefined },
             commandOptions: undefined,
             pingInterval: undefined,
             disableOfflineQueue: true,
         });
-        own.on("error", () => {});
-        await own.connect();
+        await own.on("error", () => {}).connect();
         return {
-            call: (args) => own.sendCommand(args),
+            call: (words) => own.sendCommand(words),
             isAlive: () => own.isReady,
             destroy: () => own.isOpen && own.destroy(),
-            ref: (on) => (on ? own.ref() : own.unref()),
+            ref: () => own.ref(),
+            unref: () => own.unref(),
         };
     },
 };
@@ -47,11 +37,9 @@ const ioredis = {
     isOpen: (client) => client.status !== "end",
     isCluster: (client) => Boolean(client.isCluster),
     isSentinel: (client) => Boolean(client.options.sentinels),
-    nodes: (client) =>
-        client.nodes("master").map(({ options: { host, port } }) => ({ host, port })),
-    async connect(client, at, patience) {
+    async connect(client, at) {
         if (this.isCluster(client) && client.status === "wait") await client.connect();
-        const base = this.isCluster(client) ? client.nodes("master")[0] : client;
+        const base = this.isCluster(client) ? anyOf(client.nodes("master")) : client;
         if (!base) throw new Error("no node of the cluster is known");
         const own = base.duplicate({
             ...at,
@@ -67,65 +55,52 @@ const ioredis = {
             commandTimeout: undefined,
             blockingTimeout: undefined,
             socketTimeout: undefined,
-            connectTimeout: patience,
+            connectTimeout: ANSWER,
             stringNumbers: false,
             keyPrefix: "",
         });
-        own.on("error", () => {});
-        await own.connect();
+        await own.on("error", () => {}).connect();
         return {
-            call: ([name, ...args]) => own.call(name, ...args),
+            call: ([name, ...words]) => own.call(name, ...words),
             isAlive: () => own.status === "ready" || own.status === "connect",
             destroy: () => own.disconnect(),
-            ref: (on) => (on ? own.stream.ref() : own.stream.unref()),
+            ref: () => own.stream.ref(),
+            unref: () => own.stream.unref(),
         };
     },
 };
 
+const anyOf = (nodes) => nodes[Math.floor(Math.random() * nodes.length)];
+
 function adapterOf(client) {
-    if (typeof client?.call === "function" && typeof client.duplicate === "function")
-        return ioredis;
-    if (typeof client?.sendCommand === "function" && typeof client.duplicate === "function")
-        return nodeRedis;
+    if (typeof client?.duplicate === "function") {
+        if (typeof client.call === "function") return ioredis;
+        if (typeof client.sendCommand === "function") return nodeRedis;
+    }
     throw new InvalidRequest(
         "a client of node-redis (createClient, createSentinel, createCluster) or ioredis is needed",
     );
 }
 
-// ---- which node of a cluster ----
-
-function slotOf(key) {
-    const bytes = Buffer.from(key);
-    const open = bytes.indexOf("{");
-    const close = open < 0 ? -1 : bytes.indexOf("}", open + 1);
-    let crc = 0;
-    for (const byte of close > open + 1 ? bytes.subarray(open + 1, close) : bytes) {
-        crc ^= byte << 8;
-        for (let bit = 0; bit < 8; bit++)
-            crc = crc & 0x8000 ? ((crc << 1) ^ 0x1021) & 0xffff : (crc << 1) & 0xffff;
-    }
-    return crc % 16384;
-}
-
 export class Link {
     static #links = new WeakMap();
     static of(client) {
-        const link = this.#links.get(client) ?? new Link(client, adapterOf(client));
-        this.#links.set(client, link);
-        return link;
+        if (!this.#links.has(client)) this.#links.set(client, new Link(client, adapterOf(client)));
+        return this.#links.get(client);
     }
 
     #client;
     #adapter;
     #idle = new Map(); // by address
-    #moved = new Map(); // where a slot is, as the cluster has told
-    #free = MAX_WAITING;
-    #queue = []; // of requests that wait for one of the connections that may wait
+    #moved = new Map(); // where a slot is, if the cluster has redirected us
+    #waiting = 0;
+    #queue = []; // of requests for one of the connections that may wait
 
     constructor(client, adapter) {
         this.#client = client;
         this.#adapter = adapter;
-        this.followsMaster = adapter.isCluster(client) || adapter.isSentinel(client);
+        this.isCluster = adapter.isCluster(client);
+        this.followsMaster = this.isCluster || adapter.isSentinel(client);
     }
 
     checkOpen() {
@@ -136,87 +111,73 @@ export class Link {
 
     close() {
         for (const idle of this.#idle.values())
-            idle.splice(0).forEach((connection) => connection.destroy());
+            for (const connection of idle.splice(0)) connection.destroy();
     }
 
-    // Carries out one command. `build` makes it just before it is sent: [command, limit or null].
-    async ask(key, build, { patience = ANSWER, signal } = {}) {
-        const slot = this.#adapter.isCluster(this.#client) ? slotOf(key) : null;
-        for (let left = 5; ; left--) {
-            try {
-                return await this.#askOnce(slot, build, patience, signal);
-            } catch (error) {
-                // A node that redirects has done nothing.
-                if (error.code !== "MOVED" || left === 0) throw error;
-            }
-        }
-    }
-
-    async #askOnce(slot, build, patience, signal) {
-        const at = slot === null ? undefined : this.#moved.get(slot);
+    // Sends one command, once, and returns the reply. `words` is called just before the sending.
+    async ask(key, words, { limit = ANSWER, signal } = {}) {
+        const slot = this.isCluster ? slotOf(key) : null;
         let connection = null;
         let sent = false;
-        try {
-            connection = await limited(this.#connect(at, patience), patience, signal, (late) =>
-                late.destroy(),
-            );
-            const [command, limit] = build();
-            sent = true;
-            const reply = await limited(connection.call(command), limit, signal);
-            this.#putBack(at, connection);
-            return reply;
-        } catch (error) {
-            if (connection && isReply(error)) {
-                this.#putBack(at, connection);
-                const [, where] = /^MOVED \d+ (\S+)/.exec(error.message) ?? [];
-                if (where) this.#moved.set(slot, address(where, at));
-                throw new Refused(error.message);
+        for (let redirected = 0; ; redirected++) {
+            const at = this.#moved.get(slot);
+            const idle = this.#idleAt(at);
+            try {
+                connection =
+                    popAlive(idle) ??
+                    (await limited(this.#adapter.connect(this.#client, at), ANSWER, signal, (late) =>
+                        late.destroy(),
+                    ));
+                const reply = connection.call(words());
+                sent = true;
+                const value = await limited(reply, limit, signal);
+                putBack(idle, connection);
+                return value;
+            } catch (error) {
+                if (!/^[A-Z]{2,} /.test(error.message)) {
+                    // not an error reply: those begin with a word in capitals
+                    connection?.destroy();
+                    this.#moved.delete(slot);
+                    if (error instanceof Cancelled) throw error;
+                    const why = `no answer from the server: ${error.message}`;
+                    throw Object.assign(new Unavailable(why), { mayBeDone: sent });
+                }
+                if (connection) putBack(idle, connection);
+                const [, host, port] = /^MOVED \d+ (.*):(\d+)/.exec(error.message) ?? [];
+                if (!port || redirected === 5) throw refused(error.message, this.followsMaster);
+                this.#moved.set(slot, { host: host || at?.host, port: Number(port) });
+                connection = null; // a node that redirects has done nothing: ask the next one
+                sent = false;
             }
-            connection?.destroy();
-            if (slot !== null) this.#moved.delete(slot);
-            if (error instanceof Cancelled) throw error;
-            if (isReply(error)) throw new Refused(error.message); // of the login
-            throw new NoAnswer(error.message, sent);
         }
     }
 
-    // The same on one of the connections that may wait. `deadline`: for getting one, null for none.
-    async askWaiting(key, build, { deadline, signal }) {
-        if (this.#free > 0) this.#free--;
-        else await this.#turn(deadline, signal);
+    // The same on one of the connections that may wait. `turn`: ms to wait for one, null: no limit.
+    async askWaiting(key, words, { turn, ...options }) {
+        if (this.#waiting < MAX_WAITING) this.#waiting++;
+        else await this.#turn(turn, options.signal);
         try {
-            return await this.ask(key, build, { signal });
+            return await this.ask(key, words, options);
         } finally {
-            const next = this.#queue.shift();
-            if (next) next();
-            else this.#free++;
+            this.#next();
         }
     }
 
-    async #turn(deadline, signal) {
+    async #turn(limit, signal) {
         let go;
         const turn = new Promise((resolve) => this.#queue.push((go = resolve)));
-        const limit = deadline === null ? null : deadline - now();
         await limited(turn, limit, signal).catch((error) => {
             const place = this.#queue.indexOf(go);
             if (place >= 0) this.#queue.splice(place, 1);
-            else this.#queue.length ? this.#queue.shift()() : this.#free++;
+            else this.#next(); // it was this one's turn just now
             if (error instanceof Cancelled) throw error;
-            throw new NoAnswer(`${MAX_WAITING} requests of this client wait already`, false);
+            throw new Unavailable(`${MAX_WAITING} requests of this client wait already`);
         });
     }
 
-    async #connect(at, patience) {
-        const idle = this.#idleAt(at);
-        while (idle.length > 0) {
-            const connection = idle.pop();
-            if (connection.isAlive()) {
-                connection.ref(true);
-                return connection;
-            }
-            connection.destroy();
-        }
-        return this.#adapter.connect(this.#client, at, Math.max(1, Math.ceil(patience)));
+    #next() {
+        if (this.#queue.length > 0) this.#queue.shift()();
+        else this.#waiting--;
     }
 
     #idleAt(at) {
@@ -224,40 +185,45 @@ export class Link {
         if (!this.#idle.has(where)) this.#idle.set(where, []);
         return this.#idle.get(where);
     }
+}
 
-    #putBack(at, connection) {
-        connection.ref(false); // an idle connection does not keep the process running
-        this.#idleAt(at).push(connection);
+function popAlive(idle) {
+    for (let connection; (connection = idle.pop()); connection.destroy()) {
+        if (!connection.isAlive()) continue;
+        connection.ref();
+        return connection;
     }
 }
 
-// The server's errors begin with a word in capitals; those of the clients do not.
-const isReply = (error) => /^[A-Z]{2,} /.test(error.message);
-
-function address(text, before) {
-    const colon = text.lastIndexOf(":");
-    return { host: text.slice(0, colon) || before?.host, port: Number(text.slice(colon + 1)) };
+function putBack(idle, connection) {
+    connection.unref(); // an idle connection does not keep the process running
+    idle.push(connection);
 }
+
+export const cancelled = (signal) =>
+    new Cancelled("the acquire was cancelled", { cause: signal.reason });
 
 // The promise, or an error after `limit` ms or at the signal. `late` gets what comes after that.
 export function limited(promise, limit, signal, late = () => {}) {
+    if (limit === null && !signal) return promise;
     return new Promise((resolve, reject) => {
-        let over = false;
+        let timer;
         const end = (settle) => (value) => {
-            if (over) return settle === resolve && late(value);
-            over = true;
             clearTimeout(timer);
             signal?.removeEventListener("abort", cancel);
             settle(value);
         };
-        const cancel = () =>
-            end(reject)(new Cancelled("the acquire was cancelled", { cause: signal.reason }));
-        const fail = () => end(reject)(new Error("the server does not answer"));
-        const timer =
-            limit === null
-                ? undefined
-                : setTimeout(fail, Math.min(Math.max(0, limit), 2 ** 31 - 1));
+        const cancel = () => fail(cancelled(signal));
+        const fail = (error) => {
+            end(reject)(error);
+            promise.then(late, () => {});
+        };
         promise.then(end(resolve), end(reject));
+        if (limit !== null)
+            timer = setTimeout(
+                () => fail(new Error("the server does not answer")),
+                Math.min(Math.max(0, limit), 2 ** 31 - 1),
+            );
         if (signal?.aborted) cancel();
         else signal?.addEventListener("abort", cancel);
     });

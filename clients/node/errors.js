@@ -1,5 +1,3 @@
-// What can go wrong, for the user and inside.
-
 export class LockError extends Error {
     constructor(message, options) {
         super(message, options);
@@ -8,51 +6,20 @@ export class LockError extends Error {
 }
 export class Busy extends LockError {}
 export class Lost extends LockError {
-    constructor(message, validFor = 0) {
-        super(message);
-        this.validFor = Math.max(0, validFor); // ms until the lock may pass to somebody else
-    }
+    validFor = 0; // as the reason of a signal: ms until the lock may pass to somebody else
 }
-export class Unavailable extends LockError {}
+export class Unavailable extends LockError {
+    mayBeDone = false; // it was sent and not answered: the server may carry it out, now or later
+}
 export class Quarantined extends Unavailable {
-    constructor(message, retryAfter) {
-        super(message);
-        this.retryAfter = retryAfter;
-    }
+    retryAfter = 100;
 }
 export class Misconfigured extends LockError {}
 export class InvalidRequest extends LockError {}
 export class Cancelled extends LockError {}
 
-// The server's error reply. Nothing was changed.
-export class Refused extends Error {
-    constructor(message) {
-        super(message);
-        this.code = /^[A-Z]+/.exec(message)?.[0] ?? "ERR";
-    }
-}
-
-// No reply: if it was sent, the command may have been carried out, now or later.
-export class NoAnswer extends Error {
-    constructor(message, sent) {
-        super(message);
-        this.sent = sent;
-    }
-}
-
-const TRANSIENT = new Set([
-    "UNBLOCKED",
-    "MOVED",
-    "ASK",
-    "TRYAGAIN",
-    "CLUSTERDOWN",
-    "LOADING",
-    "MASTERDOWN",
-    "NOREPLICAS",
-    "MISCONF",
-    "OOM",
-    "BUSY",
-]);
+const TRANSIENT =
+    "UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY";
 const ADVICE = {
     READONLY: "this server is a replica: connect to the master",
     NOPERM:
@@ -64,23 +31,19 @@ const ADVICE = {
     WRONGTYPE: "the key holds other data: use another name for the lock",
 };
 
-// The error for the user. `followsMaster`: the client finds the new master by itself.
-export function explain(error, followsMaster) {
-    if (error instanceof NoAnswer)
-        return new Unavailable(`no answer from the server: ${error.message}`);
-    if (!(error instanceof Refused)) return error;
-    const { code, message } = error;
-    if (/unknown command/i.test(message)) {
+// The error for an error reply. `followsMaster`: the client finds the new master by itself.
+export function refused(text, followsMaster) {
+    const code = text.split(" ", 1)[0];
+    if (/unknown command/i.test(text))
         return new Misconfigured(
             "the server has no redislock module: start it with loadmodule redislock.so",
         );
-    }
-    if (code === "NOTHELD")
-        return new Lost("the lock is not held any longer, the command was not run");
+    if (code === "NOTHELD") return new Lost("the lock is no longer held, the command was not run");
     if (code === "QUARANTINE") {
-        return new Quarantined(message, Number(/retry in (\d+) ms/.exec(message)?.[1] ?? 100));
+        const retryAfter = Number(/retry in (\d+) ms/.exec(text)?.[1] ?? 100);
+        return Object.assign(new Quarantined(text), { retryAfter });
     }
-    if (TRANSIENT.has(code) || (code === "READONLY" && followsMaster))
-        return new Unavailable(message);
-    return new Misconfigured(code in ADVICE ? `${message}: ${ADVICE[code]}` : message);
+    if (TRANSIENT.split(" ").includes(code) || (code === "READONLY" && followsMaster))
+        return new Unavailable(text);
+    return new Misconfigured(code in ADVICE ? `${text}: ${ADVICE[code]}` : text);
 }

@@ -2,315 +2,257 @@
 
 import { randomBytes } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { ANSWER, Link, limited } from "./connections.js";
-import {
-    Busy,
-    Cancelled,
-    InvalidRequest,
-    LockError,
-    Lost,
-    Misconfigured,
-    NoAnswer,
-    Quarantined,
-    Refused,
-    Unavailable,
-    explain,
-} from "./errors.js";
-import {
-    acquireCommand,
-    checked,
-    extendCommand,
-    isFence,
-    now,
-    releaseCommand,
-    validUntil,
-} from "./request.js";
+import { ANSWER, Link, cancelled, limited } from "./connections.js";
+import { Busy, InvalidRequest, LockError, Lost, Unavailable } from "./errors.js";
+import { acquireCommand, checked, command, now, stamp, validUntil } from "./request.js";
 
-export {
-    Busy,
-    Cancelled,
-    InvalidRequest,
-    LockError,
-    Lost,
-    Misconfigured,
-    Quarantined,
-    Unavailable,
-};
+export * from "./errors.js";
 
 const PATIENCE = 30_000; // ms without a server after which `wait: null` gives up
-const command =
-    (words, limit = ANSWER) =>
-    () => [words, limit];
-
-// A lock that was granted: what is known of it, by the clock of this host.
-class Hold {
-    entries = 1;
-    #gone = new AbortController();
-
-    constructor(link, request, token, fence, sent) {
-        Object.assign(this, { link, request, token, fence, ttl: request.ttl, sent, validUntil: 0 });
-        this.confirm(sent, request.ttl);
-    }
-    confirm(sent, ttl) {
-        if (this.signal.aborted) return; // a loss is final
-        this.sent = Math.max(this.sent, sent);
-        this.validUntil = Math.max(this.validUntil, validUntil(sent, ttl));
-    }
-    // The holder is told of the loss a little before validity ends.
-    get lossAt() {
-        return this.validUntil - this.ttl / 10;
-    }
-    get isLost() {
-        if (!this.signal.aborted && now() >= this.lossAt) this.lose(this.validUntil - now());
-        return this.signal.aborted;
-    }
-    get signal() {
-        return this.#gone.signal;
-    }
-    // `left`: ms of validity that are left, for whoever is to be told before the end.
-    lose(left = 0) {
-        this.#gone.abort(new Lost("the lock is not held any longer", left));
-    }
-
-    // Sends EXTEND and counts from there. Returns whether this hold is still there.
-    async extend(ttl, limit = ANSWER) {
-        const sent = now();
-        const words = extendCommand(this.request, this.token, ttl);
-        const reply = await this.link.ask(this.request.keys[0], command(words, limit), {
-            patience: limit,
-        });
-        if (!isFence(reply, this.fence)) return false;
-        this.confirm(sent, ttl);
-        return true;
-    }
-
-    // Renews until the lock is lost or released.
-    async keep() {
-        const { every } = this.request;
-        const pause = (until) =>
-            sleep(Math.max(0, until - now()), null, { signal: this.signal, ref: false });
-        try {
-            while (!this.isLost) {
-                await pause(
-                    every === null ? this.lossAt : Math.min(this.sent + every, this.lossAt),
-                );
-                while (every !== null && !this.isLost) {
-                    try {
-                        if (!(await this.extend(this.ttl, Math.min(ANSWER, this.lossAt - now()))))
-                            this.lose();
-                        break;
-                    } catch {
-                        await pause(Math.min(now() + this.ttl / 20, this.lossAt));
-                    }
-                }
-            }
-            this.lose(this.validUntil - now());
-        } catch {
-            // the signal ended a pause: lost or released
-        }
-    }
-}
+const all = (reply, test) => (Array.isArray(reply) ? reply.every(test) : test(reply));
 
 class Held {
-    #hold;
-    #released = false;
+    #link;
+    #request;
+    #token;
+    #ttl;
+    #sent = 0; // when the last confirmed command was sent
+    #validUntil = 0;
+    #entries = 1;
+    #gone = null; // the error that says why
+    #controller = null;
+    #alarm;
+    #renewal;
 
-    constructor(hold) {
-        this.#hold = hold;
+    constructor(link, request, token, reply, sent) {
+        this.#link = link;
+        this.#request = request;
+        this.#token = token;
+        this.#ttl = request.ttl;
+        this.fence = Array.isArray(reply) ? reply[0] : reply;
+        this.#confirm(sent, request.ttl);
     }
-    get fence() {
-        return this.#hold.fence;
-    }
+
     get signal() {
-        return this.#hold.signal;
+        this.#controller ??= new AbortController();
+        if (this.#gone) this.#controller.abort(this.#gone);
+        return this.#controller.signal;
     }
     get lost() {
-        return this.#released || this.#hold.isLost;
+        const time = now();
+        if (time >= this.#lossAt) this.#end(this.#validUntil - time);
+        return this.#gone !== null;
     }
     get validFor() {
-        return this.#released || this.signal.aborted
-            ? 0
-            : Math.max(0, this.#hold.validUntil - now());
+        return this.#gone ? 0 : Math.max(0, this.#validUntil - now());
     }
     check() {
-        if (this.lost) throw new Lost("the lock is not held any longer");
+        if (this.lost) throw new Lost("the lock is no longer held");
     }
 
     async guard(...words) {
         this.check();
-        const { link, request, token } = this.#hold;
+        const key = this.#request.keys[0];
+        const inner = words.map((word) => (typeof word === "number" ? `${word}` : word));
         try {
-            return await link.ask(
-                request.keys[0],
-                command(["LOCK.GUARD", request.keys[0], token, ...words.map(argument)]),
-            );
+            return await this.#link.ask(key, () => ["LOCK.GUARD", key, this.#token, ...inner]);
         } catch (error) {
-            const explained = explain(error, link.followsMaster);
-            if (explained instanceof Lost) this.#hold.lose();
-            throw explained;
+            if (error instanceof Lost) this.#end();
+            throw error;
         }
     }
 
     async release() {
-        if (this.#released) return false;
-        const hold = this.#hold;
+        if (this.#entries === 0) return false;
         const wasHeld = !this.lost;
-        this.#released = true;
-        if (--hold.entries > 0) return wasHeld;
-        hold.lose();
-        const until = Math.max(now(), hold.validUntil) + hold.ttl / 50;
-        const delivered = releaseAll(hold.link, hold.request, hold.token, until, true);
-        const answer = await Promise.race([delivered, sleep(ANSWER, null, { ref: false })]);
-        return wasHeld && answer !== false;
+        if (--this.#entries > 0) return wasHeld;
+        this.#end();
+        const until = Math.max(now(), this.#validUntil) + this.#ttl / 50;
+        const released = releaseAll(this.#link, this.#request, this.#token, until, true);
+        return wasHeld && (await limited(released, ANSWER).catch(() => null)) !== false;
     }
-
     async [Symbol.asyncDispose ?? Symbol.for("Symbol.asyncDispose")]() {
         await this.release();
     }
-    static hold(held) {
-        return held.#hold;
+
+    // The holder is told of the loss a little before validity ends.
+    get #lossAt() {
+        return this.#validUntil - this.#ttl / 10;
+    }
+
+    // `left`: ms of validity that are left. A loss is final.
+    #end(left = 0) {
+        if (this.#gone) return;
+        clearTimeout(this.#alarm);
+        clearTimeout(this.#renewal);
+        this.#gone = Object.assign(new Lost("the lock is no longer held"), {
+            validFor: Math.max(0, left),
+        });
+        this.#controller?.abort(this.#gone);
+    }
+
+    #confirm(sent, ttl) {
+        if (this.#gone) return;
+        this.#sent = Math.max(this.#sent, sent);
+        this.#validUntil = Math.max(this.#validUntil, validUntil(sent, ttl));
+    }
+
+    // Sends EXTEND and counts from there. Returns whether this hold is still there.
+    async #extend(ttl, options) {
+        let sent;
+        const words = () => {
+            sent = stamp();
+            return command("EXTEND", this.#request, this.#token, `${Math.round(ttl)}`);
+        };
+        const reply = await this.#link.ask(this.#request.keys[0], words, options);
+        if (!all(reply, (fence) => fence === this.fence)) return false;
+        this.#confirm(sent, ttl);
+        return true;
+    }
+
+    // Two timers, so that a renewal without an answer cannot delay the signal of the loss.
+    #watch() {
+        const delay = Math.max(1, this.#lossAt - stamp());
+        if (!this.lost) this.#alarm = setTimeout(() => this.#watch(), delay).unref();
+    }
+    #renewIn(delay) {
+        if (this.#gone) return;
+        this.#renewal = setTimeout(() => this.#renew(), Math.max(0, delay)).unref();
+    }
+    async #renew() {
+        try {
+            const limit = Math.min(ANSWER, Math.max(1, this.#lossAt - stamp()));
+            if (!(await this.#extend(this.#ttl, { limit }))) return this.#end();
+            this.#renewIn(this.#sent + this.#request.every - stamp());
+        } catch {
+            this.#renewIn(this.#ttl / 20);
+        }
+    }
+
+    // After a wait, the reply does not say when the grant was made: a command that is sent now does.
+    static async begin(held, signal) {
+        if (held.#validUntil - now() < held.#ttl / 2 && !(await held.#extend(held.#ttl, { signal })))
+            throw new Unavailable("the lease ended before the grant arrived");
+        if (signal?.aborted) throw cancelled(signal);
+        if (held.lost) throw new Unavailable("the answer took longer than the lease");
+        held.#watch();
+        const { every } = held.#request;
+        if (every !== null) held.#renewIn(held.#sent + every - stamp());
+        return held;
+    }
+
+    // What an owner holds of these keys: all of them, or none (undefined).
+    static covering(owner, request) {
+        owner.holds = owner.holds.filter((held) => !held.lost);
+        for (const held of owner.holds) {
+            const mine = held.#request;
+            const common = request.keys.filter((key) => mine.keys.includes(key)).length;
+            if (common === 0) continue;
+            if (common < request.keys.length)
+                throw new InvalidRequest("the owner holds some of these keys: release them first");
+            if (mine.shared && (!request.shared || mine.limit !== request.limit))
+                throw new InvalidRequest("the owner holds this lock shared: release it first");
+            return held;
+        }
+    }
+
+    // The owner holds these keys already: make sure of it, and for long enough.
+    static async enterAgain(held, request) {
+        const ttl = Math.max(held.#ttl, request.ttl);
+        if (!(await held.#extend(ttl)) || held.#gone) {
+            held.#end();
+            throw new Lost("the owner's hold of this lock was lost");
+        }
+        held.#ttl = ttl;
+        held.#entries++;
+        return held;
     }
 }
-
-const argument = (word) => (typeof word === "number" ? `${word}` : word);
 
 // RELEASE ALL until it is done or the lease is over: was it held? null: not known.
 // After a request without an answer (not `granted`), null is not the end: it may still arrive.
 async function releaseAll(link, request, token, until, granted) {
     for (let pause = 50; ; pause = Math.min(1000, pause * 2)) {
         try {
-            const reply = await link.ask(request.keys[0], command(releaseCommand(request, token)));
-            const held = (Array.isArray(reply) ? reply : [reply]).every((one) => one > 0);
+            const words = () => command("RELEASE", request, token, "ALL");
+            const held = all(await link.ask(request.keys[0], words), (count) => count > 0);
             if (granted || held) return held;
         } catch (error) {
-            if (explain(error, true) instanceof Misconfigured) return null;
+            if (!(error instanceof LockError)) throw error;
         }
-        if (now() + pause > until) return null;
+        if (stamp() + pause > until) return null;
         await sleep(pause);
     }
 }
 
-// One request with a token of its own, which is never used again. Returns a Hold, or null: busy.
-async function attempt(link, request, token, deadline, signal, progress) {
-    const key = request.keys[0];
-    const build = () => {
-        const left = deadline === null ? null : Math.max(0, deadline - now());
-        progress.sent = now();
-        return [acquireCommand(request, token, left), left === null ? null : left + ANSWER];
+// One request with a token of its own, which is never used again. Returns null if it is busy.
+async function attempt(link, request, deadline) {
+    const { signal, wait } = request;
+    const token = randomBytes(16).toString("hex");
+    const left = () => (deadline === null ? null : Math.max(0, deadline - performance.now()));
+    let sent = null;
+    let reply = null;
+    const words = () => {
+        sent = stamp();
+        return acquireCommand(request, token, left());
     };
-    const waits = request.wait !== 0;
-    const reply = await (waits
-        ? link.askWaiting(key, build, { deadline, signal })
-        : link.ask(key, build, { signal }));
-    if (reply === null) return null;
-    progress.granted = true;
-    const fence = Array.isArray(reply) ? reply[0] : reply;
-    const hold = new Hold(link, request, token, fence, progress.sent);
-    if (hold.validUntil - now() < request.ttl / 2) {
-        // The reply does not say when the grant was made: let a command that is sent now tell.
-        if (!(await limited(hold.extend(request.ttl), null, signal))) {
-            throw new NoAnswer("the lease ended before the grant arrived", true);
-        }
+    const options = { signal, turn: left(), limit: deadline === null ? null : left() + ANSWER };
+    try {
+        const ask = wait === 0 ? link.ask : link.askWaiting;
+        reply = await ask.call(link, request.keys[0], words, options);
+        return reply && (await Held.begin(new Held(link, request, token, reply, sent), signal));
+    } catch (error) {
+        // A hold of which we are not sure is given back.
+        if (reply || (sent !== null && (error.mayBeDone || signal?.aborted)))
+            releaseAll(link, request, token, stamp() + request.ttl, false);
+        throw error;
     }
-    if (signal?.aborted) throw new Cancelled("the acquire was cancelled", { cause: signal.reason });
-    if (hold.isLost) throw new NoAnswer("the answer took longer than the lease", true);
-    return hold;
 }
 
 // Attempt after attempt until the lock is granted or the wait is over.
-async function granted(link, request, signal) {
-    const deadline = request.wait === null ? null : now() + request.wait;
+async function granted(link, request) {
+    const { signal, wait } = request;
+    const deadline = wait === null ? null : performance.now() + wait;
     let troubleSince = null;
     let pause = 50;
     for (;;) {
-        link.checkOpen();
-        const token = randomBytes(16).toString("hex");
-        const progress = { sent: null, granted: false };
-        const began = now();
-        let error;
+        const began = performance.now();
+        let trouble = new Unavailable("the server ended the wait early"); // CLIENT UNBLOCK
         try {
-            const hold = await attempt(link, request, token, deadline, signal, progress);
-            if (hold) return hold;
-            if (deadline !== null && now() >= deadline - 20) {
-                throw new Busy(`somebody else holds the lock after a wait of ${request.wait} ms`);
-            }
-            error = new Unavailable("the server ended the wait early"); // CLIENT UNBLOCK
-        } catch (caught) {
-            const known = caught instanceof Refused || caught instanceof Busy;
-            if (progress.granted || (progress.sent !== null && !known && caught.sent !== false)) {
-                releaseAll(link, request, token, now() + request.ttl, false);
-            }
-            error = explain(caught, link.followsMaster);
+            link.checkOpen();
+            const held = await attempt(link, request, deadline);
+            if (held) return held;
+            if (deadline !== null && performance.now() >= deadline - 2)
+                throw new Busy(`somebody else holds the lock after a wait of ${wait} ms`);
+        } catch (error) {
+            if (!(error instanceof Unavailable)) throw error;
+            trouble = error;
         }
-        if (!(error instanceof Unavailable)) throw error;
-        if (troubleSince === null || now() - began > 1000) {
-            troubleSince = now();
-            pause = 50;
-        }
-        const rest = error.retryAfter ?? pause * (0.5 + Math.random() / 2);
-        if (now() + rest >= (deadline ?? troubleSince + PATIENCE)) throw error;
+        const ended = performance.now();
+        if (troubleSince === null || ended - began > 1000) [troubleSince, pause] = [ended, 50];
+        const rest = trouble.retryAfter ?? pause * (0.5 + Math.random() / 2);
+        if (ended + rest >= (deadline ?? troubleSince + PATIENCE)) throw trouble;
         pause = Math.min(1000, pause * 2);
-        await sleep(rest, null, { signal }).catch((cause) => {
-            throw new Cancelled("the acquire was cancelled", { cause });
+        await sleep(rest, null, { signal }).catch(() => {
+            throw cancelled(signal);
         });
     }
 }
 
 export class Owner {
-    #holds = [];
-
-    // The hold that covers the request; undefined if the owner holds none of its keys.
-    static covering(owner, request) {
-        owner.#holds = owner.#holds.filter((hold) => !hold.isLost);
-        for (const hold of owner.#holds) {
-            const mine = hold.request;
-            const shared = request.keys.filter((key) => mine.keys.includes(key));
-            if (shared.length === request.keys.length) {
-                if (mine.shared && (!request.shared || mine.limit !== request.limit)) {
-                    throw new InvalidRequest(
-                        "the owner holds this lock shared: release it before using another mode",
-                    );
-                }
-                return hold;
-            }
-            if (shared.length > 0) {
-                throw new InvalidRequest(
-                    "the owner holds some of these keys: release them, or ask for all at once",
-                );
-            }
-        }
-    }
-    static add(owner, hold) {
-        owner.#holds.push(hold);
-    }
+    holds = [];
 }
 
 export async function acquire(client, name, options = {}) {
     const request = checked(name, options);
-    const { signal } = options;
+    const { owner, signal } = request;
     const link = Link.of(client);
-    if (signal?.aborted) throw new Cancelled("the acquire was cancelled", { cause: signal.reason });
-    const outer = request.owner && Owner.covering(request.owner, request);
-    if (outer) return enterAgain(outer, request);
-    const hold = await granted(link, request, signal);
-    hold.keep();
-    if (request.owner) Owner.add(request.owner, hold);
-    return new Held(hold);
-}
-
-// The owner holds these keys already: make sure of it, and for long enough.
-async function enterAgain(hold, request) {
-    const ttl = Math.max(hold.ttl, request.ttl);
-    const there = await hold.extend(ttl).catch((error) => {
-        throw explain(error, hold.link.followsMaster);
-    });
-    if (!there || hold.signal.aborted) {
-        hold.lose();
-        throw new Lost("the owner's hold of this lock was lost");
-    }
-    hold.ttl = ttl;
-    hold.entries++;
-    return new Held(hold);
+    if (signal?.aborted) throw cancelled(signal);
+    const outer = owner && Held.covering(owner, request);
+    if (outer) return Held.enterAgain(outer, request);
+    const held = await granted(link, request);
+    owner?.holds.push(held);
+    return held;
 }
 
 export async function withLock(client, name, options, work) {
