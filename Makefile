@@ -45,8 +45,8 @@ lint: ## Check format, clippy, documentation, licences and scripts; warnings are
 	cargo deny --log-level error check licenses bans sources
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/debian/* .ci/run; fi
 
-bench: build ## Compare with the alternatives, as ratios in one run (BENCH='pairs memory': only these)
-	REDIS_SERVER="$$(scripts/server.sh)" cargo run --release -p redislock-bench -- $(BENCH)
+bench: build ## Compare with the alternatives, as ratios in one run (BENCH='pairs memory': only these; PEERS=1: with other languages' locks instead)
+	@REDIS_SERVER="$$(scripts/server.sh)" $(if $(PEERS),python3 bench/peers/run.py $(CLIENTS),cargo run --release -p redislock-bench -- $(BENCH))
 
 matrix: build ## Run the end-to-end tests on Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that)
 	@scripts/matrix.sh

@@ -1,0 +1,69 @@
+// Workers that compete for one lock: worker.js PEER PORT WORKERS SECONDS (protocol: ../run.py)
+
+import { randomUUID } from "node:crypto";
+import { createInterface } from "node:readline";
+import { setTimeout as sleep } from "node:timers/promises";
+import { Redis } from "ioredis";
+import { createClient } from "redis";
+import Redlock from "redlock";
+import { withLock } from "redislock-client";
+
+const [peer, ...numbers] = process.argv.slice(2);
+const [port, workers, seconds] = numbers.map(Number);
+const TTL = 30_000;
+
+// A lock that polls, as many programs write it by hand.
+const RELEASE = 'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end';
+async function polled(client, work) {
+    const token = randomUUID();
+    while (!(await client.set("bench", token, "PX", TTL, "NX"))) await sleep(50 + Math.random() * 50);
+    work();
+    await client.eval(RELEASE, 1, "bench", token);
+}
+
+async function locking() {
+    if (peer === "redislock on node-redis") {
+        const client = await createClient({ socket: { port } }).connect();
+        return (work) => withLock(client, "bench", { ttl: TTL }, work);
+    }
+    const client = new Redis({ port });
+    if (peer === "redislock on ioredis") return (work) => withLock(client, "bench", { ttl: TTL }, work);
+    if (peer === "SET NX on ioredis") return (work) => polled(client, work);
+    const redlock = new Redlock([client], { retryCount: -1 });
+    return async (work) => {
+        const lock = await redlock.acquire(["bench"], TTL);
+        work();
+        await lock.release();
+    };
+}
+
+async function measure(withIt, length) {
+    const end = performance.now() + length;
+    const grants = Array(workers).fill(0);
+    const waits = [];
+    let handovers = 0;
+    let last = null;
+    const work = async (_, worker) => {
+        for (let asked; (asked = performance.now()) < end; ) {
+            await withIt(() => {
+                const now = performance.now();
+                waits.push(Math.round((now - asked) * 1000));
+                if (now >= end) return;
+                grants[worker]++;
+                if (last !== worker) handovers++;
+                last = worker;
+            });
+        }
+    };
+    await Promise.all(grants.map(work));
+    return { grants, waits, handovers };
+}
+
+const withIt = await locking();
+await measure(withIt, 1000);
+console.log("ready");
+createInterface({ input: process.stdin }).once("line", async () => {
+    process.stdout.write(`${JSON.stringify(await measure(withIt, seconds * 1000))}\n`, () =>
+        process.exit(0),
+    );
+});
