@@ -10,7 +10,7 @@ import (
 func now() time.Duration {
 	var at unix.Timespec
 	if err := unix.ClockGettime(unix.CLOCK_BOOTTIME, &at); err != nil {
-		return sinceStart()
+		panic("redislock: no CLOCK_BOOTTIME: " + err.Error()) // since Linux 2.6.39
 	}
 	return time.Duration(at.Nano())
 }

@@ -4,4 +4,6 @@ package redislock
 
 import "time"
 
-func now() time.Duration { return sinceStart() }
+var started = time.Now()
+
+func now() time.Duration { return time.Since(started) }

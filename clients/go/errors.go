@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,7 +14,7 @@ import (
 var (
 	// ErrBusy: somebody else holds the lock, and the wait is over.
 	ErrBusy = errors.New("somebody else holds the lock")
-	// ErrLost: the lock was held and is not held any longer. Stop what needs it.
+	// ErrLost: the lock was held and is no longer held. Stop what needs it.
 	ErrLost = errors.New("the lock is lost")
 	// ErrUnavailable: no server, no answer, or it cannot serve locks now. Trying again may help.
 	ErrUnavailable = errors.New("locks are not available")
@@ -30,6 +31,7 @@ type Error struct {
 	Kind       error // one of the above
 	Message    string
 	RetryAfter time.Duration // of ErrQuarantined
+	mayBeDone  bool          // it was sent and not answered: the server may carry it out later
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("redislock: %v: %s", e.Kind, e.Message) }
@@ -38,20 +40,6 @@ func (e *Error) Unwrap() error { return e.Kind }
 func failure(kind error, format string, values ...any) *Error {
 	return &Error{Kind: kind, Message: fmt.Sprintf(format, values...)}
 }
-
-// refused is the server's error reply. Nothing was changed.
-type refused struct{ code, text string }
-
-func (r *refused) Error() string { return r.text }
-
-// noAnswer: if it was sent, the command may have been carried out, now or later.
-type noAnswer struct {
-	cause error
-	sent  bool
-}
-
-func (n *noAnswer) Error() string { return n.cause.Error() }
-func (n *noAnswer) Unwrap() error { return n.cause }
 
 var (
 	retryIn   = regexp.MustCompile(`retry in (\d+) ms`)
@@ -68,40 +56,27 @@ var (
 	}
 )
 
-// explain makes the error for the user. followsMaster: the client finds the new master by itself.
-func explain(err error, followsMaster bool) error {
-	var reply *refused
-	if !errors.As(err, &reply) {
-		var silence *noAnswer
-		if errors.As(err, &silence) {
-			return failure(ErrUnavailable, "no answer from the server: %v", silence.cause)
-		}
-		return err
-	}
+// refused makes the error for an error reply. followsMaster: the client finds the new master.
+func refused(text string, followsMaster bool) *Error {
+	code, _, _ := strings.Cut(text, " ")
 	switch {
-	case strings.Contains(strings.ToLower(reply.text), "unknown command"):
+	case strings.Contains(strings.ToLower(text), "unknown command"):
 		return failure(ErrMisconfigured,
 			"the server has no redislock module: start it with loadmodule redislock.so")
-	case reply.code == "NOTHELD":
+	case code == "NOTHELD":
 		return failure(ErrLost, "the command was not run")
-	case reply.code == "QUARANTINE":
-		quarantined := failure(ErrQuarantined, "%s", reply.text)
+	case code == "QUARANTINE":
+		quarantined := failure(ErrQuarantined, "%s", text)
 		quarantined.RetryAfter = 100 * time.Millisecond
-		if found := retryIn.FindStringSubmatch(reply.text); found != nil {
+		if found := retryIn.FindStringSubmatch(text); found != nil {
 			ms, _ := strconv.Atoi(found[1])
 			quarantined.RetryAfter = time.Duration(ms) * time.Millisecond
 		}
 		return quarantined
-	case reply.code == "READONLY" && followsMaster:
-		return failure(ErrUnavailable, "%s", reply.text)
+	case slices.Contains(transient, code) || (code == "READONLY" && followsMaster):
+		return failure(ErrUnavailable, "%s", text)
+	case advice[code] != "":
+		return failure(ErrMisconfigured, "%s: %s", text, advice[code])
 	}
-	for _, code := range transient {
-		if reply.code == code {
-			return failure(ErrUnavailable, "%s", reply.text)
-		}
-	}
-	if more, ok := advice[reply.code]; ok {
-		return failure(ErrMisconfigured, "%s: %s", reply.text, more)
-	}
-	return failure(ErrMisconfigured, "%s", reply.text)
+	return failure(ErrMisconfigured, "%s", text)
 }

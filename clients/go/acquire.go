@@ -1,0 +1,251 @@
+package redislock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/hex"
+	"errors"
+	mathrand "math/rand"
+	"time"
+)
+
+const patience = 30 * time.Second // without a server; then a wait without limit gives up
+
+// request is what was asked for, checked.
+type request struct {
+	Options
+	keys  []string
+	every time.Duration // 0: no renewal
+}
+
+func checked(names []string, options Options) (*request, error) {
+	seen := map[string]bool{"": true}
+	for _, name := range names {
+		if seen[name] {
+			return nil, failure(ErrInvalid, "the names of a lock are not empty, and none is given twice")
+		}
+		seen[name] = true
+	}
+	every := options.RenewEvery
+	if every == 0 {
+		every = options.TTL / 3
+	}
+	switch {
+	case len(names) < 1 || len(names) > 1000:
+		return nil, failure(ErrInvalid, "a lock has 1 to 1000 names")
+	case options.TTL < 10*time.Millisecond || options.TTL > 7*24*time.Hour:
+		return nil, failure(ErrInvalid, "the TTL must be from 10 ms to a week")
+	case options.Wait < 0 && options.Wait != NoWait:
+		return nil, failure(ErrInvalid, "Wait must be above 0, NoWait, or 0 (until it is free)")
+	case options.Limit != 0 && (!options.Shared || options.Limit < 1 || options.Limit > 1_000_000):
+		return nil, failure(ErrInvalid, "Limit must be from 1 to 1000000 and needs Shared")
+	case every < 0 || every > options.TTL/2:
+		return nil, failure(ErrInvalid, "RenewEvery must be above 0 and at most half of the TTL")
+	}
+	if options.NoRenew {
+		every = 0
+	}
+	return &request{Options: options, keys: names, every: every}, nil
+}
+
+func (r *request) command(verb, token string, rest ...any) []any {
+	words := []any{"LOCK." + verb}
+	if len(r.keys) > 1 {
+		words = []any{"LOCK.M" + verb, len(r.keys)}
+	}
+	for _, key := range r.keys {
+		words = append(words, key)
+	}
+	return append(append(words, token), rest...)
+}
+
+func (r *request) acquireCommand(token string, until time.Duration) []any {
+	words := r.command("ACQUIRE", token, r.TTL.Milliseconds(), "ONCE")
+	if r.Shared {
+		words = append(words, "SHARED")
+	}
+	if r.Limit != 0 {
+		words = append(words, "LIMIT", r.Limit)
+	}
+	if r.Label != "" {
+		words = append(words, "OWNER", r.Label)
+	}
+	if until == 0 {
+		words = append(words, "BLOCK", 0)
+	} else if left := (until - now()).Milliseconds(); left > 0 {
+		words = append(words, "BLOCK", left)
+	}
+	return words
+}
+
+// all: of a reply for one key, or for several.
+func all(reply any, test func(reply any) bool) bool {
+	several, ok := reply.([]any)
+	if !ok {
+		return test(reply)
+	}
+	for _, one := range several {
+		if !test(one) {
+			return false
+		}
+	}
+	return true
+}
+
+// releaseAll sends RELEASE ALL until it is done or the lease is over. It returns false if the lock
+// was not held. After a request without an answer (not granted), null is not the end: it may still
+// arrive.
+func (r *request) releaseAll(own *link, token string, until time.Duration, granted bool) bool {
+	ctx, words := context.Background(), r.command("RELEASE", token, "ALL")
+	for wait := 50 * time.Millisecond; ; wait = min(time.Second, wait*2) {
+		reply, err := own.ask(ctx, r.keys[0], answer, func() []any { return words })
+		wasHeld := all(reply, func(reply any) bool { return reply != nil })
+		if err == nil && (granted || wasHeld) {
+			return wasHeld
+		}
+		if now()+wait > until {
+			return true
+		}
+		time.Sleep(wait)
+		own.rediscover(ctx)
+	}
+}
+
+// attempt is one request with a token of its own, which is never used again. It returns nil if
+// somebody else has the lock. until: the end of the wait, 0: none.
+func (r *request) attempt(ctx context.Context, own *link, until time.Duration) (*Held, error) {
+	secret := make([]byte, 16)
+	if _, err := rand.Read(secret); err != nil {
+		return nil, err
+	}
+	token, sent := hex.EncodeToString(secret), time.Duration(0)
+	limit := time.Duration(0)
+	if until != 0 {
+		limit = max(0, until-now()) + answer
+	}
+	if r.Wait != NoWait {
+		if err := own.turn(ctx, limit); err != nil {
+			return nil, err
+		}
+		defer func() { <-own.waiting }()
+	}
+	reply, err := own.ask(ctx, r.keys[0], limit, func() []any {
+		sent = now()
+		return r.acquireCommand(token, until)
+	})
+	if err == nil && reply == nil {
+		return nil, nil
+	}
+	var held *Held
+	if err == nil {
+		held, err = r.granted(ctx, own, token, reply, sent)
+	}
+	var silence *Error
+	if err != nil && (reply != nil || (errors.As(err, &silence) && silence.mayBeDone)) {
+		go r.releaseAll(own, token, now()+r.TTL, false)
+	}
+	return held, err
+}
+
+// granted makes sure of a grant. After a wait, the reply does not say when it was made: a command
+// that is sent now does.
+func (r *request) granted(
+	ctx context.Context, own *link, token string, reply any, sent time.Duration,
+) (*Held, error) {
+	if several, ok := reply.([]any); ok {
+		reply = several[0]
+	}
+	fence, _ := reply.(int64)
+	held := newHeld(own, r, token, fence, sent)
+	if held.ValidFor() < r.TTL/2 {
+		there, err := held.extend(ctx, r.TTL, answer)
+		if err != nil {
+			return nil, err
+		}
+		if !there {
+			return nil, failure(ErrUnavailable, "the lease ended before the grant arrived")
+		}
+	}
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	if held.IsLost() {
+		return nil, failure(ErrUnavailable, "the answer took longer than the lease")
+	}
+	return held, nil
+}
+
+// turn takes one of the connections that may wait. limit: 0: none.
+func (l *link) turn(ctx context.Context, limit time.Duration) error {
+	var over <-chan time.Time
+	if limit > 0 {
+		over = time.After(limit - answer)
+	}
+	select {
+	case l.waiting <- struct{}{}:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-over:
+		return failure(ErrUnavailable, "%d requests of this client wait already", maxWaiting)
+	}
+}
+
+func kindOf(err error) error {
+	var own *Error
+	if errors.As(err, &own) {
+		return own.Kind
+	}
+	return nil
+}
+
+// acquire makes attempt after attempt until the lock is granted or the wait is over.
+func (r *request) acquire(ctx context.Context, own *link) (*Held, error) {
+	var until, troubleSince time.Duration
+	if r.Wait != 0 {
+		until = now() + max(0, r.Wait)
+	}
+	rest := 50 * time.Millisecond
+	for {
+		began := now()
+		held, err := r.attempt(ctx, own, until)
+		if held != nil {
+			return held, nil
+		}
+		if ctx.Err() != nil {
+			return nil, ctx.Err()
+		}
+		if err == nil {
+			if until != 0 && now() >= until-2*time.Millisecond {
+				return nil, failure(ErrBusy, "after a wait of %v", max(0, r.Wait))
+			}
+			err = failure(ErrUnavailable, "the server ended the wait early") // CLIENT UNBLOCK
+		}
+		var trouble *Error
+		if !errors.As(err, &trouble) ||
+			(trouble.Kind != ErrUnavailable && trouble.Kind != ErrQuarantined) {
+			return nil, err
+		}
+		if troubleSince == 0 || now()-began > time.Second {
+			troubleSince, rest = now(), 50*time.Millisecond
+		}
+		wait := trouble.RetryAfter
+		if wait == 0 {
+			wait = rest/2 + time.Duration(mathrand.Int63n(int64(rest/2)))
+		}
+		end := until
+		if end == 0 {
+			end = troubleSince + patience
+		}
+		if now()+wait >= end {
+			return nil, err
+		}
+		rest = min(time.Second, rest*2)
+		select {
+		case <-time.After(wait):
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+		own.rediscover(ctx)
+	}
+}
