@@ -17,9 +17,9 @@ use redislock_core::table::{Keyspace, Limits};
 use redislock_core::time::Now;
 use redislock_core::token::Key;
 
-use crate::clock;
 use crate::global::Global;
 use crate::removals::{Caller, Cause, Removal};
+use crate::{clock, server};
 
 /// What a callback has to say.
 pub enum Notice {
@@ -64,8 +64,6 @@ pub struct Node {
     removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
     /// Locks that were removed while they were held, to be counted and logged.
     pub removals: VecDeque<Removal>,
-    /// Whether the server is in cluster mode.
-    pub cluster: bool,
     /// Whether the AOF or a replica may be listening to what is replicated; see
     /// [`crate::server::nobody_listens`].
     pub listened_to: bool,
@@ -87,7 +85,6 @@ lazy_static! {
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
-        cluster: false,
         listened_to: true,
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
@@ -273,7 +270,6 @@ impl Node {
             freed: _,
             removed_by: _,
             removals: _,
-            cluster: _,
             counter_is_due: _,
             incarnation: _,
             longest_slice: _,
@@ -424,7 +420,7 @@ fn read_notices(node: &mut Node) {
                 node.table.unlinked(id);
                 // In a cluster the lock may live on elsewhere: nobody is granted anything, all come
                 // again.
-                if let Some(key) = key.filter(|_| node.cluster) {
+                if let Some(key) = key.filter(|_| server::is_cluster()) {
                     node.table.unblock_line(&key);
                 }
             }

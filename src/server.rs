@@ -114,11 +114,20 @@ pub fn is_replica() -> bool {
     IS_REPLICA.load(Ordering::Relaxed)
 }
 
+static IS_CLUSTER: AtomicBool = AtomicBool::new(false);
+
+/// Whether this node is in cluster mode.
+pub fn is_cluster() -> bool {
+    IS_CLUSTER.load(Ordering::Relaxed)
+}
+
 /// Looks whether this node follows a master: at the start, when its role has changed, and now and
 /// then.
 pub fn note_role(ctx: Ctx) {
     let is_replica = !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
     IS_REPLICA.store(is_replica, Ordering::Relaxed);
+    let is_cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
+    IS_CLUSTER.store(is_cluster, Ordering::Relaxed);
 }
 
 /// Whether a write outside a command is allowed: on a master, with its data loaded, and no failover

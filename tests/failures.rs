@@ -307,7 +307,13 @@ fn every_edge_is_guarded_and_tested() {
             exempt,
             "{source:?}"
         );
-        for opening in ["edge!(", "on_event!(", "handler!(", "handler!(master "] {
+        for opening in [
+            "edge!(",
+            "on_event!(",
+            "handler!(",
+            "handler!(master ",
+            "handler!(replicated ",
+        ] {
             for (at, _) in text.match_indices(opening) {
                 let rest = text[at + opening.len()..].trim_start();
                 let name = rest.split(|c: char| !(c.is_alphanumeric() || "_:".contains(c)));
@@ -319,7 +325,7 @@ fn every_edge_is_guarded_and_tested() {
             .map(|name| name.to_owned().leak() as &str)
             .collect();
     }
-    for word in ["stringify", "master"] {
+    for word in ["stringify", "master", "replicated"] {
         found.remove(word);
     }
     let tested = COMMANDS.iter().chain(CALLBACKS).map(|(edge, _)| *edge);

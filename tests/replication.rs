@@ -122,7 +122,7 @@ fn any_command(random: &mut Random) -> String {
 }
 
 #[test]
-fn the_replica_runs_effects_and_no_requests() {
+fn the_replica_runs_effects_and_no_requests_but_releases_that_free_a_key() {
     let master = Server::start();
     let replica = Server::options().replica_of(&master).start();
     let mut m = master.connect();
@@ -137,13 +137,58 @@ fn the_replica_runs_effects_and_no_requests() {
     wait_for_sync(&mut m, &mut r);
     let statistics = r.call("INFO commandstats").text().to_lowercase();
     for request in ["acquire", "release", "extend", "force"] {
-        assert!(
-            !statistics.contains(&format!("cmdstat_lock.{request}")),
-            "{statistics}"
-        );
+        let runs = statistics.contains(&format!("cmdstat_lock.{request}"));
+        assert_eq!(runs, request == "release", "{statistics}");
     }
     assert!(statistics.contains("cmdstat_lock._apply"), "{statistics}");
     assert!(!statistics.contains("failed_calls=1"), "{statistics}");
+}
+
+/// A release that leaves a holder, or serves a waiter, is an effect: the replica does not decide.
+#[test]
+fn a_release_is_sent_as_it_came_only_if_it_frees_the_key() {
+    let master = Server::options().appendonly("always").start();
+    let replica = Server::options().replica_of(&master).start();
+    let (mut m, mut r) = (master.connect(), replica.connect());
+    wait_for_sync(&mut m, &mut r);
+    let calls = |r: &mut Connection| {
+        let statistics = r.info("commandstats");
+        let calls = statistics.field("cmdstat_lock.release");
+        let calls = calls.and_then(|calls| calls.split(',').next());
+        calls.map_or("calls=0".to_owned(), str::to_owned)
+    };
+    let mut waiter = master.connect();
+    m.pipeline(&[
+        "LOCK.ACQUIRE twice me 600000",
+        "LOCK.ACQUIRE twice me 600000",
+        "LOCK.ACQUIRE pool one 600000 SHARED",
+        "LOCK.ACQUIRE pool two 600000 SHARED",
+        "LOCK.ACQUIRE waited me 600000",
+    ]);
+    waiter.send("LOCK.ACQUIRE waited you 600000 BLOCK 0");
+    wait_for_waiters(&mut m, "waited", 1);
+    m.pipeline(&[
+        "LOCK.RELEASE twice me",
+        "LOCK.RELEASE pool one",
+        "LOCK.RELEASE waited me",
+        "LOCK.RELEASE waited nobody",
+    ]);
+    granted(&waiter.receive());
+    wait_for_sync(&mut m, &mut r);
+    assert_eq!(calls(&mut r), "calls=0");
+    assert_eq!(r.ok("DEBUG DIGEST"), m.ok("DEBUG DIGEST"));
+    m.pipeline(&[
+        "LOCK.RELEASE twice me",
+        "LOCK.RELEASE pool two",
+        "LOCK.RELEASE waited you ALL",
+    ]);
+    wait_for_sync(&mut m, &mut r);
+    assert_eq!(calls(&mut r), "calls=3");
+    m.ok("DEBUG LOADAOF");
+    for c in [&mut m, &mut r] {
+        assert_eq!(c.ok("DBSIZE"), Value::Integer(0));
+        assert_eq!(info_number(c, "lock", "lock_locks"), 0);
+    }
 }
 
 #[test]

@@ -43,6 +43,17 @@ pub struct Change {
 }
 
 impl Change {
+    /// Nobody holds the lock any more.
+    #[must_use]
+    pub fn to_free() -> Self {
+        Self {
+            whole: true,
+            mode: Mode::Exclusive,
+            put: Vec::new(),
+            gone: Vec::new(),
+        }
+    }
+
     /// The highest fence in it.
     #[must_use]
     pub fn highest_fence(&self) -> u64 {

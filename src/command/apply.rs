@@ -18,7 +18,7 @@ const NEWER: Failure =
     Failure::Text("ERR the master has a newer version of redislock: upgrade this replica");
 
 pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    if !is_trusted(ctx) {
+    if !super::is_replicated(ctx) {
         return Err("ERR LOCK._APPLY is internal: it is for replication and the AOF alone".into());
     }
     let effect = args.get(1).ok_or(Failure::Arity)?.bytes();
@@ -57,15 +57,4 @@ fn read(effect: &[u8], keys: Args<'_>) -> Result<(Header, Vec<Change>), Malforme
     } else {
         Err(Malformed)
     }
-}
-
-/// The id of the client by which the server feeds itself its AOF.
-const AOF_CLIENT: u64 = u64::MAX;
-
-/// Whether the effect comes from the master, the AOF, or a slot that is being imported. That the
-/// server is loading is not enough: it listens to its clients meanwhile.
-fn is_trusted(ctx: Ctx) -> bool {
-    let flags = ctx.flags();
-    flags & raw::REDISMODULE_CTX_FLAGS_REPLICATED != 0
-        || flags & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 && ctx.client() == AOF_CLIENT
 }

@@ -65,6 +65,8 @@ enum Served {
     /// It changes locks for a client: on a master that has not failed, even if the server lets a
     /// replica write.
     OnMaster,
+    /// The same; and wherever it comes from the master or the AOF.
+    OnMasterOrReplicated,
     /// Everywhere, and after a failure too: it grants nothing.
     Everywhere,
 }
@@ -74,6 +76,9 @@ enum Served {
 macro_rules! handler {
     (master $function:path) => {
         handler!($function, Served::OnMaster)
+    };
+    (replicated $function:path) => {
+        handler!($function, Served::OnMasterOrReplicated)
     };
     ($function:path) => {
         handler!($function, Served::Everywhere)
@@ -116,7 +121,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: c"lock.release",
-        handler: handler!(master release::release),
+        handler: handler!(replicated release::release),
         flags: c"write fast",
         categories: c"write fast",
         arity: -3,
@@ -279,9 +284,14 @@ fn run(
     served: Served,
     command: impl FnOnce(Ctx, Args<'_>) -> Result<(), Failure>,
 ) -> c_int {
-    let refusal = if served == Served::OnMaster && edge::has_failed() {
+    let is_for_master = match served {
+        Served::OnMaster => true,
+        Served::OnMasterOrReplicated => !(may_be_replicated(ctx) && is_replicated(ctx)),
+        Served::Everywhere => false,
+    };
+    let refusal = if is_for_master && edge::has_failed() {
         Some(edge::REFUSAL)
-    } else if served == Served::OnMaster && server::is_replica() {
+    } else if is_for_master && server::is_replica() {
         Some(REPLICA)
     } else if keyspace::is_changing() {
         Some(IN_THE_MIDDLE)
@@ -297,6 +307,23 @@ fn run(
         }
     }
     raw::REDISMODULE_OK as c_int
+}
+
+/// The id of the client by which the server feeds itself its AOF.
+const AOF_CLIENT: u64 = u64::MAX;
+
+/// Whether a command may come from elsewhere than a client: a cheap question before
+/// [`is_replicated`].
+fn may_be_replicated(ctx: Ctx) -> bool {
+    server::is_replica() || server::is_cluster() || ctx.client() == AOF_CLIENT
+}
+
+/// Whether a command comes from the master, the AOF, or a slot that is being imported. That the
+/// server is loading is not enough: it listens to its clients meanwhile.
+fn is_replicated(ctx: Ctx) -> bool {
+    let flags = ctx.flags();
+    flags & raw::REDISMODULE_CTX_FLAGS_REPLICATED != 0
+        || flags & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 && ctx.client() == AOF_CLIENT
 }
 
 /// What a replica answers to every command that would change a lock: its master grants the same

@@ -1,18 +1,23 @@
 //! `LOCK.RELEASE key token [ALL]`: how many holds were taken off, or null.
+//!
+//! From the master, the AOF or a slot that is imported it says that the key is free.
 
-use super::options;
+use super::{is_replicated, may_be_replicated, options};
 use crate::ffi::{Args, Ctx};
-use crate::keyspace::{Opened, decide_without_fence};
+use crate::keyspace::{self, Opened, decide_release};
 use crate::reply::Failure;
 
 pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token)) = (args.get(1), args.get(2)) else {
         return Err(Failure::Arity);
     };
+    if may_be_replicated(ctx) && is_replicated(ctx) {
+        return Ok(keyspace::free(ctx, key)?);
+    }
     let all = all(args, 3)?;
     let token = options::token(token)?;
     let own = [Opened::new(ctx, key)?];
-    let taken = decide_without_fence(ctx, &own, |node, now, keyspace| {
+    let taken = decide_release(ctx, &own, |node, now, keyspace| {
         node.table
             .release(&own[0].wanted(), &token, all, now, keyspace)
     });

@@ -47,10 +47,9 @@ pub fn tell_removals(ctx: Ctx) {
     if some.is_empty() || server::is_replica() {
         return;
     }
-    let cluster = node::with(|node| node.cluster);
     for removal in some {
         // In a cluster a lock goes away when its slot moves: it is not lost, but elsewhere.
-        if cluster && server::is_elsewhere(ctx, removal.key().name()) {
+        if server::is_cluster() && server::is_elsewhere(ctx, removal.key().name()) {
             continue;
         }
         node::with(|node| node.table.counters.removed += 1);

@@ -103,13 +103,13 @@ fn on_keyspace(
 /// In a cluster such a key may have moved to another node: those who wait for it come again, as
 /// with a lock that has moved.
 pub fn look_at_strings(ctx: Ctx, most: usize) {
-    let (cluster, keys) = node::with(|node| {
+    let keys = node::with(|node| {
         let mut keys = std::mem::take(&mut node.changed_strings);
         keys.extend(node.table.strings_due(most, clock::mono()));
-        (node.cluster, keys)
+        keys
     });
     for key in keys {
-        let moved = cluster && server::is_elsewhere(ctx, key.name());
+        let moved = server::is_cluster() && server::is_elsewhere(ctx, key.name());
         node::with(|node| {
             if moved {
                 node.table.unblock_line(&key);

@@ -67,7 +67,6 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
 pub fn started(ctx: Ctx) {
     let now = clock::mono();
     node::with(|node| {
-        node.cluster = ctx.has(raw::REDISMODULE_CTX_FLAGS_CLUSTER);
         node.table.quarantine.enter(Reason::Start, now);
     });
     server::note_role(ctx);

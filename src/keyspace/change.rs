@@ -12,7 +12,7 @@ use super::key::{For, OpenKey};
 use super::{Changing, Opened};
 use crate::effects::Effects;
 use crate::ffi::{Arg, Args, Ctx, OwnedString};
-use crate::{clock, node};
+use crate::{clock, node, server};
 
 /// Where the key of a touched lock is.
 pub(super) enum Place {
@@ -61,9 +61,9 @@ pub(super) fn change_keys<'a>(
     own: &[Opened<'a>],
     output: &Output,
     places: &[Place],
-    cluster: bool,
 ) -> Followup<'a> {
-    let mut effects = (!output.effect.is_empty()).then(|| Effects::new(output, cluster));
+    let mut effects =
+        (!output.effect.is_empty()).then(|| Effects::new(output, server::is_cluster()));
     let mut followup = Followup::default();
     for (touched, place) in output.touched.iter().zip(places) {
         let (applied, db, name) = match place {
@@ -116,8 +116,8 @@ pub(super) fn change_keys<'a>(
     if let Some(mut effects) = effects {
         effects.send(ctx);
     } else {
-        // Nobody listens, so nothing is sent; this only counts the change, for the server's save
-        // points.
+        // Either the command says it all, or nobody listens: then nothing is sent, and this only
+        // counts the change, for the server's save points.
         ctx.replicate_as_is();
     }
     followup
@@ -241,4 +241,23 @@ pub fn apply_effect(
     // Its own AOF and replicas get it as it came.
     ctx.replicate_as_is();
     result
+}
+
+/// Frees a key whose lock was released elsewhere, whoever holds it here: what is decided is not
+/// decided again.
+pub fn free(ctx: Ctx, name: Arg<'_>) -> Result<(), Denial> {
+    let _changing = Changing::begin();
+    let key = OpenKey::new(ctx, name, For::Writing);
+    match key.found() {
+        Found::Nothing => {}
+        Found::Lock(id) => {
+            let at = Key::new(ctx.db(), name.bytes());
+            node::with(|node| node.table.apply(at, Some(id), Change::to_free()));
+            node::deleting(id, || key.delete());
+            ctx.signal_modified(name);
+        }
+        Found::LegacyString(_) | Found::Other => return Err(Denial::WrongType),
+    }
+    ctx.replicate_as_is();
+    Ok(())
 }

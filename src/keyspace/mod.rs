@@ -13,7 +13,7 @@ mod value;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use change::apply_effect;
+pub use change::{apply_effect, free};
 pub use followup::Followup;
 use key::{For, OpenKey};
 use redislock_core::Table;
@@ -147,33 +147,38 @@ pub fn decide<R>(
     result
 }
 
-/// [`decide`] for what gives no fence itself: the wall clock is read only if a waiter may be given
-/// one.
-pub fn decide_without_fence<R>(
+/// [`decide`] for a command that says by itself that its key is free afterwards. If that is all that
+/// follows, it is replicated as it came (see [`free`]), which is shorter and cheaper than an effect.
+/// It gives no fence itself: the wall clock is read only if a waiter may be given one.
+pub fn decide_release<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> R {
-    let (result, followup) = decide_silently(ctx, own, decide);
+    let (result, followup) = decide_at(ctx, own, Occasion::Release, may_serve(own), decide);
     followup.finish(ctx, own);
     result
 }
 
-/// [`decide_without_fence`] for a caller that has more to do before anybody may hear of it.
+/// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may hear of it.
 pub fn decide_silently<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> (R, Followup<'a>) {
-    let may_serve = |Node { table, .. }: &Node| {
+    decide_at(ctx, own, Occasion::Command, may_serve(own), decide)
+}
+
+/// Whether a waiter may be granted a lock when these keys become free.
+fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
+    |Node { table, .. }: &Node| {
         // A key that is free may have a line of those who wait for others, too.
         let has_line = |lock: Option<LockId>| match lock {
             Some(lock) => table.is_waited_for(lock),
             None => table.waiters() > 0,
         };
         table.has_unserved() || own.iter().any(|opened| has_line(opened.lock))
-    };
-    decide_at(ctx, own, Occasion::Command, may_serve, decide)
+    }
 }
 
 /// Lets core decide about what no client has asked for, applies what follows and sends the events.
@@ -188,6 +193,8 @@ pub fn decide_unasked<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Occasion {
     Command,
+    /// A command after which its first key is free, if it changes anything.
+    Release,
     Event,
 }
 
@@ -213,16 +220,19 @@ fn decide_at<'a, R>(
         }
         // Outside of a command an effect is always made: nobody else counts the change.
         let listened_to = node.listened_to || occasion == Occasion::Event;
+        let lock = own.first().and_then(Opened::lock);
+        let says_it =
+            occasion == Occasion::Release && lock.is_some_and(|lock| node.table.only_frees(lock));
         let spare = SPARE.with(std::mem::take);
-        let output = node.table.take_output(now, listened_to, spare);
+        let output = node.table.take_output(now, listened_to && !says_it, spare);
         let places = change::places(&node.table, own, &output);
         let wake = node.table.wake(Some(&output), now);
-        (result, wake, Some((output, places, node.cluster)))
+        (result, wake, Some((output, places)))
     });
     let mut followup = Followup::default();
-    if let Some((mut output, places, cluster)) = output {
+    if let Some((mut output, places)) = output {
         if !(output.touched.is_empty() && output.ended_before.is_empty()) {
-            followup = change::change_keys(ctx, own, &output, &places, cluster);
+            followup = change::change_keys(ctx, own, &output, &places);
         }
         if !output.answers.is_empty() {
             waiters::deliver(output.answers.drain(..));

@@ -7,7 +7,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::time::Instant;
 
 use crate::ffi::Ctx;
-use crate::{node, quarantine};
+use crate::{node, quarantine, server};
 
 /// When the server's cron last came by.
 static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
@@ -30,8 +30,7 @@ pub fn check(ctx: Ctx, now: Instant) {
         return;
     }
     note_tick(now);
-    let cluster = node::with(|node| node.cluster);
-    if cluster && !super::is_on() && ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
+    if server::is_cluster() && !super::is_on() && ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
         node::with(|node| {
             let quarantine = &mut node.table.quarantine;
             quarantine.enter_for(Reason::Standstill, NEWS, now);

@@ -428,6 +428,20 @@ impl Table {
         !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
+    /// Whether the last calls have led to nothing but this: nobody holds the lock any more.
+    #[must_use]
+    pub fn only_frees(&self, id: LockId) -> bool {
+        let Output {
+            touched,
+            answers,
+            ended_before,
+            ..
+        } = &self.output;
+        let only = matches!(&touched[..], [touched] if touched.id == id);
+        let is_free = self.slots.get(id).is_some_and(|entry| entry.lock.is_free());
+        only && is_free && answers.is_empty() && ended_before.is_empty()
+    }
+
     /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
     /// earlier output that was applied and cleared: its memory is used again.
     pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Output) -> Output {
