@@ -139,6 +139,16 @@ fn recommended(name: &str) -> String {
     rules.replace("choose-a-password", "secret")
 }
 
+#[test]
+fn redis_conf_has_the_recommended_user_of_an_application() {
+    let example = include_str!("../redis.conf");
+    let user = example
+        .lines()
+        .find_map(|line| line.strip_prefix("# user app "));
+    let password = |user: &str| user.replace("choose-a-password", "secret");
+    assert_eq!(user.map(password), Some(recommended("app")));
+}
+
 fn login_as(server: &Server, name: &str, more: &str) -> Connection {
     let rules = recommended(name);
     let mut admin = server.connect();

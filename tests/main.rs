@@ -48,6 +48,7 @@ mod replication;
 #[cfg(target_os = "linux")]
 mod replication_lease;
 mod resharding;
+mod saved_forms;
 mod sentinel;
 mod settings;
 mod shared;
