@@ -21,8 +21,8 @@ run: build ## Start a server with the module in the foreground (port 6379, the n
 	@PORT='$(PORT)' scripts/run.sh
 
 demo: build ## Watch locks for half a minute while masters and workers fail (PICTURE=file: save a picture)
-	cargo build -p redlock-cli
-	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redlock demo $(if $(PICTURE),--picture '$(PICTURE)')
+	cargo build -p redislock-demo
+	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redislock-demo $(if $(PICTURE),--picture '$(PICTURE)')
 
 # Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
 # Without zsh and fish, the tests of their completions are skipped.

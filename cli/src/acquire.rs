@@ -103,7 +103,8 @@ pub async fn release(args: Release, output: &Output) -> Result<u8, Failure> {
         Released::WasLost => Err(Failure::new(
             LOST,
             format!(
-                "lock {} is no longer held: its lease ended, or the token belongs to another holder",
+                "lock {} is no longer held: its lease ended, or the token belongs to another \
+                 holder",
                 printable(&key)
             ),
         )),

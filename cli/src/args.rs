@@ -71,12 +71,6 @@ pub enum Verb {
     /// Serve the metrics of all nodes to Prometheus, over HTTP
     #[command(after_help = help::EXPORTER, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Exporter(Exporter),
-    /// Watch five servers and four workers for half a minute while servers crash and a worker hangs
-    #[command(after_help = help::DEMO)]
-    Demo(Demo),
-    /// One worker of the demo
-    #[command(hide = true)]
-    DemoWorker(DemoWorker),
     /// Print the completion script for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
@@ -272,29 +266,6 @@ pub struct Exporter {
         hide_env_values = true
     )]
     pub listen: String,
-}
-
-#[derive(Args)]
-pub struct Demo {
-    /// The module
-    #[arg(long, value_name = "FILE", default_value = "./redislock.so")]
-    pub module: PathBuf,
-    /// The server that loads it [default: redis-server or valkey-server]
-    #[arg(long, value_name = "FILE", env = "REDIS_SERVER")]
-    pub server: Option<PathBuf>,
-    /// Save the screen at the moment of the refused write as an SVG file
-    #[arg(long, value_name = "FILE")]
-    pub picture: Option<PathBuf>,
-}
-
-#[derive(Args)]
-pub struct DemoWorker {
-    #[command(flatten)]
-    pub place: Where,
-    #[arg(long)]
-    pub name: String,
-    #[arg(long)]
-    pub resource: PathBuf,
 }
 
 /// The name must be given and must not be empty; `how` says how to give it.

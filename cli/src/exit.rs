@@ -66,7 +66,8 @@ impl Failure {
             Error::NoQuorum { nodes, .. } => Self::new(
                 UNAVAILABLE,
                 format!(
-                    "too few nodes can be reached ({nodes}): check --node or REDLOCK_NODES, and that the servers run"
+                    "too few nodes can be reached ({nodes}): check --node or REDLOCK_NODES, and \
+                     that the servers run"
                 ),
             ),
             Error::Misconfigured { problem, nodes } => {

@@ -146,13 +146,6 @@ read the metrics; they contain addresses, but no keys and no tokens.
 
 The user of the URLs needs the commands LOCK.NODE and INFO.";
 
-pub const DEMO: &str = "\
-Examples:
-  redlock demo --module ./redislock.so        # built by `make build`
-  redlock demo > demo.log                     # plain lines, no screen
-
-It starts its own servers on free ports and stops them at the end.";
-
 pub const COMPLETIONS: &str = "\
 Examples:
   redlock completions bash > ~/.local/share/bash-completion/completions/redlock

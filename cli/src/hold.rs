@@ -78,7 +78,8 @@ async fn check_min_hold(place: &Where, min_hold: Duration) -> Result<(), Failure
             && node.max_ttl < min_hold
         {
             return Err(Failure::usage(format!(
-                "--min-hold {} is longer than the longest lease of {}, which is {}: lower it, or raise lock.max-ttl there",
+                "--min-hold {} is longer than the longest lease of {}, which is {}: lower it, or \
+                 raise lock.max-ttl there",
                 shown(min_hold),
                 answer.node,
                 shown(node.max_ttl)

@@ -5,7 +5,7 @@
 //! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
 //! combines what they say about a lock. `doctor/` checks a deployment, `exporter/` serves metrics.
-//! `raw_reply.rs` reads replies, `output.rs` prints. `demo/` is the demonstration.
+//! `raw_reply.rs` reads replies, `output.rs` prints.
 
 #![deny(unsafe_code)]
 
@@ -14,7 +14,6 @@ mod args;
 mod command_path;
 mod completions;
 mod connect;
-mod demo;
 mod doctor;
 mod duration;
 mod exit;
@@ -110,8 +109,6 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
         Verb::Nodes(args) => nodes::nodes(args, output).await,
         Verb::Doctor(args) => doctor::doctor(args, output).await,
         Verb::Exporter(args) => exporter::exporter(args, output).await,
-        Verb::Demo(args) => demo::demo(args, output).await,
-        Verb::DemoWorker(args) => demo::work(args).await,
         Verb::Completions { shell } => completions::print(shell, output),
         Verb::Man { verb } => man_page::print(verb.as_deref(), output),
     }

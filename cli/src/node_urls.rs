@@ -47,7 +47,8 @@ impl Login {
 
 const SENTINEL_PORT: u16 = 26379;
 const CLUSTER_PORT: u16 = 6379;
-const ONLY_NODE: &str = "a Sentinel or Cluster URL must be the only node: its hosts are separated by commas, \
+const ONLY_NODE: &str = "a Sentinel or Cluster URL must be the only node: its hosts are separated \
+                         by commas, \
      as in redis+sentinel://host1,host2/NAME";
 
 /// Reads a list of URLs, separated by commas or blanks. Errors do not repeat the text: it may
@@ -89,7 +90,9 @@ pub fn parse(text: &str) -> Result<NodeUrls, String> {
         .iter()
         .any(|host| host.is_empty() || host.contains('/'))
     {
-        return Err("a Sentinel or Cluster URL names its hosts first, as in redis+sentinel://host1,host2/NAME".to_owned());
+        return Err("a Sentinel or Cluster URL names its hosts first, as in \
+                    redis+sentinel://host1,host2/NAME"
+            .to_owned());
     }
     match kind {
         "sentinel" => sentinel(&login, &hosts, path),

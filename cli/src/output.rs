@@ -34,11 +34,6 @@ impl Output {
         self.live && tcgetpgrp(std::io::stderr()) == Ok(getpgrp())
     }
 
-    /// Whether the terminal understands cursor movements.
-    pub fn can_draw(&self) -> bool {
-        !is_dumb()
-    }
-
     /// Prints a message on its own line.
     pub fn message(&self, text: &str, fields: Value) {
         self.clear();
@@ -115,10 +110,6 @@ impl Colors {
     pub fn for_stdout() -> Self {
         let unwanted = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
         Self(std::io::stdout().is_terminal() && !is_dumb() && !unwanted)
-    }
-
-    pub fn is_on(self) -> bool {
-        self.0
     }
 
     fn with(self, code: &str, text: &str) -> String {

@@ -141,7 +141,8 @@ async fn why_lost(place: &Where, key: &str) -> String {
     if seen.state == State::Unknown {
         return seen.too_few();
     }
-    "the nodes no longer know the hold, or did not reply for too long (an administrator released it, the nodes were \
+    "the nodes no longer know the hold, or did not reply for too long (an administrator released \
+     it, the nodes were \
      flushed or restarted, or this process was paused)"
         .to_owned()
 }
@@ -151,7 +152,8 @@ fn grace_of(given: Option<Duration>, ttl: Duration) -> Result<Duration, Failure>
         None => Ok((ttl / GRACE_IN_TTL).min(LONGEST_GRACE)),
         // Renewal begins after a third of the ttl, and needs the time for several attempts.
         Some(grace) if grace > ttl / 3 => Err(Failure::usage(format!(
-            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: use at most a third of the ttl"
+            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: use at most a \
+             third of the ttl"
         ))),
         Some(grace) => Ok(grace),
     }

@@ -64,12 +64,16 @@ impl<'a> Checks<'a> {
             Some(version) => ("Valkey", version, OLDEST_VALKEY),
             None => match state.info.get("redis_version") {
                 Some(version) => ("Redis", version, OLDEST_REDIS),
-                None => return self.add(
-                    Note,
-                    "permissions",
-                    "INFO cannot be read: the version of the server, its replicas and its connections are not checked".to_owned(),
-                    "run doctor as a user with +info",
-                ),
+                None => {
+                    return self.add(
+                        Note,
+                        "permissions",
+                        "INFO cannot be read: the version of the server, its replicas and its \
+                     connections are not checked"
+                            .to_owned(),
+                        "run doctor as a user with +info",
+                    );
+                }
             },
         };
         let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
@@ -106,7 +110,8 @@ impl<'a> Checks<'a> {
             );
         } else if !state.quarantine.is_zero() {
             let problem = format!(
-                "it is quarantined for another {}: it was started or promoted and may have lost locks",
+                "it is quarantined for another {}: it was started or promoted and may have lost \
+                 locks",
                 shown(state.quarantine)
             );
             self.add(
@@ -136,7 +141,9 @@ impl<'a> Checks<'a> {
             return self.add(
                 Note,
                 "permissions",
-                "CONFIG GET cannot be run: quarantine, eviction, min-replicas and limits are not checked".to_owned(),
+                "CONFIG GET cannot be run: quarantine, eviction, min-replicas and limits are not \
+                 checked"
+                    .to_owned(),
                 "run doctor as a user with +config|get",
             );
         }
@@ -145,8 +152,11 @@ impl<'a> Checks<'a> {
             self.add(
                 Error,
                 "persistence",
-                "it is neither durable nor quarantined: after a restart it may grant a lock that is still held".to_owned(),
-                "set lock.quarantine (30000 is usual), or appendonly yes with appendfsync always, and restart the server",
+                "it is neither durable nor quarantined: after a restart it may grant a lock that \
+                 is still held"
+                    .to_owned(),
+                "set lock.quarantine (30000 is usual), or appendonly yes with appendfsync always, \
+                 and restart the server",
             );
         }
     }
@@ -163,7 +173,10 @@ impl<'a> Checks<'a> {
             self.add(
                 Warning,
                 "replicas",
-                format!("it has {replicas} replicas: promoting one breaks the independence of the masters"),
+                format!(
+                    "it has {replicas} replicas: promoting one breaks the independence of the \
+                         masters"
+                ),
                 "run masters of a quorum without replicas, and do not promote any",
             );
         }
@@ -184,8 +197,11 @@ impl<'a> Checks<'a> {
             self.add(
                 severity,
                 "min-replicas",
-                "min-replicas-to-write is 0: a master that was replaced goes on extending and granting locks".to_owned(),
-                "set min-replicas-to-write 1 and min-replicas-max-lag 10 on the master and on its replicas",
+                "min-replicas-to-write is 0: a master that was replaced goes on extending and \
+                 granting locks"
+                    .to_owned(),
+                "set min-replicas-to-write 1 and min-replicas-max-lag 10 on the master and on its \
+                 replicas",
             );
         }
         if fails_over && replicas == 0 {
@@ -282,7 +298,8 @@ impl<'a> Checks<'a> {
                 Error,
                 "permissions",
                 format!("the user may not run {command} ({error})"),
-                "allow the command and the key pattern of the locks (ACL SETUSER); redis.conf has an example",
+                "allow the command and the key pattern of the locks (ACL SETUSER); redis.conf has \
+                 an example",
             );
         }
     }

@@ -96,7 +96,8 @@ impl Page {
         let help = "1 if the node can grant locks now";
         let grants = each(nodes, |node| Some(f64::from(node.grants)));
         self.gauge("redislock_granting", help, grants);
-        let help = "1 for a node that cannot be read completely: timeout, unreachable, module, permission, refused or other";
+        let help = "1 for a node that cannot be read completely: timeout, unreachable, module, \
+                    permission, refused or other";
         let problems = nodes.iter().filter_map(|node| {
             let labels = vec![("node", node.name.as_str()), ("problem", node.problem?)];
             Some((labels, 1.0))

@@ -76,7 +76,8 @@ fn zsh_completes_verbs_and_options() {
     let mut pty = Pty::start(command);
     pty.shows("ready> ");
     pty.type_in(&format!(
-        "fpath=({} $fpath); autoload -Uz compinit; compinit -D -u; redlock() {{ echo \"got=$*\"; }}; echo lo\"\"aded\n",
+        "fpath=({} $fpath); autoload -Uz compinit; compinit -D -u; redlock() {{ echo \"got=$*\"; \
+         }}; echo lo\"\"aded\n",
         folder.path().display()
     ));
     pty.shows("loaded");

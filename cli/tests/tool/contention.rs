@@ -21,7 +21,8 @@ fn eight_in_a_loop_over_a_file_lose_no_increment() {
         std::fs::write(folder.path().join("counter"), "0\n").unwrap();
         let nodes: Vec<String> = servers.iter().map(Server::url).collect();
         let looping = format!(
-            "for round in $(seq {ROUNDS}); do \"$0\" run --key counter --wait forever -- sh -c \"$1\" || exit $?; done"
+            "for round in $(seq {ROUNDS}); do \"$0\" run --key counter --wait forever -- sh -c \
+             \"$1\" || exit $?; done"
         );
         let start = |_| {
             let mut command = Command::new("sh");

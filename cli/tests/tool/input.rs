@@ -203,7 +203,6 @@ fn with_json_every_error_is_json() {
         let said: serde_json::Value = serde_json::from_str(&ended.err).unwrap();
         assert_eq!(ended.code, Some(64), "{words:?}: {ended:?}");
         assert_eq!(said["exit_code"], 64, "{words:?}: {ended:?}");
-        assert!(!ended.err.contains("demo-worker"), "{ended:?}");
     }
 }
 
@@ -307,7 +306,6 @@ fn help_explains_with_examples_and_every_verb_has_a_page() {
         "force",
         "nodes",
         "doctor",
-        "demo",
         "completions",
         "man",
     ] {
@@ -321,7 +319,6 @@ fn help_explains_with_examples_and_every_verb_has_a_page() {
     for shell in ["bash", "zsh", "fish"] {
         let script = help(&["completions", shell]);
         assert!(script.contains("redlock") && script.contains("conflict-exit-code"));
-        assert!(!script.contains("demo-worker"), "{shell} offers it");
     }
     assert!(help(&["--version"]).starts_with("redlock "));
 }

@@ -18,7 +18,8 @@ fn uptime(line: &str) -> f64 {
 fn stubborn(folder: &Path) -> String {
     let (pid, alive) = (folder.join("pid"), folder.join("alive"));
     format!(
-        "trap '' TERM; while :; do cat /proc/uptime >> {}; [ -e {pid} ] || echo $$ > {pid}; sleep 0.02; done",
+        "trap '' TERM; while :; do cat /proc/uptime >> {}; [ -e {pid} ] || echo $$ > {pid}; sleep \
+         0.02; done",
         alive.display(),
         pid = pid.display()
     )

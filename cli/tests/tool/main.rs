@@ -3,7 +3,6 @@
 
 mod completions;
 mod contention;
-mod demo;
 mod deployments;
 mod doctor;
 mod exits;

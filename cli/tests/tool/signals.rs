@@ -106,7 +106,8 @@ fn ignored_signals_stay_ignored() {
     let mut command = std::process::Command::new("sh");
     command.env("REDLOCK_NODES", servers[0].url()).args([
         "-c",
-        "trap '' HUP; exec \"$0\" run --key job -- sh -c 'kill -HUP $$; kill -HUP $PPID; echo alive'",
+        "trap '' HUP; exec \"$0\" run --key job -- sh -c 'kill -HUP $$; kill -HUP $PPID; echo \
+         alive'",
         tool,
     ]);
     command.stdout(std::process::Stdio::piped());

@@ -73,7 +73,10 @@ fn ctrl_c_ends_the_command_and_releases() {
 fn ctrl_c_reaches_the_script_that_started_the_tool() {
     let servers = masters::<1>();
     let mut pty = shell(&servers);
-    pty.type_in("sh -c '$R run --key job -- sh -c \"echo be\\\"\\\"gun; exec sleep 1000\"; echo went\"\" on'\n");
+    pty.type_in(
+        "sh -c '$R run --key job -- sh -c \"echo be\\\"\\\"gun; exec sleep 1000\"; echo \
+                 went\"\" on'\n",
+    );
     pty.shows("begun");
     pty.type_in("\x03");
     wait_until("it has ended", || servers[0].is_free("job"));
@@ -86,7 +89,10 @@ fn ctrl_c_reaches_the_script_that_started_the_tool() {
 fn a_pager_at_the_end_of_a_pipeline_keeps_the_terminal() {
     let servers = masters::<1>();
     let mut pty = shell(&servers);
-    pty.type_in("$R run --key job -- sh -c 'echo page; exec sleep 1000' | sh -c 'read page; echo \"sh\"\"ows $page\"; read key </dev/tty; echo \"key $key\"'\n");
+    pty.type_in(
+        "$R run --key job -- sh -c 'echo page; exec sleep 1000' | sh -c 'read page; echo \
+                 \"sh\"\"ows $page\"; read key </dev/tty; echo \"key $key\"'\n",
+    );
     pty.shows("shows page");
     pty.type_in("down\n");
     pty.shows("key down");
@@ -113,7 +119,10 @@ fn a_job_in_the_background_waits_with_one_line() {
 fn ctrl_z_stops_and_fg_continues_both() {
     let servers = masters::<1>();
     let mut pty = shell(&servers);
-    pty.type_in("$R run --key job --ttl 5m -- sh -c 'echo be\"\"gun; read one; echo \"one $one\"; read two; echo \"two $two\"'\n");
+    pty.type_in(
+        "$R run --key job --ttl 5m -- sh -c 'echo be\"\"gun; read one; echo \"one $one\"; \
+                 read two; echo \"two $two\"'\n",
+    );
     pty.shows("begun");
     pty.type_in("\x1a");
     pty.shows("Stopped");

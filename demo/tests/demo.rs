@@ -13,12 +13,8 @@ use rustix::process::Signal;
 const MARK: &str = "DEMO_OF_TEST";
 
 fn demo(folder: &Path) -> Command {
-    let built = concat!(env!("CARGO_MANIFEST_DIR"), "/../redislock.so");
-    let module = std::env::var_os("REDISLOCK_SO").unwrap_or_else(|| built.into());
-    let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
+    let mut command = Command::new(env!("CARGO_BIN_EXE_redislock-demo"));
     command
-        .args(["demo", "--module"])
-        .arg(module)
         .env("TMPDIR", folder)
         .env(MARK, folder)
         .stdout(File::create(folder.join("out")).unwrap())
@@ -120,13 +116,12 @@ fn an_interrupted_or_killed_demo_leaves_nothing_running() {
 
 #[test]
 fn without_the_module_or_a_server_the_error_says_what_to_do() {
-    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml");
-    for (module, hint) in [("/no/such/file", "make build"), (file, "install")] {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));
-        command.args(["demo", "--server", "/no/such/server", "--module", module]);
+    for (variable, hint) in [("REDISLOCK_SO", "make build"), ("REDIS_SERVER", "install")] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_redislock-demo"));
+        command.env(variable, "/no/such/file");
         command.stderr(std::process::Stdio::piped());
         let ended = Running::start(command).end();
-        assert_eq!(ended.code, Some(64));
+        assert_eq!(ended.code, Some(1), "{ended:?}");
         assert!(ended.err.contains(hint), "{ended:?}");
     }
 }

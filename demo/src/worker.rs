@@ -5,18 +5,16 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use redislock_client::{Guard, Owner, Redlock, Released};
+use redislock_testkit::process::end_with_this_process;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
 use tokio::net::UnixStream;
 use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::resource::Report;
-use super::{KEY, TTL, bound};
-use crate::args::DemoWorker;
-use crate::exit::Failure;
-use crate::signals::Signals;
+use crate::resource::Report;
+use crate::{KEY, Outcome, TTL};
 
 /// Shortest and longest time of work under the lock, and between two locks, in ms.
 const WORK: (u64, u64) = (250, 700);
@@ -31,29 +29,24 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub fn start(name: &'static str, urls: &[String], socket: &Path) -> Result<Self, Failure> {
-        let ourselves = std::env::current_exe();
-        let ourselves = ourselves.map_err(|error| Failure::io("cannot start a worker", &error))?;
-        let mut command = Command::new(ourselves);
+    pub fn start(name: &'static str, urls: &[String], socket: &Path) -> Outcome<Self> {
+        let failed = |error| format!("cannot start a worker: {error}");
+        let mut command = Command::new(std::env::current_exe().map_err(failed)?);
         command
-            .args(["demo-worker", "--name", name, "--resource"])
+            .args(["worker", name])
             .arg(socket)
-            .env("REDLOCK_NODES", urls.join(","))
+            .args(urls)
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
-        bound(&mut command);
-        match command.spawn() {
-            Ok(child) => Ok(Self { name, child }),
-            Err(error) => Err(Failure::io("cannot start a worker", &error)),
-        }
+        end_with_this_process(&mut command);
+        let child = command.spawn().map_err(failed)?;
+        Ok(Self { name, child })
     }
 
     pub fn signal(&self, signal: Signal) {
-        if let Ok(pid) = i32::try_from(self.child.id()) {
-            // It may have just ended.
-            let _ = kill(Pid::from_raw(pid), signal);
-        }
+        // It may have just ended.
+        let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
     pub fn has_ended(&mut self) -> bool {
@@ -68,35 +61,31 @@ impl Drop for Worker {
     }
 }
 
-/// The work itself. Ends on SIGTERM, or with the demonstration.
-pub async fn work(args: DemoWorker) -> Result<u8, Failure> {
-    let mut signals = Signals::listen()?;
-    let client = args.place.connect(TTL).await?;
+/// The work itself. Ends on SIGTERM, which releases the lock, or with the demonstration.
+pub async fn work(name: &str, socket: &Path, urls: &[&str]) -> Outcome<()> {
+    let mut end = signal(SignalKind::terminate()).map_err(|error| error.to_string())?;
+    let client = Redlock::builder().nodes(urls).connect().await;
+    let client = client.map_err(|error| error.to_string())?;
     let working = async {
-        let mut resource = Line::open(&args.resource, &args.name).await?;
+        let mut resource = Line::open(socket, name).await?;
         loop {
-            round(&client, &args.name, &mut resource).await?;
+            round(&client, name, &mut resource).await?;
             tokio::time::sleep(random_time(REST)).await;
         }
     };
-    let ended: Result<std::convert::Infallible, Failure> = tokio::select! {
+    let ended: Outcome<()> = tokio::select! {
         ended = working => ended,
-        signal = signals.end() => Err(Failure::signalled(signal)),
+        _ = end.recv() => Ok(()),
     };
     client.close(FAREWELL).await;
-    match ended {
-        Err(failure) => Err(failure),
-    }
+    ended
 }
 
-async fn round(client: &Redlock, name: &str, resource: &mut Line) -> Result<(), Failure> {
+async fn round(client: &Redlock, name: &str, resource: &mut Line) -> Outcome<()> {
     resource.report(Report::Waits).await?;
     let owner = Owner::named(name);
     let lock = client.lock(KEY).ttl(TTL).owner(&owner);
-    let guard = match lock.acquire().await {
-        Ok(guard) => guard,
-        Err(error) => return Err(Failure::acquiring(error, crate::exit::BUSY)),
-    };
+    let guard = lock.acquire().await.map_err(|error| error.to_string())?;
     let fence = guard.fence();
     resource.report(Report::Holds { fence }).await?;
     increment(&guard, resource).await?;
@@ -107,7 +96,7 @@ async fn round(client: &Redlock, name: &str, resource: &mut Line) -> Result<(), 
     Ok(())
 }
 
-async fn increment(guard: &Guard, resource: &mut Line) -> Result<(), Failure> {
+async fn increment(guard: &Guard, resource: &mut Line) -> Outcome<()> {
     let fence = guard.fence();
     if let Some(value) = resource.report(Report::Reads { fence }).await? {
         tokio::time::sleep(random_time(WORK)).await;
@@ -130,8 +119,8 @@ struct Line {
 }
 
 impl Line {
-    async fn open(socket: &Path, name: &str) -> Result<Self, Failure> {
-        let gone = |error| Failure::io("cannot reach the resource", &error);
+    async fn open(socket: &Path, name: &str) -> Outcome<Self> {
+        let gone = |error: std::io::Error| format!("cannot reach the resource: {error}");
         let stream = UnixStream::connect(socket).await.map_err(gone)?;
         let (input, mut output) = stream.into_split();
         let hello = format!("{name}\n");
@@ -141,8 +130,8 @@ impl Line {
     }
 
     /// Sends a report and returns the answer: a number for yes, nothing for no.
-    async fn report(&mut self, report: Report) -> Result<Option<u64>, Failure> {
-        let gone = |error| Failure::io("cannot reach the resource", &error);
+    async fn report(&mut self, report: Report) -> Outcome<Option<u64>> {
+        let gone = |error: std::io::Error| format!("cannot reach the resource: {error}");
         let line = report.line();
         self.output.write_all(line.as_bytes()).await.map_err(gone)?;
         let Some(reply) = self.input.next_line().await.map_err(gone)? else {

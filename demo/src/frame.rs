@@ -1,8 +1,9 @@
 //! One screen of the demonstration: lines of styled text, for a terminal or an SVG file.
 
-use super::scenario::{Activity, Scenario};
-use crate::duration::shown;
-use crate::summary::{LockSummary, State};
+use std::time::Duration;
+
+use crate::holder::{self, State};
+use crate::scenario::{Activity, Scenario};
 
 /// The number of lines of the log that are shown.
 const EVENTS: usize = 10;
@@ -51,11 +52,11 @@ impl Frame {
         let seconds = scenario.now().as_millis() / 100;
         let clock = format!("{:>4}.{}s", seconds / 10, seconds % 10);
         self.line(&[
-            (Style::Strong, "redlock demo".to_owned()),
+            (Style::Strong, "make demo".to_owned()),
             (
                 Style::Plain,
                 format!(
-                    "{:<64}",
+                    "{:<67}",
                     "  five masters, four workers, one lock, one resource"
                 ),
             ),
@@ -85,7 +86,10 @@ impl Frame {
                 (true, _) => (Style::Warning, "starting".to_owned(), String::new()),
             };
             self.line(&[
-                (Style::Plain, format!("{} :{:<6}  ", place + 1, master.port)),
+                (
+                    Style::Plain,
+                    format!("{} :{:<6}  ", place + 1, master.port()),
+                ),
                 (style, format!("{state:<27}  ")),
                 (Style::Plain, figures),
             ]);
@@ -94,22 +98,16 @@ impl Frame {
 
     fn lock(&mut self, scenario: &Scenario) {
         self.heading("LOCK, according to the masters");
-        let lock = LockSummary::of(&scenario.observed.lock);
-        let (style, text) = match (lock.state, lock.holders.first()) {
-            (State::Held, Some(holder)) => (
-                Style::Good,
-                format!(
-                    "held by {}, fence {}, on {} of {} masters, lease {}",
-                    holder.name(),
-                    holder.fence,
-                    holder.nodes(),
-                    lock.nodes,
-                    shown(holder.remaining(lock.majority()))
-                ),
-            ),
-            (State::Partial, _) => (Style::Warning, "passing to the next worker".to_owned()),
-            (State::Free, _) => (Style::Plain, "free".to_owned()),
-            _ => (Style::Warning, "unknown".to_owned()),
+        let (style, text) = match holder::state(&scenario.observed.lock) {
+            State::Held(hold) => {
+                let (owner, fence, left) = (hold.owner, hold.fence, shown(hold.left));
+                let masters = format!("{} of {} masters", hold.masters, scenario.masters.len());
+                let text = format!("held by {owner}, fence {fence}, on {masters}, lease {left}");
+                (Style::Good, text)
+            }
+            State::Partial => (Style::Warning, "passing to the next worker".to_owned()),
+            State::Free => (Style::Plain, "free".to_owned()),
+            State::Unknown => (Style::Warning, "unknown".to_owned()),
         };
         self.line(&[(style, text)]);
     }
@@ -176,7 +174,16 @@ impl Frame {
 }
 
 /// `  7.3s`
-pub fn clock(at: std::time::Duration) -> String {
+pub fn clock(at: Duration) -> String {
     let tenths = at.as_millis() / 100;
     format!("{:>3}.{}s", tenths / 10, tenths % 10)
+}
+
+/// For people: only as exact as it matters.
+fn shown(span: Duration) -> String {
+    let millis = span.as_millis();
+    match millis {
+        0..1_000 => format!("{millis} ms"),
+        _ => format!("{}.{} s", millis / 1_000, millis % 1_000 / 100),
+    }
 }

@@ -3,16 +3,11 @@
 
 use std::io::{IsTerminal, Write};
 
-use serde_json::json;
-
-use super::frame::{Frame, Line, Style, clock};
-use super::scenario::Scenario;
-use crate::output::Output;
-use crate::summary::millis;
+use crate::frame::{Frame, Line, Style, clock};
+use crate::scenario::Scenario;
 
 /// Draws on standard output.
-pub struct View<'a> {
-    output: &'a Output,
+pub struct View {
     live: bool,
     colors: bool,
     /// Lines of the last screen, to be drawn over.
@@ -21,12 +16,14 @@ pub struct View<'a> {
     printed: usize,
 }
 
-impl<'a> View<'a> {
-    pub fn new(output: &'a Output) -> Self {
+impl View {
+    pub fn new() -> Self {
+        let set = |name: &str| std::env::var(name).is_ok_and(|value| !value.is_empty());
+        let dumb = std::env::var("TERM").is_ok_and(|term| term == "dumb");
         let view = Self {
-            output,
-            live: !output.json && std::io::stdout().is_terminal() && output.can_draw(),
-            colors: output.colors.is_on(),
+            live: std::io::stdout().is_terminal() && set("TERM") && !dumb,
+            // See <https://no-color.org>.
+            colors: !set("NO_COLOR"),
             drawn: 0,
             printed: 0,
         };
@@ -47,12 +44,7 @@ impl<'a> View<'a> {
 
     fn print(&mut self, scenario: &Scenario) {
         for event in &scenario.events[self.printed..] {
-            let line = if self.output.json {
-                json!({ "at_ms": millis(event.at), "event": event.text }).to_string()
-            } else {
-                format!("{}  {}", clock(event.at), event.text)
-            };
-            self.write(&format!("{line}\n"));
+            self.write(&format!("{}  {}\n", clock(event.at), event.text));
         }
         self.printed = scenario.events.len();
     }
@@ -97,7 +89,7 @@ impl<'a> View<'a> {
     }
 }
 
-impl Drop for View<'_> {
+impl Drop for View {
     fn drop(&mut self) {
         if self.live {
             self.write("\x1b[?25h");

@@ -8,7 +8,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::sync::oneshot;
 
-use crate::exit::Failure;
+use crate::Outcome;
 
 /// The number, and what has happened to it.
 #[derive(Default, Debug)]
@@ -103,9 +103,9 @@ pub struct Message {
 }
 
 /// Opens the socket. A connection starts with the name of the worker; every line gets an answer.
-pub fn open(socket: &Path, send: UnboundedSender<Message>) -> Result<(), Failure> {
+pub fn open(socket: &Path, send: UnboundedSender<Message>) -> Outcome<()> {
     let listener = UnixListener::bind(socket)
-        .map_err(|error| Failure::io("the resource cannot be opened", &error))?;
+        .map_err(|error| format!("the resource cannot be opened: {error}"))?;
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
             tokio::spawn(serve(stream, send.clone()));

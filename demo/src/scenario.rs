@@ -2,17 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
 use redislock_client::{Answer, LockStatus, NodeStatus};
-use serde_json::{Value, json};
+use redislock_testkit::Server;
+use rustix::process::Signal;
 
-use super::TTL;
-use super::frame::{Frame, Style};
-use super::master::Master;
-use super::resource::{Message, Report, Resource};
-use super::worker::Worker;
-use crate::exit::Failure;
-use crate::summary::millis;
+use crate::frame::{Frame, Style};
+use crate::resource::{Message, Report, Resource};
+use crate::worker::Worker;
+use crate::{Outcome, TTL};
 
 /// What happens to the masters and workers, and when.
 const SCRIPT: [(Duration, Step); 8] = [
@@ -80,7 +77,7 @@ enum Pause {
 pub struct Scenario {
     start: Instant,
     next: usize,
-    pub masters: Vec<Master>,
+    pub masters: Vec<Server>,
     /// Whether each master is meant to run.
     pub wanted: Vec<bool>,
     pub workers: Vec<Worker>,
@@ -99,7 +96,7 @@ pub struct Scenario {
 }
 
 impl Scenario {
-    pub fn new(masters: Vec<Master>, workers: Vec<Worker>) -> Self {
+    pub fn new(masters: Vec<Server>, workers: Vec<Worker>) -> Self {
         let mut scenario = Self {
             start: Instant::now(),
             next: 0,
@@ -145,7 +142,7 @@ impl Scenario {
     }
 
     /// Does what the script says for this moment.
-    pub fn advance(&mut self) -> Result<(), Failure> {
+    pub fn advance(&mut self) -> Outcome<()> {
         while let Some((when, step)) = SCRIPT.get(self.next)
             && *when <= self.now()
         {
@@ -168,7 +165,8 @@ impl Scenario {
                 Step::Restart(place) => {
                     self.wanted[place] = true;
                     let text = format!(
-                        "master {} is started again, empty: it is quarantined, because it may have lost a lease",
+                        "master {} is started again, empty: it is quarantined, because it may \
+                         have lost a lease",
                         place + 1
                     );
                     self.note(Style::Warning, text);
@@ -178,8 +176,8 @@ impl Scenario {
             }
         }
         for place in 0..self.masters.len() {
-            if self.wanted[place] && !self.masters[place].is_running() {
-                self.masters[place].spawn()?;
+            if self.wanted[place] && !self.masters[place].is_alive() {
+                self.masters[place].spawn_again()?;
             }
         }
         self.wake_in_time();
@@ -199,7 +197,7 @@ impl Scenario {
         let long_enough = since.elapsed() > TTL * PAUSE_IN_TTLS;
         if long_enough && self.resource.writes > writes_before {
             self.pause = Pause::No;
-            self.workers[worker].signal(Signal::SIGCONT);
+            self.workers[worker].signal(Signal::CONT);
             let name = self.workers[worker].name;
             self.note(
                 Style::Warning,
@@ -273,7 +271,7 @@ impl Scenario {
     }
 
     fn pause_worker(&mut self, worker: usize, fence: u64) {
-        self.workers[worker].signal(Signal::SIGSTOP);
+        self.workers[worker].signal(Signal::STOP);
         self.pauses += 1;
         self.pause = Pause::Lasts {
             worker,
@@ -290,14 +288,20 @@ impl Scenario {
     /// Stops the workers, which release their lock, then the masters.
     pub async fn stop_all(&mut self) {
         for worker in &self.workers {
-            worker.signal(Signal::SIGTERM);
+            worker.signal(Signal::TERM);
         }
         let start = Instant::now();
         while start.elapsed() < STOP_WITHIN && !self.workers.iter_mut().all(Worker::has_ended) {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         self.workers.clear();
-        self.masters.iter_mut().for_each(Master::kill);
+        for master in self
+            .masters
+            .iter_mut()
+            .filter_map(|one| one.is_alive().then_some(one))
+        {
+            master.kill();
+        }
         self.note(
             Style::Faint,
             "all workers and masters are stopped".to_owned(),
@@ -310,21 +314,7 @@ impl Scenario {
         self.resource.value == self.resource.writes && self.fences_grow && self.resource.refused > 0
     }
 
-    pub fn figures(&self) -> Value {
-        json!({
-            "event": "summary",
-            "at_ms": millis(self.now()),
-            "masters_killed": self.kills,
-            "holders_paused": self.pauses,
-            "grants": self.grants,
-            "fences_grow": self.fences_grow,
-            "writes": self.resource.writes,
-            "refused": self.resource.refused,
-            "value": self.resource.value,
-        })
-    }
-
-    /// The figures, for people.
+    /// What has happened, in a few sentences.
     pub fn summary(&self) -> Vec<String> {
         let grow = if self.fences_grow {
             "each fence higher than the one before"
@@ -338,7 +328,8 @@ impl Scenario {
         };
         vec![
             format!(
-                "In {} seconds, {} masters were killed and started again, and {} holder was paused beyond its lease.",
+                "In {} seconds, {} masters were killed and started again, and {} holder was \
+                 paused beyond its lease.",
                 self.now().as_secs(),
                 self.kills,
                 self.pauses

@@ -1,6 +1,6 @@
 //! A screen as an SVG file, for the README.
 
-use super::frame::{Frame, Style};
+use crate::frame::{Frame, Style};
 
 /// Columns of the picture; longer lines are cut.
 const COLUMNS: usize = 104;
@@ -13,8 +13,10 @@ pub fn draw(frame: &Frame) -> String {
     let width = COLUMNS as f64 * CHARACTER + 2.0 * MARGIN;
     let height = frame.0.len() as f64 * LINE + 2.0 * MARGIN;
     let mut text = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" \
-         font-family=\"ui-monospace, SFMono-Regular, Menlo, Consolas, monospace\" font-size=\"13\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\" \
+         font-family=\"ui-monospace, SFMono-Regular, Menlo, Consolas, monospace\" \
+         font-size=\"13\">\n\
          <rect width=\"{width}\" height=\"{height}\" rx=\"8\" fill=\"#16181d\"/>\n"
     );
     for (row, line) in frame.0.iter().enumerate() {
@@ -53,13 +55,15 @@ fn place(text: &mut String, style: Style, row: usize, column: usize, word: &str)
     if style == Style::Alarm {
         let top = MARGIN + row as f64 * LINE;
         text.push_str(&format!(
-            "<rect x=\"{}\" y=\"{top}\" width=\"{}\" height=\"{LINE}\" rx=\"3\" fill=\"#a4262c\"/>\n",
+            "<rect x=\"{}\" y=\"{top}\" width=\"{}\" height=\"{LINE}\" rx=\"3\" \
+             fill=\"#a4262c\"/>\n",
             x - 3.0,
             length + 6.0
         ));
     }
     text.push_str(&format!(
-        "<text x=\"{x}\" y=\"{y}\" textLength=\"{length}\" lengthAdjust=\"spacingAndGlyphs\" {}>{}</text>\n",
+        "<text x=\"{x}\" y=\"{y}\" textLength=\"{length}\" \
+         lengthAdjust=\"spacingAndGlyphs\" {}>{}</text>\n",
         color(style),
         escaped(&word)
     ));
