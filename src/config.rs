@@ -312,9 +312,11 @@ fn set(
     // SAFETY: as in `get`.
     let setting = unsafe { &*setting.cast::<Setting>() };
     setting.value.store(value, Ordering::Relaxed);
-    node::with(|node| {
-        node.table.limits = limits();
-        node.table.quarantine.configure(QUARANTINE.get());
+    node::when_whole(|| {
+        node::with(|node| {
+            node.table.limits = limits();
+            node.table.quarantine.configure(QUARANTINE.get());
+        });
     });
     raw::REDISMODULE_OK as c_int
 }

@@ -230,7 +230,7 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
     let mut reader = wire::Reader(&bytes);
     match reader.header() {
         Ok(header) if reader.0.is_empty() => {
-            node::with(|node| node.table.take_in(header));
+            node::when_whole(move || node::with(|node| node.table.take_in(header)));
             ok
         }
         _ => error,

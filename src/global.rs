@@ -15,9 +15,9 @@
 //! core looks at keys while the node is borrowed (`keyspace/`). That calls nobody back, except on
 //! Redis 7.0, where a look deletes a key whose time is up and tells other modules of it. The table
 //! is lent to callbacks meanwhile (`lend` in `node.rs`): values can be saved and measured, keys can
-//! be removed, renamed and moved (that leaves a notice), LOCK commands and RESTORE are refused. If
-//! a module does more from there (it flushes or swaps databases), the second borrow panics, and the
-//! edge (`edge.rs`) stops the module instead of the server.
+//! be removed, renamed and moved (that leaves a notice), databases can be flushed and swapped (that is
+//! taken in before the decision changes a key), LOCK commands and RESTORE are refused. Other events
+//! are dealt with when the decision is whole (`when_whole` in `node.rs`).
 
 use std::cell::RefCell;
 

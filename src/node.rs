@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 
 use lazy_static::lazy_static;
 use redislock_core::Table;
+use redislock_core::quarantine::Reason;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Keyspace, Limits};
@@ -38,6 +39,10 @@ pub enum Notice {
     Delivered(WaiterId),
     /// The string at a key was removed or changed, or its TTL was.
     StringChanged(Key),
+    /// A database, or every one, was flushed then.
+    Flushed(Option<u32>, Now),
+    /// Two databases have changed places.
+    Swapped(u32, u32),
 }
 
 /// Whether more is to be done than fits into a slice.
@@ -48,6 +53,15 @@ pub enum More {
     Later,
     /// Somebody waits for it.
     Soon,
+}
+
+/// What a flush has led to.
+#[derive(Clone, Copy, Default)]
+pub struct Flush {
+    /// How many locks it removed.
+    pub locks: usize,
+    /// Whether there is a quarantine because of it.
+    pub quarantines: bool,
 }
 
 /// Everything that belongs to this node.
@@ -64,6 +78,8 @@ pub struct Node {
     removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
     /// Locks that were removed while they were held, to be counted and logged.
     pub removals: VecDeque<Removal>,
+    /// What flushes have led to, to be told.
+    pub flush: Flush,
     /// Whether the AOF or a replica may be listening to what is replicated; see
     /// [`crate::server::nobody_listens`].
     pub listened_to: bool,
@@ -85,6 +101,7 @@ lazy_static! {
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
+        flush: Flush::default(),
         listened_to: true,
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
@@ -154,6 +171,42 @@ pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
         Some(table) => read(table),
         None => with(|node| read(&node.table)),
     }
+}
+
+/// What is to be done when the decision is whole in which core looks at a key.
+static LATER: Global<Vec<Box<dyn FnOnce()>>> = Global::new(Vec::new());
+static HAS_LATER: AtomicBool = AtomicBool::new(false);
+
+/// Does something that uses the node's state: now, or if core looks at a key, when its decision is
+/// whole.
+pub fn when_whole(run: impl FnOnce() + 'static) {
+    if is_lent() {
+        LATER.with(|later| later.push(Box::new(run)));
+        HAS_LATER.store(true, Ordering::Relaxed);
+    } else {
+        run();
+    }
+}
+
+/// A decision is whole.
+#[inline]
+pub fn is_whole() {
+    if HAS_LATER.load(Ordering::Relaxed) {
+        HAS_LATER.store(false, Ordering::Relaxed);
+        for run in LATER.with(std::mem::take) {
+            run();
+        }
+    }
+}
+
+/// Whether databases were flushed or swapped while core looked at a key.
+static MOVED: AtomicBool = AtomicBool::new(false);
+
+/// Databases are flushed or swapped, which core has to know before anything is done in them.
+pub fn move_databases(notice: Notice) {
+    MOVED.store(is_lent(), Ordering::Relaxed);
+    post(notice);
+    catch_up();
 }
 
 /// Reads the notices now, before they become very many, unless core looks at a key.
@@ -258,6 +311,24 @@ pub fn fingerprint(bytes: &[u8]) -> u64 {
 }
 
 impl Node {
+    /// Takes in what happened to databases while core looked at keys; whether something did.
+    pub fn have_databases_moved(&mut self) -> bool {
+        let moved = MOVED.swap(false, Ordering::Relaxed);
+        if moved {
+            read_notices(self);
+        }
+        moved
+    }
+
+    fn flushed(&mut self, db: Option<u32>, now: Now) {
+        let (before, table) = (self.table.locks(), &mut self.table);
+        let left = table.flushed(db, now);
+        self.flush.locks += before - table.locks();
+        let before = table.quarantine.left(now.mono);
+        table.quarantine.enter_for(Reason::Flush, left, now.mono);
+        self.flush.quarantines |= before != table.quarantine.left(now.mono);
+    }
+
     /// The role of this node has changed. What concerns the locks and their clients is decided in
     /// [`Table::role_changed`]; what callbacks have left for it goes with it.
     pub fn role_changed(&mut self) {
@@ -270,6 +341,7 @@ impl Node {
             freed: _,
             removed_by: _,
             removals: _,
+            flush: _,
             counter_is_due: _,
             incarnation: _,
             longest_slice: _,
@@ -425,6 +497,8 @@ fn read_notices(node: &mut Node) {
                 }
             }
             Notice::Attached(id, key) => node.table.attach(id, key),
+            Notice::Flushed(db, now) => node.flushed(db, now),
+            Notice::Swapped(a, b) => node.table.swapped(a, b),
             Notice::Forked { counter_is_due } => {
                 node.counter_is_due |= counter_is_due;
                 node.listened_to = true;

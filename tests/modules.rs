@@ -230,6 +230,13 @@ fn a_module_that_hears_of_an_expired_key_may_read_and_move_locks() {
         "LOCK.INFO other",
         "RENAME other elsewhere",
         "DEL other",
+        "CONFIG SET maxmemory 0",
+        "CONFIG SET lock.max-waiters 9999",
+        "CLIENT KILL TYPE pubsub",
+        "SWAPDB 1 2",
+        "REPLICAOF NO ONE",
+        "FLUSHALL",
+        "DEBUG RELOAD",
     ] {
         granted(&c.call("LOCK.ACQUIRE first me 60000"));
         granted(&c.call("LOCK.ACQUIRE other me 60000"));

@@ -164,3 +164,30 @@ fn flushing_never_resets_the_fence() {
     node.remove(&key("k"));
     assert_eq!(node.hold("a", "k"), [fence + 2]);
 }
+
+/// Another module may flush or swap databases in the middle of a decision.
+#[test]
+fn what_a_decision_grants_while_databases_are_flushed_or_swapped_comes_afterwards() {
+    let both = [key("a"), key("b")];
+    for moved in ["flush", "swap"] {
+        let mut node = Node::new(ROOMY);
+        node.hold("x", "a");
+        let waiter = terms(&token("y"), 100 * SECOND);
+        node.acquire(&both, &waiter, crate::node::FOR_EVER);
+        node.take();
+        // `a` is handed over in place, `b` is new.
+        node.release_in_part(&key("a"), &token("x"), false);
+        let left = match moved {
+            "flush" => node.flush(None),
+            _ => {
+                node.swap(0, 1);
+                100 * SECOND
+            }
+        };
+        assert_eq!(left, 100 * SECOND, "what the new holder of `a` has to go");
+        node.apply();
+        assert!(node.holds("y", "b"), "{moved}");
+        assert!(!node.holds("y", "a"), "{moved}");
+        assert_eq!(node.table.locks(), if moved == "flush" { 1 } else { 2 });
+    }
+}

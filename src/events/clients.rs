@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use redis_module::raw;
-use redislock_core::time::from_millis;
+use redislock_core::time::{Now, from_millis};
 
 use crate::alarm::wake_soon;
 use crate::config::EPHEMERAL_GRACE;
@@ -22,12 +22,17 @@ pub fn on_client_change(
     let Some(info) = (unsafe { info.cast::<raw::RedisModuleClientInfo>().as_ref() }) else {
         return;
     };
+    let (id, now) = (info.id, clock::now());
+    node::when_whole(move || has_closed(id, now));
+}
+
+/// A connection has closed then: its ephemeral holds end.
+fn has_closed(id: u64, now: Now) {
     let bound = node::with(|node| {
-        let bound = node.table.is_bound(info.id);
+        let bound = node.table.is_bound(id);
         if bound {
-            let now = clock::now();
             let end = now.mono.plus(from_millis(EPHEMERAL_GRACE.get()));
-            node.table.hang_up(info.id, end, now);
+            node.table.hang_up(id, end, now);
         }
         bound
     });

@@ -4,10 +4,11 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
+use redislock_core::time::Instant;
 
 use crate::alarm::wake_soon;
-use crate::ffi::{Ctx, Level, log};
-use crate::node::{self, Notice};
+use crate::ffi::{self, Ctx, Level, log};
+use crate::node::{self, Flush, Notice};
 use crate::replication::standstill;
 use crate::{clock, quarantine, server};
 
@@ -17,11 +18,19 @@ pub fn on_loading(
     stage: u64,
     _: *mut c_void,
 ) {
-    // SAFETY: the context of this callback.
-    let ctx = unsafe { Ctx::new(ctx) };
-    let now = clock::mono();
     // A replica turns its AOF off while it loads what its master sent.
-    server::note_aof(ctx);
+    // SAFETY: the context of this callback.
+    server::note_aof(unsafe { Ctx::new(ctx) });
+    let now = clock::mono();
+    node::when_whole(move || {
+        if let Some(ctx) = ffi::detached() {
+            loads(ctx, stage, now);
+        }
+    });
+}
+
+/// Loading has begun or ended then.
+fn loads(ctx: Ctx, stage: u64, now: Instant) {
     if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
         && stage != raw::REDISMODULE_SUBEVENT_LOADING_FAILED
     {
@@ -70,35 +79,29 @@ pub fn on_flush(
     // SAFETY: with this event comes this structure.
     let db =
         unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
-    let now = clock::now();
-    let before = node::with(|node| node.table.locks());
-    let quarantined = node::with(|node| {
-        let left = node.table.flushed(u32::try_from(db).ok(), now);
-        let before = node.table.quarantine.left(now.mono);
-        node.table
-            .quarantine
-            .enter_for(Reason::Flush, left, now.mono);
-        before != node.table.quarantine.left(now.mono)
-    });
-    let flushed = before - node::with(|node| node.table.locks());
+    node::move_databases(Notice::Flushed(u32::try_from(db).ok(), clock::now()));
+    node::when_whole(tell_flush);
+    wake_soon();
+}
+
+/// Counts and logs what a flush has led to.
+fn tell_flush() {
+    let Flush { locks, quarantines } = node::with(|node| std::mem::take(&mut node.flush));
     // A replica that takes its master's data over flushes its own.
-    if flushed > 0 && !server::is_replica() {
-        node::with(|node| node.table.counters.removed += flushed as u64);
-        log(Level::Warning, &format!("a flush removed {flushed} locks"));
+    if locks > 0 && !server::is_replica() {
+        node::with(|node| node.table.counters.removed += locks as u64);
+        log(Level::Warning, &format!("a flush removed {locks} locks"));
     }
-    if quarantined {
+    if quarantines {
         quarantine::announce();
     }
-    wake_soon();
 }
 
 pub fn on_swap(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, info: *mut c_void) {
     // SAFETY: with this event comes this structure.
     if let Some(info) = unsafe { info.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
-        node::with(|node| {
-            node.table
-                .swapped(info.dbnum_first as u32, info.dbnum_second as u32)
-        });
+        let (a, b) = (info.dbnum_first as u32, info.dbnum_second as u32);
+        node::move_databases(Notice::Swapped(a, b));
         wake_soon();
     }
 }

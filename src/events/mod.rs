@@ -20,7 +20,7 @@ use time::{catch_up, on_cron};
 
 use crate::alarm::{self, OnEvent};
 use crate::edge::on_event;
-use crate::ffi::{Ctx, Level, api};
+use crate::ffi::{self, Ctx, Level, api};
 use crate::{clock, node, quarantine, replication, server, warnings};
 
 /// Subscribes to everything below.
@@ -86,14 +86,15 @@ pub fn started(ctx: Ctx) {
     }
 }
 
-fn on_config_change(
-    ctx: *mut raw::RedisModuleCtx,
-    _: raw::RedisModuleEvent,
-    _: u64,
-    _: *mut c_void,
-) {
-    // SAFETY: the context of this callback.
-    let ctx = unsafe { Ctx::new(ctx) };
+fn on_config_change(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, _: *mut c_void) {
+    node::when_whole(|| {
+        if let Some(ctx) = ffi::detached() {
+            configuration_has_changed(ctx);
+        }
+    });
+}
+
+fn configuration_has_changed(ctx: Ctx) {
     let syncs_now = server::read_settings(ctx);
     server::note_aof(ctx);
     if syncs_now {

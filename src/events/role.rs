@@ -6,7 +6,7 @@ use redis_module::raw;
 use redislock_core::quarantine::Reason;
 
 use crate::alarm::wake_soon;
-use crate::ffi::Ctx;
+use crate::ffi::{self, Ctx};
 use crate::{clock, keyspace, node, quarantine, replication, server};
 
 pub fn on_role_change(
@@ -16,8 +16,15 @@ pub fn on_role_change(
     _: *mut c_void,
 ) {
     // SAFETY: the context of this callback.
-    let ctx = unsafe { Ctx::new(ctx) };
-    server::note_role(ctx);
+    server::note_role(unsafe { Ctx::new(ctx) });
+    node::when_whole(move || {
+        if let Some(ctx) = ffi::detached() {
+            has_changed(ctx, role);
+        }
+    });
+}
+
+fn has_changed(ctx: Ctx, role: u64) {
     keyspace::decide_unasked(ctx, |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
         let now = clock::mono();

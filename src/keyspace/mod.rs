@@ -210,11 +210,17 @@ fn decide_at<'a, R>(
 ) -> (R, Followup<'a>) {
     let mono = clock::mono();
     replication::check(ctx, mono);
-    let _changing = Changing::begin();
+    let changing = Changing::begin();
     let (result, wake, output) = node::with(|node| {
         let wall = if gives_fences(node) { clock::wall() } else { 0 };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
+        // Keys that are open are not what they were, if databases are not.
+        let own = if node.have_databases_moved() {
+            &[]
+        } else {
+            own
+        };
         if !node.table.has_output() {
             return (result, node.table.wake(None, now), None);
         }
@@ -241,5 +247,7 @@ fn decide_at<'a, R>(
         SPARE.with(|spare| *spare = output);
     }
     followup.wake = wake;
+    drop(changing);
+    node::is_whole();
     (result, followup)
 }

@@ -159,15 +159,16 @@ pub fn tick_if_late(now: Instant) {
 
 /// A replica has come or gone. The event does not say which, so the list is compared each time.
 pub fn on_replica_change(
-    ctx: *mut raw::RedisModuleCtx,
+    _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
     _: u64,
     _: *mut c_void,
 ) {
-    if is_on() {
-        // SAFETY: the context of this callback.
-        look(unsafe { Ctx::new(ctx) });
-    }
+    node::when_whole(|| {
+        if let Some(ctx) = ffi::detached().filter(|_| is_on()) {
+            look(ctx);
+        }
+    });
 }
 
 fn on_timer(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {

@@ -1,7 +1,9 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is
 //! loaded.
 
-use super::{Answer, Closing, Found, Keyspace, TAKEN_AT_ONCE, Table, Undelivered, Untied};
+use super::{
+    Answer, Closing, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
+};
 use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
 use crate::queue::{Place, WaiterId};
@@ -272,13 +274,44 @@ impl Table {
     /// have had to go, µs: never less than it had.
     pub fn flushed(&mut self, db: Option<u32>, now: Now) -> u64 {
         self.start_sweep();
-        self.spaces.flush(db, self.clock.at(now.mono))
+        let lease_now = self.clock.at(now.mono);
+        self.around_new_locks(|spaces| spaces.flush(db, lease_now))
     }
 
     /// Two databases have changed places. Those who wait do so for the keys that stand there now.
     pub fn swapped(&mut self, a: u32, b: u32) {
         self.start_sweep();
-        self.spaces.swap(a, b);
+        self.around_new_locks(|spaces| spaces.swap(a, b));
+    }
+
+    /// Databases are flushed or swapped, maybe by somebody who was called in the middle of a
+    /// decision. What that has decided and is not in the keyspace yet comes there afterwards.
+    fn around_new_locks<R>(&mut self, change: impl FnOnce(&mut Spaces) -> R) -> R {
+        let mut new = Vec::new();
+        for touched in &self.output.touched {
+            let Some(entry) = self.slots.get(touched.id) else {
+                continue;
+            };
+            if touched.presence == Presence::New {
+                let key = self.spaces.outside(&entry.key);
+                new.extend(key.map(|key| (touched.id, key)));
+            } else if let Some(end) = entry.lock.last_end() {
+                self.spaces.lasts(&entry.key, end);
+            }
+        }
+        for (id, _) in &new {
+            if let Some(entry) = self.slots.get(*id) {
+                self.spaces.left(&entry.key, entry.attached);
+            }
+        }
+        let result = change(&mut self.spaces);
+        for (id, key) in new {
+            if let Some(entry) = self.slots.get_mut(id) {
+                entry.key = self.spaces.inside(key);
+                self.spaces.arrived(&entry.key, entry.lock.last_end());
+            }
+        }
+        result
     }
 
     /// Every key that is waited for is to be looked at again.

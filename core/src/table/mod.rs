@@ -591,13 +591,12 @@ impl Table {
                     touched.presence = Presence::Gone;
                     self.wheel.unset(touched.id.index());
                     if let Some(entry) = self.slots.remove(touched.id) {
-                        let db = self.spaces.db(&entry.key).unwrap_or_default();
+                        let key = self.spaces.outside(&entry.key);
                         self.spaces.left(&entry.key, entry.attached);
-                        let key = entry.key.into_db(db);
-                        if entry.queued {
-                            self.queue.forget_lock(&key, touched.id);
+                        if let Some(key) = key.as_ref().filter(|_| entry.queued) {
+                            self.queue.forget_lock(key, touched.id);
                         }
-                        touched.gone_from = Some(key);
+                        touched.gone_from = key;
                     }
                 }
             }

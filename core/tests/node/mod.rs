@@ -114,11 +114,11 @@ impl Node {
     pub fn apply(&mut self) {
         let output = self.table.take_output(self.now, true, Output::new());
         for touched in &output.touched {
-            let key = touched
-                .gone_from
-                .clone()
-                .or_else(|| self.table.key(touched.id))
-                .expect("its key");
+            let key = touched.gone_from.clone();
+            let Some(key) = key.or_else(|| self.table.key(touched.id)) else {
+                // It was flushed in the middle of the decision.
+                continue;
+            };
             let present = self.at(&key);
             match touched.presence {
                 Presence::New => assert_eq!(present, None, "made where a lock is"),
