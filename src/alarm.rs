@@ -27,17 +27,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::table::Wake;
-use redislock_core::time::{Instant, to_millis};
+use redislock_core::time::{Micros, Millis, MonoTime};
 
 use crate::clock;
 use crate::edge::edge;
 use crate::ffi::{self, Ctx, api};
 
-/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. An alarm that rings early is
-/// set again.
-const LONGEST_DELAY: u64 = 1_000_000;
-/// The server's cron ends every sleep after at most this long, ms (`hz 1`).
-const LONGEST_SLEEP: u64 = 1_000;
+/// Redis 7.0 spins if its next timer is more than 2,147 s away. An alarm that rings early is set
+/// again.
+const LONGEST_DELAY: Millis = Millis(1_000_000);
+/// The server's cron ends every sleep after at most this long (`hz 1`).
+const LONGEST_SLEEP: Millis = Millis(1_000);
 /// From this version on the server computes its sleep after everything else.
 const SLEEPS_LAST: i32 = 0x0007_0200;
 
@@ -87,14 +87,14 @@ pub fn set(wake: Wake) {
 }
 
 /// Wakes the module at this moment, or a little later.
-pub fn wake_at(moment: Instant) {
+pub fn wake_at(moment: MonoTime) {
     if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
         return;
     }
     let Some(ctx) = ffi::detached() else {
         return;
     };
-    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
+    let delay = moment.since(clock::mono()).to_millis().min(LONGEST_DELAY);
     let before = ALARM_AT.swap(moment.0, Ordering::Relaxed);
     // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
     // runs, as `on_alarm` forgets that one before anything else.
@@ -108,7 +108,7 @@ pub fn wake_at(moment: Instant) {
         }
         let timer = api!(RedisModule_CreateTimer(
             ctx.raw(),
-            delay as i64,
+            delay.0 as i64,
             Some(edge!(
                 on_alarm as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void)
             )),
@@ -123,13 +123,13 @@ pub fn wake_at(moment: Instant) {
 
 /// Wakes the module when the server has done with what it is doing.
 pub fn wake_soon() {
-    wake_at(Instant(clock::mono().0.saturating_sub(1)));
+    wake_at(clock::mono().minus(Micros(1)));
 }
 
 /// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The
 /// server's timers follow its wall clock: when that is set back, they are late by as much. Not to
 /// be called by the alarm itself.
-pub fn take_late(now: Instant) -> bool {
+pub fn take_late(now: MonoTime) -> bool {
     let Some(ctx) = ffi::detached().filter(|_| ALARM_AT.load(Ordering::Relaxed) <= now.0) else {
         return false;
     };

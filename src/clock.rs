@@ -1,7 +1,7 @@
 //! The clocks: one for leases and waits, one for fences, one for what the main thread itself has
 //! spent.
 
-use redislock_core::time::{Instant, Now};
+use redislock_core::time::{Micros, MonoTime, Now, WallTime};
 
 /// The clock of leases, waits and quarantines. It goes on while the host is suspended, as the
 /// clocks of holders elsewhere do: a lease whose time passed during the suspension has ended when
@@ -13,7 +13,7 @@ const LEASES: libc::clockid_t = libc::CLOCK_BOOTTIME;
 const LEASES: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
 /// Added to the clock, so that holds older than the clock have a moment of their own: 50 days.
-const BEFORE_THE_CLOCK: u64 = 1 << 42;
+const BEFORE_THE_CLOCK: Micros = Micros(1 << 42);
 
 /// Both clocks.
 pub fn now() -> Now {
@@ -23,32 +23,33 @@ pub fn now() -> Now {
     }
 }
 
-/// The wall clock, µs.
-pub fn wall() -> u64 {
+/// The wall clock.
+pub fn wall() -> WallTime {
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    wall.map_or(0, |wall| wall.as_micros() as u64)
+    WallTime(wall.map_or(0, |wall| wall.as_micros() as u64))
 }
 
 /// The monotonic clock that leases run on.
-pub fn mono() -> Instant {
+pub fn mono() -> MonoTime {
     // A kernel without the first has the second.
     let micros = read(LEASES).or_else(|| read(libc::CLOCK_MONOTONIC));
-    Instant(micros.unwrap_or(0) + BEFORE_THE_CLOCK)
+    MonoTime(micros.unwrap_or_default().0).plus(BEFORE_THE_CLOCK)
 }
 
-/// How long the running thread has run, µs: without the moments in which the machine did something
+/// How long the running thread has run: without the moments in which the machine did something
 /// else.
-pub fn time_of_thread() -> u64 {
-    read(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or(0)
+pub fn time_of_thread() -> Micros {
+    read(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or_default()
 }
 
-/// What a clock shows, µs; none if the system does not have it.
-fn read(clock: libc::clockid_t) -> Option<u64> {
+/// What a clock shows; none if the system does not have it.
+fn read(clock: libc::clockid_t) -> Option<Micros> {
     let mut time = libc::timespec {
         tv_sec: 0,
         tv_nsec: 0,
     };
     // SAFETY: writes the time into `time`, or leaves it as it is.
     let status = unsafe { libc::clock_gettime(clock, &raw mut time) };
-    (status == 0).then_some(time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000)
+    let micros = time.tv_sec as u64 * 1_000_000 + time.tv_nsec as u64 / 1_000;
+    (status == 0).then_some(Micros(micros))
 }

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 
 use redis_module::raw;
 use redislock_core::table::Limits;
+use redislock_core::time::Millis;
 use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
 use crate::edge::edge;
@@ -41,6 +42,11 @@ impl Setting {
     /// The present value.
     pub fn get(&self) -> u64 {
         self.value.load(Ordering::Relaxed).max(0) as u64
+    }
+
+    /// The present value of an option in milliseconds; none if it is 0, which stands for off.
+    fn millis(&self) -> Option<Millis> {
+        Some(Millis(self.get())).filter(|millis| *millis != Millis::ZERO)
     }
 
     /// The present value; none if the option says nothing.
@@ -93,24 +99,23 @@ impl Setting {
 const DEFAULT: Limits = Limits::DEFAULT;
 
 /// Longest lease that a command may ask for, ms.
-pub static MAX_LEASE: Setting = Setting::new(c"max-ttl", 86_400_000, 1, MAX_TTL as i64);
+static MAX_LEASE: Setting = Setting::new(c"max-ttl", 86_400_000, 1, MAX_TTL.0 as i64);
 /// Longest total hold, ms; 0 for none.
-pub static MAX_HOLD: Setting =
-    Setting::new(c"max-hold", DEFAULT.max_hold as i64, 0, MAX_TTL as i64);
+static MAX_HOLD: Setting = Setting::new(c"max-hold", 0, 0, MAX_TTL.0 as i64);
 /// Blocked requests on this node.
 pub static MAX_WAITERS: Setting =
     Setting::new(c"max-waiters", DEFAULT.max_waiters as i64, 0, 1_000_000);
 /// Holders of one shared lock.
-pub static HOLDERS: Setting = Setting::new(
+static HOLDERS: Setting = Setting::new(
     c"max-holders",
     DEFAULT.max_holders as i64,
     1,
     MAX_HOLDERS as i64,
 );
 /// How long an ephemeral hold outlives its connection, ms.
-pub static EPHEMERAL_GRACE: Setting = Setting::new(c"ephemeral-grace", 0, 0, 60_000);
+static EPHEMERAL_GRACE: Setting = Setting::new(c"ephemeral-grace", 0, 0, 60_000);
 /// How long a node that may have forgotten grants gives none, ms; 0 for off.
-pub static QUARANTINE: Setting = Setting {
+static QUARANTINE: Setting = Setting {
     fixed: true,
     ..Setting::new(c"quarantine", 0, 0, 3_600_000)
 };
@@ -151,20 +156,29 @@ static SETTINGS: [&Setting; 9] = [
 /// What core has to know.
 pub fn limits() -> Limits {
     Limits {
-        max_hold: MAX_HOLD.get() as u32,
+        max_hold: MAX_HOLD.millis(),
         max_waiters: MAX_WAITERS.get() as usize,
         max_holders: HOLDERS.get() as u32,
     }
 }
 
 /// The longest lease that may be asked for, and the option that says so.
-pub fn longest_lease() -> (u64, &'static str) {
-    let (lease, quarantine) = (MAX_LEASE.get(), QUARANTINE.get());
-    if quarantine != 0 && quarantine < lease {
-        (quarantine, "lock.quarantine")
-    } else {
-        (lease, "lock.max-ttl")
+pub fn longest_lease() -> (Millis, &'static str) {
+    let lease = Millis(MAX_LEASE.get());
+    match quarantine() {
+        Some(quarantine) if quarantine < lease => (quarantine, "lock.quarantine"),
+        _ => (lease, "lock.max-ttl"),
     }
+}
+
+/// How long a node that may have forgotten grants gives none; none if quarantine is off.
+pub fn quarantine() -> Option<Millis> {
+    QUARANTINE.millis()
+}
+
+/// How long an ephemeral hold outlives its connection.
+pub fn ephemeral_grace() -> Millis {
+    Millis(EPHEMERAL_GRACE.get())
 }
 
 /// What lock.min-replicas and lock.max-lag say; none unless both are given.
@@ -315,7 +329,7 @@ fn set(
     node::when_whole(|| {
         node::with(|node| {
             node.table.limits = limits();
-            node.table.quarantine.configure(QUARANTINE.get());
+            node.table.quarantine.configure(quarantine());
         });
     });
     raw::REDISMODULE_OK as c_int

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use redis_module::raw;
 use redislock_core::payload::{Origin, Rejected};
 use redislock_core::slots::LockId;
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, MonoTime};
 use redislock_core::token::Key;
 use redislock_core::wire;
 
 use crate::alarm;
 use crate::clock;
-use crate::config::QUARANTINE;
+use crate::config;
 use crate::edge::edge;
 use crate::effects::APPLY;
 use crate::ffi::{self, Arg, Ctx, Level, api};
@@ -157,25 +157,24 @@ fn origin() -> Origin {
     if !has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
         return Origin::MasterOrClient;
     }
-    let quarantine = QUARANTINE.get();
     Origin::Client {
-        longest_lease: (quarantine != 0).then_some(quarantine),
+        longest_lease: config::quarantine(),
     }
 }
 
 /// When a rejected payload was last logged.
 static LOGGED: AtomicU64 = AtomicU64::new(0);
-/// Rejected payloads are logged at most once in this time, µs: any client can send them.
-const LOG_EVERY: u64 = 1_000_000;
+/// Rejected payloads are logged at most once in this time: any client can send them.
+const LOG_EVERY: Micros = Micros(1_000_000);
 
 /// Says in the log why a payload was rejected; the server tells its client only "Bad data format".
-fn log_rejection(rejected: Rejected, now: Instant) {
+fn log_rejection(rejected: Rejected, now: MonoTime) {
     let why = match rejected {
         Rejected::Malformed => return,
         Rejected::FenceTooFarAhead => "its fence is too far ahead of this node's clock",
         Rejected::LeaseTooLong => "its lease is longer than lock.quarantine",
     };
-    if now.0.saturating_sub(LOGGED.load(Ordering::Relaxed)) >= LOG_EVERY {
+    if now.since(MonoTime(LOGGED.load(Ordering::Relaxed))) >= LOG_EVERY {
         LOGGED.store(now.0, Ordering::Relaxed);
         ffi::log(
             Level::Warning,

@@ -119,17 +119,17 @@ impl Ctx {
         }
     }
 
-    /// The connection that a command came by; 0 in a script or a call by another module, which have
-    /// none of their own.
-    pub fn connection(self) -> u64 {
+    /// The connection that a command came by; a script or a call by another module has none of its
+    /// own.
+    pub fn connection(self) -> Option<u64> {
         let flags = self.flags();
         // A call by another module may not block. Nor may a transaction, whose client has a
         // connection.
         let may_have_none = flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
         if flags & raw::REDISMODULE_CTX_FLAGS_LUA != 0 || may_have_none && !self.has_connection() {
-            0
+            None
         } else {
-            self.client()
+            Some(self.client())
         }
     }
 

@@ -4,7 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
-use redislock_core::time::to_millis;
+use redislock_core::time::Micros;
 
 use crate::clock;
 use crate::config;
@@ -60,12 +60,12 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         let table = &node.table;
         if in_state {
             let pause = table.pause(now);
-            let left = pause.map_or(0, |(left, _)| left);
+            let left = pause.map_or(Micros::ZERO, |(left, _)| left);
             let (reason, code) = pause.map_or((c"none", 0), |(_, reason)| told(reason));
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);
             number(c"fence", table.fence());
-            number(c"quarantine_ms", to_millis(left));
+            number(c"quarantine_ms", left.to_millis().0);
             // SAFETY: as above.
             unsafe {
                 api!(RedisModule_InfoAddFieldCString(
@@ -74,8 +74,8 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
                     reason.as_ptr()
                 ))
             };
-            number(c"longest_expiry_slice_us", node.longest_slice);
-            number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu);
+            number(c"longest_expiry_slice_us", node.longest_slice.0);
+            number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu.0);
             let standing = table.replication.as_ref();
             let standing = standing.map(|lease| lease.standing(now));
             let held = standing.and_then(|standing| standing.since);
@@ -86,9 +86,12 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             number(c"replicas_counted", counted as u64);
             number(
                 c"replicas_held_ms",
-                to_millis(held.map_or(0, |since| now.since(since))),
+                held.map_or(0, |since| now.since(since).to_millis().0),
             );
-            number(c"replicas_evidence_ms", to_millis(age.unwrap_or(0)));
+            number(
+                c"replicas_evidence_ms",
+                age.map_or(0, |age| age.to_millis().0),
+            );
             number(c"quarantine_reason_code", code);
             number(c"max_waiters", config::MAX_WAITERS.get());
         }
@@ -108,13 +111,13 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         }
         if section(c"latency") {
             number(c"wait_count", table.wait_times.total());
-            number(c"wait_p50_us", table.wait_times.percentile(500));
-            number(c"wait_p99_us", table.wait_times.percentile(990));
-            number(c"wait_p999_us", table.wait_times.percentile(999));
+            number(c"wait_p50_us", table.wait_times.percentile(500).0);
+            number(c"wait_p99_us", table.wait_times.percentile(990).0);
+            number(c"wait_p999_us", table.wait_times.percentile(999).0);
             number(c"hold_count", table.hold_times.total());
-            number(c"hold_p50_us", table.hold_times.percentile(500));
-            number(c"hold_p99_us", table.hold_times.percentile(990));
-            number(c"hold_p999_us", table.hold_times.percentile(999));
+            number(c"hold_p50_us", table.hold_times.percentile(500).0);
+            number(c"hold_p99_us", table.hold_times.percentile(990).0);
+            number(c"hold_p999_us", table.hold_times.percentile(999).0);
         }
     });
 }

@@ -15,7 +15,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Keyspace, Limits};
-use redislock_core::time::Now;
+use redislock_core::time::{Micros, Now};
 use redislock_core::token::Key;
 
 use crate::global::Global;
@@ -87,10 +87,10 @@ pub struct Node {
     pub counter_is_due: bool,
     /// Random, new with each start.
     pub incarnation: String,
-    /// The longest slice of expiry so far, µs.
-    pub longest_slice: u64,
-    /// The most time that the main thread itself has spent in a slice, µs.
-    pub longest_slice_cpu: u64,
+    /// The longest slice of expiry so far.
+    pub longest_slice: Micros,
+    /// The most time that the main thread itself has spent in a slice.
+    pub longest_slice_cpu: Micros,
 }
 
 lazy_static! {
@@ -105,8 +105,8 @@ lazy_static! {
         listened_to: true,
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
-        longest_slice: 0,
-        longest_slice_cpu: 0,
+        longest_slice: Micros::ZERO,
+        longest_slice_cpu: Micros::ZERO,
     });
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
@@ -357,8 +357,8 @@ impl Node {
     /// CONFIG RESETSTAT: counts begin again.
     pub fn reset_statistics(&mut self) {
         self.table.reset_statistics();
-        self.longest_slice = 0;
-        self.longest_slice_cpu = 0;
+        self.longest_slice = Micros::ZERO;
+        self.longest_slice_cpu = Micros::ZERO;
     }
 
     /// Whether something is left to do that no deadline tells of.

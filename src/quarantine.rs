@@ -2,7 +2,6 @@
 //! it ends the module wakes up.
 
 use redislock_core::quarantine::Reason;
-use redislock_core::time::to_millis;
 
 use crate::ffi::{Level, log};
 use crate::reply::why;
@@ -24,7 +23,7 @@ pub fn announce() {
         }
         let text = format!(
             "quarantine for {} ms {}: no lock is granted until then",
-            to_millis(left),
+            left.to_millis().0,
             why(reason)
         );
         log(Level::Warning, &text);

@@ -5,14 +5,14 @@ use std::sync::{Mutex, PoisonError};
 
 use redislock_core::Table;
 use redislock_core::slots::LockId;
-use redislock_core::time::Instant;
+use redislock_core::time::{LeaseTime, Micros, MonoTime};
 use redislock_core::token::Key;
 
 use crate::ffi::{Ctx, Level};
 
 /// Lines in one second; what is more is counted.
 const LINES_A_SECOND: u64 = 10;
-const SECOND: u64 = 1_000_000;
+const SECOND: Micros = Micros(1_000_000);
 /// Bytes of a key or a label that a line shows.
 const SHOWN: usize = 128;
 /// Holders that are counted; that there are more is said.
@@ -61,7 +61,7 @@ impl Removal {
     /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the
     /// lease clock. Of several holders the first is named; of very many, the first of those that
     /// end last.
-    pub fn of(table: &Table, id: LockId, cause: Cause, now: Instant) -> Option<Self> {
+    pub fn of(table: &Table, id: LockId, cause: Cause, now: LeaseTime) -> Option<Self> {
         let key = table.key(id)?;
         let holds = table.running_holds(id, now, COUNTED + 1);
         let first = holds.iter().map(|(hold, _)| hold);
@@ -118,19 +118,19 @@ fn shown(bytes: &[u8]) -> String {
 
 /// How much was logged in the present second.
 struct Budget {
-    began: Instant,
+    began: MonoTime,
     lines: u64,
     left_out: u64,
 }
 
 static BUDGET: Mutex<Budget> = Mutex::new(Budget {
-    began: Instant(0),
+    began: MonoTime(0),
     lines: 0,
     left_out: 0,
 });
 
 /// Logs a removal, unless there were too many in this second.
-pub fn log(ctx: Ctx, removal: &Removal, now: Instant) {
+pub fn log(ctx: Ctx, removal: &Removal, now: MonoTime) {
     end_second(ctx, now);
     let mut budget = BUDGET.lock().unwrap_or_else(PoisonError::into_inner);
     if budget.lines < LINES_A_SECOND {
@@ -142,7 +142,7 @@ pub fn log(ctx: Ctx, removal: &Removal, now: Instant) {
 }
 
 /// Logs how many removals were left out, when their second is over.
-pub fn end_second(ctx: Ctx, now: Instant) {
+pub fn end_second(ctx: Ctx, now: MonoTime) {
     let mut budget = BUDGET.lock().unwrap_or_else(PoisonError::into_inner);
     if now.since(budget.began) < SECOND {
         return;

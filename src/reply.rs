@@ -4,7 +4,6 @@ use redislock_core::fence::FenceError;
 use redislock_core::lock::Refusal;
 use redislock_core::quarantine::Reason;
 use redislock_core::table::{Answer, Denial, Granted};
-use redislock_core::time::to_millis;
 
 use crate::ffi::Ctx;
 
@@ -96,7 +95,7 @@ fn denied(ctx: Ctx, denial: Denial) {
         }
         Denial::OverCap(over) => ctx.reply_error(&format!(
             "LOCKLIMIT the lease would end past MAXHOLD or lock.max-hold, {} ms left",
-            over.left / 1000
+            over.left.whole_millis().0
         )),
         Denial::TooManyWaiters => {
             ctx.reply_error("LOCKLIMIT as many requests wait on this node as lock.max-waiters allows");
@@ -105,7 +104,7 @@ fn denied(ctx: Ctx, denial: Denial) {
         Denial::Quarantined(left, reason) => ctx.reply_error(&format!(
             "QUARANTINE no lock is granted {}, retry in {} ms",
             why(reason),
-            to_millis(left)
+            left.to_millis().0
         )),
         Denial::WrongType => {
             ctx.reply_error("WRONGTYPE Operation against a key holding the wrong kind of value");

@@ -18,7 +18,7 @@ pub fn collect(ctx: Ctx) -> Vec<String> {
     if node::with(|node| node.table.quarantine.lacks_settings()) {
         warnings.push(quarantine::UNREADABLE_SETTINGS.to_owned());
     }
-    let quarantined = config::QUARANTINE.get() > 0;
+    let quarantined = config::quarantine().is_some();
     if !quarantined && !server::keeps_grants(ctx) {
         warnings.push(FORGETFUL.to_owned());
     }

@@ -90,10 +90,10 @@ const CORE: Allowed = &[
     ("quarantine", &["time"]),
     ("wheel", &["time"]),
     ("token", &["bytes"]),
-    ("fence", &[]),
+    ("fence", &["time"]),
     ("few", &[]),
     ("slots", &[]),
-    ("stats", &[]),
+    ("stats", &["time"]),
     ("time", &[]),
     ("bytes", &[]),
 ];

@@ -1,10 +1,12 @@
-//! The fence counter: one a node, only ever growing.
+//! The fence counter: one per node, only ever growing.
+
+use crate::time::{Micros, WallTime};
 
 /// Every fence is below 2^53, so that every language's number holds it.
 pub const MAX_FENCE: u64 = (1 << 53) - 1;
 
-/// How far ahead of the wall clock a client may push the counter, in microseconds.
-pub const MAX_LEAD: u64 = 10_000_000;
+/// How far ahead of the wall clock a client may push the counter.
+pub const MAX_LEAD: Micros = Micros(10_000_000);
 
 /// Why no fence was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,9 +36,9 @@ impl FenceCounter {
     /// # Errors
     /// When `at_least` is too far ahead of the clock, or the counter is used up. Nothing has
     /// changed then.
-    pub fn next(&mut self, wall: u64, at_least: u64) -> Result<u64, FenceError> {
+    pub fn next(&mut self, wall: WallTime, at_least: Option<u64>) -> Result<u64, FenceError> {
         check_lead(wall, at_least)?;
-        let fence = (self.last + 1).max(wall).max(at_least);
+        let fence = (self.last + 1).max(wall.0).max(at_least.unwrap_or(0));
         if fence > MAX_FENCE {
             return Err(FenceError::Exhausted);
         }
@@ -54,8 +56,8 @@ impl FenceCounter {
 ///
 /// # Errors
 /// When it leads by more than [`MAX_LEAD`].
-pub fn check_lead(wall: u64, at_least: u64) -> Result<(), FenceError> {
-    if at_least > wall.saturating_add(MAX_LEAD) {
+pub fn check_lead(wall: WallTime, at_least: Option<u64>) -> Result<(), FenceError> {
+    if at_least.is_some_and(|fence| fence > wall.plus(MAX_LEAD).0) {
         return Err(FenceError::TooFarAhead);
     }
     Ok(())
@@ -68,12 +70,12 @@ mod tests {
     #[test]
     fn a_fence_follows_the_clock_the_last_one_and_the_wish() {
         let mut counter = FenceCounter::default();
-        assert_eq!(counter.next(1000, 0), Ok(1000));
-        assert_eq!(counter.next(1000, 0), Ok(1001));
-        assert_eq!(counter.next(7, 0), Ok(1002));
-        assert_eq!(counter.next(7, 5000), Ok(5000));
+        assert_eq!(counter.next(WallTime(1000), None), Ok(1000));
+        assert_eq!(counter.next(WallTime(1000), None), Ok(1001));
+        assert_eq!(counter.next(WallTime(7), None), Ok(1002));
+        assert_eq!(counter.next(WallTime(7), Some(5000)), Ok(5000));
         counter.raise(9000);
-        assert_eq!(counter.next(7, 0), Ok(9001));
+        assert_eq!(counter.next(WallTime(7), None), Ok(9001));
         counter.raise(3);
         assert_eq!(counter.last(), 9001);
     }
@@ -81,12 +83,15 @@ mod tests {
     #[test]
     fn nobody_can_burn_the_counter() {
         let mut counter = FenceCounter::default();
-        assert_eq!(counter.next(50, 50 + MAX_LEAD), Ok(50 + MAX_LEAD));
         assert_eq!(
-            counter.next(50, 51 + MAX_LEAD),
+            counter.next(WallTime(50), Some(50 + MAX_LEAD.0)),
+            Ok(50 + MAX_LEAD.0)
+        );
+        assert_eq!(
+            counter.next(WallTime(50), Some(51 + MAX_LEAD.0)),
             Err(FenceError::TooFarAhead)
         );
-        assert_eq!(counter.last(), 50 + MAX_LEAD);
+        assert_eq!(counter.last(), 50 + MAX_LEAD.0);
     }
 
     #[test]
@@ -94,7 +99,7 @@ mod tests {
         let mut counter = FenceCounter::default();
         counter.raise(u64::MAX);
         assert_eq!(counter.last(), MAX_FENCE);
-        assert_eq!(counter.next(1, 0), Err(FenceError::Exhausted));
+        assert_eq!(counter.next(WallTime(1), None), Err(FenceError::Exhausted));
         assert_eq!(counter.last(), MAX_FENCE);
     }
 }

@@ -6,14 +6,14 @@
 
 use crate::fence::MAX_LEAD;
 use crate::lock::Lock;
-use crate::time::{Instant, Now, from_millis};
+use crate::time::{LeaseTime, Micros, Millis, Now};
 
-/// By how much the clocks of two nodes that a lock is moved between may differ, in microseconds.
-pub const CLOCK_DIFFERENCE: u64 = 1_000_000;
+/// By how much the clocks of two nodes that a lock is moved between may differ.
+pub const CLOCK_DIFFERENCE: Micros = Micros(1_000_000);
 
 /// The same for a replica and its master, of which no value may be missing on the replica. A
 /// counter that is ahead by so much is far from used up.
-pub const CLOCK_DIFFERENCE_OF_REPLICA: u64 = 86_400_000_000;
+pub const CLOCK_DIFFERENCE_OF_REPLICA: Micros = Micros(86_400_000_000);
 
 /// Where a saved lock comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,8 +24,8 @@ pub enum Origin {
     MasterOrClient,
     /// From a client.
     Client {
-        /// The longest lease that may be on this node, ms; none where nothing depends on it.
-        longest_lease: Option<u64>,
+        /// The longest lease that may be on this node; none where nothing depends on it.
+        longest_lease: Option<Millis>,
     },
 }
 
@@ -51,19 +51,18 @@ impl Origin {
         lock: &Lock,
         counter: u64,
         now: Now,
-        lease_now: Instant,
+        lease_now: LeaseTime,
     ) -> Result<(), Rejected> {
         let (difference, longest_lease) = match self {
             Self::Trusted => return Ok(()),
             Self::MasterOrClient => (CLOCK_DIFFERENCE_OF_REPLICA, None),
             Self::Client { longest_lease } => (CLOCK_DIFFERENCE, longest_lease),
         };
-        let highest = now.wall.saturating_add(MAX_LEAD + difference);
-        let highest = highest.max(counter);
+        let highest = now.wall.plus(MAX_LEAD).plus(difference).0.max(counter);
         if lock.holds().any(|hold| hold.fence > highest) {
             return Err(Rejected::FenceTooFarAhead);
         }
-        let longest = longest_lease.map_or(u64::MAX, from_millis);
+        let longest = longest_lease.map_or(Micros::MAX, Millis::to_micros);
         if lock.holds().any(|hold| hold.left(lease_now) > longest) {
             return Err(Rejected::LeaseTooLong);
         }
@@ -75,27 +74,28 @@ impl Origin {
 mod tests {
     use super::*;
     use crate::lock::{Hold, Mode};
+    use crate::time::{MonoTime, WallTime};
     use crate::token::Token;
 
     const WALL: u64 = 1_000_000_000;
     const NOW: Now = Now {
-        mono: Instant(0),
-        wall: WALL,
+        mono: MonoTime(0),
+        wall: WallTime(WALL),
     };
 
     fn lock(fence: u64, lease: u64) -> Lock {
         let token = Token::new(b"t").expect("a token");
-        let end = Instant(from_millis(lease));
+        let end = LeaseTime(Millis(lease).to_micros().0);
         let mut lock = Lock::Free;
         lock.grant(
-            Hold::restored(token, fence, end, Instant(0), 1),
+            Hold::restored(token, fence, end, LeaseTime(0), 1),
             Mode::Exclusive,
         );
         lock
     }
 
     fn check(origin: Origin, lock: &Lock, counter: u64) -> Result<(), Rejected> {
-        origin.check(lock, counter, NOW, Instant(0))
+        origin.check(lock, counter, NOW, LeaseTime(0))
     }
 
     #[test]
@@ -103,7 +103,7 @@ mod tests {
         let client = Origin::Client {
             longest_lease: None,
         };
-        let highest = WALL + MAX_LEAD + CLOCK_DIFFERENCE;
+        let highest = WALL + MAX_LEAD.0 + CLOCK_DIFFERENCE.0;
         let refused = Err(Rejected::FenceTooFarAhead);
         assert_eq!(check(client, &lock(highest, 1), 0), Ok(()));
         assert_eq!(check(client, &lock(highest + 1, 1), 0), refused);
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_replica_takes_what_its_master_may_have_sent() {
         let replica = Origin::MasterOrClient;
-        let highest = WALL + MAX_LEAD + CLOCK_DIFFERENCE_OF_REPLICA;
+        let highest = WALL + MAX_LEAD.0 + CLOCK_DIFFERENCE_OF_REPLICA.0;
         let refused = Err(Rejected::FenceTooFarAhead);
         assert_eq!(
             check(replica, &lock(highest, u64::from(u32::MAX)), 0),
@@ -127,7 +127,7 @@ mod tests {
     #[test]
     fn a_client_may_not_bring_in_a_lease_that_is_too_long() {
         let client = Origin::Client {
-            longest_lease: Some(1000),
+            longest_lease: Some(Millis(1000)),
         };
         let refused = Err(Rejected::LeaseTooLong);
         assert_eq!(check(client, &lock(1, 1000), 0), Ok(()));

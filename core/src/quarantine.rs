@@ -1,7 +1,7 @@
 //! The time after a start, a promotion or a flush in which a node that may have forgotten grants
 //! gives none.
 
-use crate::time::{Instant, from_millis};
+use crate::time::{Micros, Millis, MonoTime};
 
 /// Why a node is in quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,82 +20,80 @@ pub enum Reason {
     Replicas,
 }
 
-/// What a node whose settings cannot be read answers as the time to retry in, µs. Only an operator
-/// can end this state.
-const UNREADABLE: u64 = 60_000_000;
+/// What a node whose settings cannot be read answers as the time to retry in. Only an operator can
+/// end this state.
+const UNREADABLE: Micros = Micros(60_000_000);
 
 /// Whether grants may have been forgotten, and until when.
 #[derive(Debug, Default)]
 pub struct Quarantine {
-    /// The longest lease that may be asked for, ms; 0 when quarantine is off.
-    configured: u64,
-    /// The longest lease that an earlier configuration allowed, as the dataset remembers it, ms.
-    remembered: u64,
-    now: Option<(Instant, Reason)>,
+    /// The longest lease that may be asked for; none when quarantine is off.
+    configured: Option<Millis>,
+    /// The longest lease that an earlier configuration allowed, as the dataset remembers it.
+    remembered: Millis,
+    now: Option<(MonoTime, Reason)>,
     /// A setting that decides how long a quarantine has to be cannot be read.
     settings_unreadable: bool,
 }
 
 /// What clock rates may differ by: 1 %, and 10 ms for good measure.
-fn with_drift(micros: u64) -> u64 {
-    micros
-        .saturating_add(micros / 100)
-        .saturating_add(from_millis(10))
+fn with_drift(span: Micros) -> Micros {
+    span.plus(span / 100).plus(Millis(10).to_micros())
 }
 
 impl Quarantine {
-    /// The longest lease that may be asked for, ms; 0 when quarantine is off.
+    /// The longest lease that may be asked for; none when quarantine is off.
     #[must_use]
-    pub fn configured(&self) -> u64 {
+    pub fn configured(&self) -> Option<Millis> {
         self.configured
     }
 
     /// Sets what the configuration says.
-    pub fn configure(&mut self, millis: u64) {
-        self.configured = millis;
+    pub fn configure(&mut self, longest: Option<Millis>) {
+        self.configured = longest;
     }
 
     /// The dataset says that leases of this length may be out there: of that and the configured
     /// value the higher counts.
-    pub fn remember(&mut self, millis: u64) {
-        self.remembered = self.remembered.max(millis);
+    pub fn remember(&mut self, longest: Millis) {
+        self.remembered = self.remembered.max(longest);
     }
 
-    /// The longest lease that may be out there, ms; 0 if none is bounded.
+    /// The longest lease that may be out there; 0 if none is bounded.
     #[must_use]
-    pub fn longest(&self) -> u64 {
-        self.configured.max(self.remembered)
+    pub fn longest(&self) -> Millis {
+        self.configured.unwrap_or_default().max(self.remembered)
     }
 
-    /// What the dataset has to remember: the longest lease that may be out there, ms.
+    /// What the dataset has to remember: the longest lease that may be out there.
     #[must_use]
-    pub fn to_save(&self) -> u64 {
+    pub fn to_save(&self) -> Millis {
         // On a replica there is no quarantine to end, so it remembers what its master has told it.
-        self.configured.max(self.remembered)
+        self.longest()
     }
 
     /// Enters, for as long as the longest lease.
-    pub fn enter(&mut self, reason: Reason, mono: Instant) {
+    pub fn enter(&mut self, reason: Reason, mono: MonoTime) {
         let span = self.longest();
-        if span != 0 {
-            self.until(reason, mono.plus(with_drift(from_millis(span))));
+        if span > Millis::ZERO {
+            self.until(reason, mono.plus(with_drift(span.to_micros())));
         }
     }
 
     /// Enters until `end`, if no quarantine lasts longer.
-    pub fn enter_until(&mut self, reason: Reason, end: Instant) {
+    pub fn enter_until(&mut self, reason: Reason, end: MonoTime) {
         self.until(reason, end);
     }
 
-    /// Enters for `left` µs: what the last flushed lease had to go, or what it takes to hear of
+    /// Enters for `left`: what the last flushed lease had to go, or what it takes to hear of
     /// being replaced.
-    pub fn enter_for(&mut self, reason: Reason, left: u64, mono: Instant) {
-        if self.configured != 0 && left > 0 {
+    pub fn enter_for(&mut self, reason: Reason, left: Micros, mono: MonoTime) {
+        if self.configured.is_some() && left > Micros::ZERO {
             self.until(reason, mono.plus(with_drift(left)));
         }
     }
 
-    fn until(&mut self, reason: Reason, end: Instant) {
+    fn until(&mut self, reason: Reason, end: MonoTime) {
         if self.now.is_none_or(|(until, _)| until < end) {
             self.now = Some((end, reason));
         }
@@ -103,8 +101,8 @@ impl Quarantine {
 
     /// Says whether the settings that decide the length of a quarantine can be read. While they
     /// cannot, nothing is granted. Returns whether that is news.
-    pub fn settings_are_readable(&mut self, readable: bool, mono: Instant) -> bool {
-        let unreadable = !readable && self.configured != 0;
+    pub fn settings_are_readable(&mut self, readable: bool, mono: MonoTime) -> bool {
+        let unreadable = !readable && self.configured.is_some();
         let is_news = unreadable != self.settings_unreadable;
         self.settings_unreadable = unreadable;
         if is_news && !unreadable {
@@ -120,9 +118,9 @@ impl Quarantine {
         self.settings_unreadable
     }
 
-    /// Microseconds left, and why; none when the node grants.
+    /// The time that is left, and why; none when the node grants.
     #[must_use]
-    pub fn left(&self, mono: Instant) -> Option<(u64, Reason)> {
+    pub fn left(&self, mono: MonoTime) -> Option<(Micros, Reason)> {
         let running = self.now.filter(|(until, _)| *until > mono);
         let running = running.map(|(until, reason)| (until.since(mono), reason));
         let unreadable = self
@@ -136,16 +134,16 @@ impl Quarantine {
 
     /// When it ends, if it has not been seen to end yet.
     #[must_use]
-    pub fn end(&self) -> Option<Instant> {
+    pub fn end(&self) -> Option<MonoTime> {
         self.now.map(|(until, _)| until)
     }
 
     /// Whether it has ended since this was asked last.
-    pub fn has_just_ended(&mut self, mono: Instant) -> bool {
+    pub fn has_just_ended(&mut self, mono: MonoTime) -> bool {
         let over = self.now.is_some_and(|(until, _)| until <= mono);
         if over {
             self.now = None;
-            self.remembered = 0;
+            self.remembered = Millis::ZERO;
         }
         over
     }
@@ -158,70 +156,73 @@ mod tests {
     #[test]
     fn the_longer_quarantine_counts() {
         let mut quarantine = Quarantine::default();
-        quarantine.enter(Reason::Start, Instant(0));
-        assert_eq!(quarantine.left(Instant(0)), None);
-        quarantine.configure(1000);
-        quarantine.enter(Reason::Start, Instant(0));
+        quarantine.enter(Reason::Start, MonoTime(0));
+        assert_eq!(quarantine.left(MonoTime(0)), None);
+        quarantine.configure(Some(Millis(1000)));
+        quarantine.enter(Reason::Start, MonoTime(0));
         assert_eq!(
-            quarantine.left(Instant(0)),
-            Some((1_020_000, Reason::Start))
+            quarantine.left(MonoTime(0)),
+            Some((Micros(1_020_000), Reason::Start))
         );
-        quarantine.enter_for(Reason::Flush, 500_000, Instant(0));
+        quarantine.enter_for(Reason::Flush, Micros(500_000), MonoTime(0));
         assert_eq!(
-            quarantine.left(Instant(1_019_999)),
-            Some((1, Reason::Start))
+            quarantine.left(MonoTime(1_019_999)),
+            Some((Micros(1), Reason::Start))
         );
-        assert!(!quarantine.has_just_ended(Instant(1_019_999)));
-        quarantine.enter_until(Reason::Promotion, Instant(2_500_000));
+        assert!(!quarantine.has_just_ended(MonoTime(1_019_999)));
+        quarantine.enter_until(Reason::Promotion, MonoTime(2_500_000));
         assert_eq!(
-            quarantine.left(Instant(1_000_000)),
-            Some((1_500_000, Reason::Promotion))
+            quarantine.left(MonoTime(1_000_000)),
+            Some((Micros(1_500_000), Reason::Promotion))
         );
-        assert!(quarantine.has_just_ended(Instant(9_000_000)));
-        assert!(!quarantine.has_just_ended(Instant(9_000_000)));
+        assert!(quarantine.has_just_ended(MonoTime(9_000_000)));
+        assert!(!quarantine.has_just_ended(MonoTime(9_000_000)));
     }
 
     #[test]
     fn unreadable_settings_stop_grants_until_they_can_be_read() {
         let mut quarantine = Quarantine::default();
-        assert!(!quarantine.settings_are_readable(false, Instant(0)));
-        assert_eq!(quarantine.left(Instant(0)), None, "quarantine is off");
-        quarantine.configure(1000);
-        assert!(quarantine.settings_are_readable(false, Instant(0)));
-        assert!(!quarantine.settings_are_readable(false, Instant(0)));
+        assert!(!quarantine.settings_are_readable(false, MonoTime(0)));
+        assert_eq!(quarantine.left(MonoTime(0)), None, "quarantine is off");
+        quarantine.configure(Some(Millis(1000)));
+        assert!(quarantine.settings_are_readable(false, MonoTime(0)));
+        assert!(!quarantine.settings_are_readable(false, MonoTime(0)));
         let unreadable = Some((UNREADABLE, Reason::Settings));
-        assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
-        quarantine.enter(Reason::Start, Instant(0));
-        assert!(quarantine.has_just_ended(Instant(9_000_000)));
-        assert_eq!(quarantine.left(Instant(9_000_000)), unreadable);
-        assert!(quarantine.settings_are_readable(true, Instant(9_000_000)));
-        assert_eq!(quarantine.left(Instant(9_000_000)), None);
-        assert!(quarantine.has_just_ended(Instant(9_000_000)));
+        assert_eq!(quarantine.left(MonoTime(9_000_000)), unreadable);
+        quarantine.enter(Reason::Start, MonoTime(0));
+        assert!(quarantine.has_just_ended(MonoTime(9_000_000)));
+        assert_eq!(quarantine.left(MonoTime(9_000_000)), unreadable);
+        assert!(quarantine.settings_are_readable(true, MonoTime(9_000_000)));
+        assert_eq!(quarantine.left(MonoTime(9_000_000)), None);
+        assert!(quarantine.has_just_ended(MonoTime(9_000_000)));
     }
 
     #[test]
     fn a_lowered_value_counts_only_after_the_quarantine_of_the_higher_one() {
         let mut quarantine = Quarantine::default();
-        quarantine.configure(1000);
-        quarantine.remember(3000);
-        quarantine.enter(Reason::Start, Instant(0));
+        quarantine.configure(Some(Millis(1000)));
+        quarantine.remember(Millis(3000));
+        quarantine.enter(Reason::Start, MonoTime(0));
         assert_eq!(
-            quarantine.left(Instant(0)),
-            Some((3_040_000, Reason::Start))
+            quarantine.left(MonoTime(0)),
+            Some((Micros(3_040_000), Reason::Start))
         );
         assert_eq!(
             (quarantine.configured(), quarantine.to_save()),
-            (1000, 3000)
+            (Some(Millis(1000)), Millis(3000))
         );
-        assert!(quarantine.has_just_ended(Instant(3_040_000)));
-        assert_eq!(quarantine.to_save(), 1000);
+        assert!(quarantine.has_just_ended(MonoTime(3_040_000)));
+        assert_eq!(quarantine.to_save(), Millis(1000));
     }
 
     #[test]
     fn a_replica_saves_what_its_master_has_told_it() {
         let mut quarantine = Quarantine::default();
-        quarantine.remember(3000);
-        assert_eq!((quarantine.configured(), quarantine.to_save()), (0, 3000));
-        assert_eq!(quarantine.left(Instant(0)), None);
+        quarantine.remember(Millis(3000));
+        assert_eq!(
+            (quarantine.configured(), quarantine.to_save()),
+            (None, Millis(3000))
+        );
+        assert_eq!(quarantine.left(MonoTime(0)), None);
     }
 }

@@ -12,7 +12,7 @@ use foldhash::HashMap;
 use crate::few::{Few, FewSet};
 use crate::lock::{Lock, Terms};
 use crate::slots::LockId;
-use crate::time::Instant;
+use crate::time::MonoTime;
 use crate::token::{Key, Token};
 
 /// Names one waiting request; a later arrival has a higher number. Its last bits are a seat, which
@@ -42,9 +42,9 @@ pub struct Waiter {
     /// What it asks for.
     pub terms: Terms,
     /// When it gives up, on the monotonic clock; never, where there is none.
-    pub until: Option<Instant>,
+    pub until: Option<MonoTime>,
     /// When it came, on the monotonic clock.
-    pub since: Instant,
+    pub since: MonoTime,
     /// Which of the keys it could not have when it was last looked at.
     pub held_up_at: HeldUpAt,
 }
@@ -92,7 +92,7 @@ pub struct Queue {
     free_seats: Vec<u32>,
     lines: HashMap<Key, Line>,
     by_token: HashMap<Token, FewSet<WaiterId>>,
-    deadlines: BTreeSet<(Instant, WaiterId)>,
+    deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
     /// How many wait for more than one key: only they can wait for a key that is free.
     with_several_keys: usize,
@@ -289,7 +289,7 @@ impl Queue {
 
     /// The request that gives up first, if its time is up.
     #[must_use]
-    pub fn overdue(&self, now: Instant) -> Option<WaiterId> {
+    pub fn overdue(&self, now: MonoTime) -> Option<WaiterId> {
         self.deadlines
             .first()
             .filter(|(until, _)| *until <= now)
@@ -298,7 +298,7 @@ impl Queue {
 
     /// When the next request gives up.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<MonoTime> {
         self.deadlines.first().map(|(until, _)| *until)
     }
 }

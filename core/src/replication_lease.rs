@@ -13,32 +13,32 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use crate::time::{Instant, from_millis};
+use crate::time::{Micros, Millis, MonoTime};
 
 /// By how much the rate of a clock may be wrong, in percent.
 const DRIFT: u64 = 1;
 /// Added to the wait, for the time that reading clocks and lists takes.
-const SLACK: u64 = from_millis(100);
+const SLACK: Micros = Millis(100).to_micros();
 /// The position is noted at most so many times within the lag.
 const MARKS: u64 = 16;
 /// Heartbeats within the lag.
 const HEARTBEATS: u64 = 4;
-/// While the evidence is too old, the caller looks this often for a new one, µs.
-const IMPATIENCE: u64 = from_millis(50);
-/// What a client is told to wait if all that is missing is an acknowledgement, µs; less if
+/// While the evidence is too old, the caller looks this often for a new one.
+const IMPATIENCE: Micros = Millis(50).to_micros();
+/// What a client is told to wait if all that is missing is an acknowledgement; less if
 /// heartbeats are more frequent.
-const SHORT_WAIT: u64 = from_millis(250);
+const SHORT_WAIT: Micros = Millis(250).to_micros();
 
 /// What is asked of the replicas of a master.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
     /// How many replicas must count. With the master they are a majority of all nodes.
     pub needed: usize,
-    /// The greatest age of evidence that counts, µs.
-    pub lag: u64,
+    /// The greatest age of evidence that counts.
+    pub lag: Micros,
     /// How long a replica must have followed before it counts, and how long the node must have been
-    /// a master, µs.
-    pub wait: u64,
+    /// a master.
+    pub wait: Micros,
 }
 
 /// What the configuration says.
@@ -46,12 +46,12 @@ pub struct Rule {
 pub struct Settings {
     /// `min-replicas-to-write`.
     pub needed: u64,
-    /// `min-replicas-max-lag`, µs.
-    pub lag: u64,
-    /// `min-replicas-max-lag` as it was at the start, µs.
-    pub lag_at_start: u64,
-    /// The longest lease that may be out there, µs; 0 when quarantine is off.
-    pub longest_lease: u64,
+    /// `min-replicas-max-lag`.
+    pub lag: Micros,
+    /// `min-replicas-max-lag` as it was at the start.
+    pub lag_at_start: Micros,
+    /// The longest lease that may be out there; none when quarantine is off.
+    pub longest_lease: Option<Micros>,
 }
 
 /// Why there is no rule.
@@ -78,31 +78,31 @@ impl Rule {
         let needed = usize::try_from(settings.needed).unwrap_or(usize::MAX);
         if needed == 0 {
             Err(Off::NoReplicasNeeded)
-        } else if lag == 0 {
+        } else if lag == Micros::ZERO {
             Err(Off::NoLag)
-        } else if settings.longest_lease == 0 {
-            Err(Off::NoQuarantine)
-        } else {
-            let span = settings.longest_lease.saturating_add(settings.lag_at_start);
+        } else if let Some(longest) = settings.longest_lease {
+            let span = longest.plus(settings.lag_at_start);
             Ok(Self {
                 needed,
                 lag,
-                wait: with_drift(span).saturating_add(SLACK),
+                wait: with_drift(span).plus(SLACK),
             })
+        } else {
+            Err(Off::NoQuarantine)
         }
     }
 
-    /// How often a heartbeat is due, µs.
+    /// The time between two heartbeats.
     #[must_use]
-    pub fn heartbeat(&self) -> u64 {
-        (self.lag / HEARTBEATS).max(1)
+    pub fn heartbeat(&self) -> Micros {
+        (self.lag / HEARTBEATS).max(Micros(1))
     }
 }
 
 /// What a span on a clock that is too slow may be on one that is too fast.
-fn with_drift(span: u64) -> u64 {
-    let fast = span.saturating_mul(100 + DRIFT);
-    fast.div_ceil(100 - DRIFT)
+fn with_drift(span: Micros) -> Micros {
+    let fast = span.0.saturating_mul(100 + DRIFT);
+    Micros(fast.div_ceil(100 - DRIFT))
 }
 
 /// One connection of a replica, as the server lists it.
@@ -118,9 +118,9 @@ pub struct Listed<'a> {
 #[derive(Clone, Copy, Debug)]
 pub struct Look<'a> {
     /// The clock, read before the list.
-    pub before: Instant,
+    pub before: MonoTime,
     /// The clock, read after the list.
-    pub after: Instant,
+    pub after: MonoTime,
     /// How much has been written into the stream.
     pub position: u64,
     /// The replicas.
@@ -130,7 +130,7 @@ pub struct Look<'a> {
 /// Whatever is beyond this position was written after this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Mark {
-    at: Instant,
+    at: MonoTime,
     position: u64,
 }
 
@@ -140,9 +140,9 @@ pub struct Connection {
     /// Where the replica says it is.
     pub address: Box<[u8]>,
     /// When the master had first seen it online.
-    pub online_since: Instant,
+    pub online_since: MonoTime,
     /// The replica has certainly followed until this moment.
-    pub evidence: Option<Instant>,
+    pub evidence: Option<MonoTime>,
     acknowledged: u64,
 }
 
@@ -154,28 +154,27 @@ pub struct Standing {
     /// How many do.
     pub counted: usize,
     /// Since when the rule has held without a break.
-    pub since: Option<Instant>,
-    /// The age of the evidence that the rule rests on, µs; none while too few replicas have given
-    /// any.
-    pub evidence_age: Option<u64>,
+    pub since: Option<MonoTime>,
+    /// The age of the evidence that the rule rests on; none while too few replicas have given any.
+    pub evidence_age: Option<Micros>,
 }
 
 /// Whether a master may grant, by what its replicas have acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct ReplicationLease {
     rule: Rule,
-    master_since: Instant,
+    master_since: MonoTime,
     marks: VecDeque<Mark>,
     connections: Vec<Connection>,
     /// Since when the rule has held, and until when it holds without another look.
-    held: Option<(Instant, Instant)>,
+    held: Option<(MonoTime, MonoTime)>,
     seen: BTreeSet<Box<[u8]>>,
 }
 
 impl ReplicationLease {
     /// The node is a master since `now`, or the rule is new: no replica counts yet.
     #[must_use]
-    pub fn new(rule: Rule, now: Instant) -> Self {
+    pub fn new(rule: Rule, now: MonoTime) -> Self {
         Self {
             rule,
             master_since: now,
@@ -194,7 +193,7 @@ impl ReplicationLease {
 
     /// Follows a change of the configuration. What was granted before may have been longer, so the
     /// wait never shrinks.
-    pub fn set_rule(&mut self, rule: Rule, now: Instant) {
+    pub fn set_rule(&mut self, rule: Rule, now: MonoTime) {
         let wait = rule.wait.max(self.rule.wait);
         let rule = Rule { wait, ..rule };
         if rule != self.rule {
@@ -283,7 +282,7 @@ impl ReplicationLease {
         }
     }
 
-    fn decide(&mut self, now: Instant) {
+    fn decide(&mut self, now: MonoTime) {
         let since = self
             .held
             .filter(|(_, until)| *until >= now)
@@ -302,7 +301,7 @@ impl ReplicationLease {
     }
 
     /// The replicas that have followed for long enough.
-    fn mature(&self, now: Instant) -> impl Iterator<Item = &Connection> {
+    fn mature(&self, now: MonoTime) -> impl Iterator<Item = &Connection> {
         let wait = self.rule.wait;
         let all = self.connections.iter();
         all.filter(move |one| now.since(one.online_since) >= wait)
@@ -311,23 +310,23 @@ impl ReplicationLease {
     /// Whether the node may grant and extend at this moment. The caller has read the clock after
     /// the request.
     #[must_use]
-    pub fn permits(&self, now: Instant) -> bool {
+    pub fn permits(&self, now: MonoTime) -> bool {
         self.held.is_some_and(|(_, until)| now <= until)
     }
 
     /// Until when the node may grant without another look.
     #[must_use]
-    pub fn until(&self) -> Option<Instant> {
+    pub fn until(&self) -> Option<MonoTime> {
         self.held.map(|(_, until)| until)
     }
 
-    /// Microseconds until the node may grant, as far as that can be known; none if it may.
+    /// The time until the node may grant, as far as that can be known; none if it may.
     #[must_use]
-    pub fn left(&self, now: Instant) -> Option<u64> {
+    pub fn left(&self, now: MonoTime) -> Option<Micros> {
         if self.permits(now) {
             return None;
         }
-        let missing = |since: Instant| self.rule.wait.saturating_sub(now.since(since));
+        let missing = |since: MonoTime| self.rule.wait.minus(now.since(since));
         let mut ages: Vec<_> = self
             .connections
             .iter()
@@ -350,7 +349,7 @@ impl ReplicationLease {
 
     /// When the caller is to look again, if nothing happens before.
     #[must_use]
-    pub fn next_look(&self, now: Instant) -> Instant {
+    pub fn next_look(&self, now: MonoTime) -> MonoTime {
         let usual = now.plus(self.rule.heartbeat());
         if self.permits(now) {
             return usual;
@@ -372,7 +371,7 @@ impl ReplicationLease {
 
     /// What operators are told.
     #[must_use]
-    pub fn standing(&self, now: Instant) -> Standing {
+    pub fn standing(&self, now: MonoTime) -> Standing {
         let fresh = |one: &&Connection| {
             one.evidence
                 .is_some_and(|at| now.since(at) <= self.rule.lag)

@@ -1,5 +1,7 @@
 //! What has been counted since the start.
 
+use crate::time::Micros;
+
 /// How often what has happened.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
@@ -31,7 +33,7 @@ pub struct Counters {
 const STEPS: u64 = 8;
 const BUCKETS: usize = 64 * STEPS as usize;
 
-/// How long something took, in microseconds, to within an eighth.
+/// How long something took, to within an eighth.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -49,8 +51,8 @@ impl Default for Histogram {
 
 impl Histogram {
     /// Counts one more.
-    pub fn record(&mut self, micros: u64) {
-        if let Some(count) = self.counts.get_mut(bucket(micros)) {
+    pub fn record(&mut self, time: Micros) {
+        if let Some(count) = self.counts.get_mut(bucket(time.0)) {
             *count += 1;
             self.total += 1;
         }
@@ -64,16 +66,16 @@ impl Histogram {
 
     /// A time that at least `per_mille` thousandths did not exceed; 0 when nothing was counted.
     #[must_use]
-    pub fn percentile(&self, per_mille: u64) -> u64 {
+    pub fn percentile(&self, per_mille: u64) -> Micros {
         let wanted = self.total.saturating_mul(per_mille).div_ceil(1000).max(1);
         let mut seen = 0;
         for (bucket, count) in self.counts.iter().enumerate() {
             seen += count;
             if seen >= wanted {
-                return upper(bucket as u64);
+                return Micros(upper(bucket as u64));
             }
         }
-        0
+        Micros::ZERO
     }
 }
 
@@ -101,18 +103,18 @@ mod tests {
     #[test]
     fn percentiles_are_right_to_within_an_eighth() {
         let mut times = Histogram::default();
-        assert_eq!(times.percentile(500), 0);
+        assert_eq!(times.percentile(500), Micros::ZERO);
         for micros in 1..=10_000 {
-            times.record(micros);
+            times.record(Micros(micros));
         }
         for (per_mille, exact) in [(1, 10), (500, 5_000), (990, 9_900), (1000, 10_000)] {
-            let told = times.percentile(per_mille);
+            let told = times.percentile(per_mille).0;
             assert!(
                 told >= exact && told <= exact + exact / 8 + 1,
                 "{per_mille}: {told}"
             );
         }
-        times.record(u64::MAX);
+        times.record(Micros::MAX);
         assert_eq!(times.total(), 10_001);
     }
 }

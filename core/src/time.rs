@@ -1,43 +1,169 @@
-//! Time as core sees it: numbers that the caller brings along.
+//! Time as core sees it: values that the caller brings along, each clock and each unit a type of
+//! its own.
+//!
+//! A moment moves by microseconds, and the distance of two moments of one clock is microseconds:
+//!
+//! ```
+//! use redislock_core::time::{LeaseTime, Micros, Millis, MonoTime};
+//!
+//! assert_eq!(MonoTime(5).plus(Micros(3)), MonoTime(8));
+//! assert_eq!(LeaseTime(5).since(LeaseTime(3)), Micros(2));
+//! assert_eq!(Millis(3).to_micros(), Micros(3000));
+//! ```
+//!
+//! Units do not mix:
+//!
+//! ```compile_fail
+//! use redislock_core::time::{Millis, MonoTime};
+//!
+//! MonoTime(5).plus(Millis(3));
+//! ```
+//!
+//! Nor do clocks:
+//!
+//! ```compile_fail
+//! use redislock_core::time::{LeaseTime, MonoTime};
+//!
+//! MonoTime(5).since(LeaseTime(3));
+//! ```
+//!
+//! ```compile_fail
+//! use redislock_core::time::{LeaseTime, MonoTime};
+//!
+//! LeaseTime(5) < MonoTime(7);
+//! ```
 
-/// A moment on the node's monotonic clock, in microseconds.
+/// A length of time in microseconds, as core counts it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Instant(pub u64);
+pub struct Micros(pub u64);
 
-impl Instant {
-    /// The moment `micros` later, or the end of time.
+impl Micros {
+    /// None at all.
+    pub const ZERO: Self = Self(0);
+    /// Longer than anything else.
+    pub const MAX: Self = Self(u64::MAX);
+
+    /// In milliseconds, rounded up: what has not ended is never shown as 0.
     #[must_use]
-    pub fn plus(self, micros: u64) -> Self {
-        Self(self.0.saturating_add(micros))
+    pub const fn to_millis(self) -> Millis {
+        Millis(self.0.div_ceil(1000))
     }
 
-    /// Microseconds from `earlier` to this moment, 0 if it is not earlier.
+    /// The milliseconds that have passed whole.
     #[must_use]
-    pub fn since(self, earlier: Self) -> u64 {
-        self.0.saturating_sub(earlier.0)
+    pub const fn whole_millis(self) -> Millis {
+        Millis(self.0 / 1000)
     }
+
+    /// Both together, or the longest there is.
+    #[must_use]
+    pub const fn plus(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+
+    /// What is left without `other`, 0 if nothing is.
+    #[must_use]
+    pub const fn minus(self, other: Self) -> Self {
+        Self(self.0.saturating_sub(other.0))
+    }
+}
+
+impl std::ops::Mul<Micros> for u64 {
+    type Output = Micros;
+
+    /// So many times as long, or the longest there is.
+    fn mul(self, span: Micros) -> Micros {
+        Micros(self.saturating_mul(span.0))
+    }
+}
+
+impl std::ops::Div<u64> for Micros {
+    type Output = Self;
+
+    fn div(self, parts: u64) -> Self {
+        Self(self.0 / parts)
+    }
+}
+
+/// A length of time in milliseconds, as clients and options name it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Millis(pub u64);
+
+impl Millis {
+    /// None at all.
+    pub const ZERO: Self = Self(0);
+
+    /// In microseconds, or the longest there is.
+    #[must_use]
+    pub const fn to_micros(self) -> Micros {
+        Micros(self.0.saturating_mul(1000))
+    }
+}
+
+macro_rules! moment {
+    ($(#[$about:meta])* $name:ident) => {
+        $(#[$about])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(pub u64);
+
+        impl $name {
+            /// Later than any other.
+            pub const MAX: Self = Self(u64::MAX);
+
+            /// The moment so much later, or the end of time.
+            #[must_use]
+            pub const fn plus(self, span: Micros) -> Self {
+                Self(self.0.saturating_add(span.0))
+            }
+
+            /// The moment so much earlier, or the beginning of time.
+            #[must_use]
+            pub const fn minus(self, span: Micros) -> Self {
+                Self(self.0.saturating_sub(span.0))
+            }
+
+            /// The time from `earlier` to this moment, 0 if it is not earlier.
+            #[must_use]
+            pub const fn since(self, earlier: Self) -> Micros {
+                Micros(self.0.saturating_sub(earlier.0))
+            }
+        }
+    };
+}
+
+moment! {
+    /// A moment on the node's monotonic clock, in microseconds: waits, quarantines, alarms.
+    MonoTime
+}
+
+moment! {
+    /// A moment on the clock that leases run on, in microseconds: see [`LeaseClock`].
+    LeaseTime
+}
+
+moment! {
+    /// A moment on the wall clock, in microseconds since 1970: where fences start from.
+    WallTime
 }
 
 /// Both clocks, read once per request: leases follow `mono`, fences start from `wall`.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Now {
     /// The monotonic clock.
-    pub mono: Instant,
-    /// The wall clock, microseconds since 1970.
-    pub wall: u64,
+    pub mono: MonoTime,
+    /// The wall clock.
+    pub wall: WallTime,
 }
 
-/// Milliseconds of the wire as microseconds of core.
-#[must_use]
-pub const fn from_millis(millis: u64) -> u64 {
-    millis.saturating_mul(1000)
-}
-
-/// Microseconds of core as milliseconds of the wire, rounded up: what has not ended is never shown
-/// as 0.
-#[must_use]
-pub fn to_millis(micros: u64) -> u64 {
-    micros.div_ceil(1000)
+/// Whether a request waits for a lock that is not available, and how long.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wait {
+    /// It does not wait.
+    No,
+    /// Until it is granted.
+    Forever,
+    /// Until this moment at most.
+    Until(MonoTime),
 }
 
 /// The clock that leases run on: the monotonic one, but it stands still while a dataset is loaded,
@@ -45,37 +171,32 @@ pub fn to_millis(micros: u64) -> u64 {
 /// written.
 #[derive(Debug, Default)]
 pub struct LeaseClock {
-    stopped_at: Option<Instant>,
-    behind: u64,
+    stopped_at: Option<MonoTime>,
+    behind: Micros,
 }
 
 impl LeaseClock {
     /// What this clock shows when the monotonic clock shows `mono`.
     #[must_use]
-    pub fn at(&self, mono: Instant) -> Instant {
-        Instant(
-            self.stopped_at
-                .unwrap_or(mono)
-                .0
-                .saturating_sub(self.behind),
-        )
+    pub fn at(&self, mono: MonoTime) -> LeaseTime {
+        LeaseTime(self.stopped_at.unwrap_or(mono).minus(self.behind).0)
     }
 
     /// The monotonic moment at which this clock will show `lease`, if it goes on without a stop.
     #[must_use]
-    pub fn when(&self, lease: Instant) -> Instant {
-        lease.plus(self.behind)
+    pub fn when(&self, lease: LeaseTime) -> MonoTime {
+        MonoTime(lease.plus(self.behind).0)
     }
 
     /// Loading begins.
-    pub fn stop(&mut self, mono: Instant) {
+    pub fn stop(&mut self, mono: MonoTime) {
         self.stopped_at.get_or_insert(mono);
     }
 
     /// Loading has ended.
-    pub fn go_on(&mut self, mono: Instant) {
+    pub fn go_on(&mut self, mono: MonoTime) {
         if let Some(stopped) = self.stopped_at.take() {
-            self.behind = self.behind.saturating_add(mono.since(stopped));
+            self.behind = self.behind.plus(mono.since(stopped));
         }
     }
 }
@@ -87,23 +208,22 @@ mod tests {
     #[test]
     fn the_lease_clock_stands_still_while_stopped() {
         let mut clock = LeaseClock::default();
-        assert_eq!(clock.at(Instant(5)), Instant(5));
-        clock.stop(Instant(10));
-        clock.stop(Instant(12));
-        assert_eq!(clock.at(Instant(90)), Instant(10));
-        clock.go_on(Instant(100));
-        assert_eq!(clock.at(Instant(100)), Instant(10));
-        assert_eq!(clock.at(Instant(130)), Instant(40));
-        assert_eq!(clock.when(Instant(40)), Instant(130));
-        clock.go_on(Instant(200));
-        assert_eq!(clock.at(Instant(200)), Instant(110));
+        assert_eq!(clock.at(MonoTime(5)), LeaseTime(5));
+        clock.stop(MonoTime(10));
+        clock.stop(MonoTime(12));
+        assert_eq!(clock.at(MonoTime(90)), LeaseTime(10));
+        clock.go_on(MonoTime(100));
+        assert_eq!(clock.at(MonoTime(100)), LeaseTime(10));
+        assert_eq!(clock.at(MonoTime(130)), LeaseTime(40));
+        assert_eq!(clock.when(LeaseTime(40)), MonoTime(130));
+        clock.go_on(MonoTime(200));
+        assert_eq!(clock.at(MonoTime(200)), LeaseTime(110));
     }
 
     #[test]
     fn a_rest_of_a_millisecond_is_shown_as_one() {
-        assert_eq!(
-            (to_millis(0), to_millis(1), to_millis(1000), to_millis(1001)),
-            (0, 1, 1, 2)
-        );
+        let shown = [0, 1, 1000, 1001].map(|micros| Micros(micros).to_millis());
+        assert_eq!(shown, [0, 1, 1, 2].map(Millis));
+        assert_eq!(Micros(1999).whole_millis(), Millis(1));
     }
 }

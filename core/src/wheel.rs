@@ -4,7 +4,7 @@
 //! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it
 //! looks at the lease itself and sets it again. So extending a lease costs nothing here.
 
-use crate::time::Instant;
+use crate::time::LeaseTime;
 
 /// Seven levels of 64 buckets reach 2^42 ticks ahead: more than a century.
 const LEVELS: usize = 7;
@@ -69,7 +69,7 @@ impl Wheel {
     }
 
     /// Sets the deadline of `entry`, in place of the one it had.
-    pub fn set(&mut self, entry: u32, deadline: Instant) {
+    pub fn set(&mut self, entry: u32, deadline: LeaseTime) {
         self.unset(entry);
         // Rounded up, so that an entry is never found before its time in the finest level.
         let tick = (deadline.0.saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.tick);
@@ -107,7 +107,7 @@ impl Wheel {
     /// An entry whose deadline may have come by `now`, taken out; none when no more is due. A far
     /// deadline is found early a few times: the caller looks at the lease and sets it again, which
     /// moves it to a finer level.
-    pub fn pop(&mut self, now: Instant) -> Option<u32> {
+    pub fn pop(&mut self, now: LeaseTime) -> Option<u32> {
         let until = (now.0 >> TICK_BITS).max(self.tick);
         let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until)
         else {
@@ -122,8 +122,9 @@ impl Wheel {
 
     /// A moment before which nothing is due; none when there are no deadlines.
     #[must_use]
-    pub fn next(&self) -> Option<Instant> {
-        self.first().map(|(_, _, tick)| Instant(tick << TICK_BITS))
+    pub fn next(&self) -> Option<LeaseTime> {
+        self.first()
+            .map(|(_, _, tick)| LeaseTime(tick << TICK_BITS))
     }
 
     /// The first occupied bucket, and the first tick that it stands for. Of two that start alike
@@ -216,9 +217,9 @@ mod tests {
 
     fn due(wheel: &mut Wheel, real: &BTreeMap<u32, u64>, now: u64) -> Vec<u32> {
         let mut found = Vec::new();
-        while let Some(entry) = wheel.pop(Instant(now)) {
+        while let Some(entry) = wheel.pop(LeaseTime(now)) {
             match real.get(&entry) {
-                Some(end) if *end > now => wheel.set(entry, Instant(*end)),
+                Some(end) if *end > now => wheel.set(entry, LeaseTime(*end)),
                 _ => found.push(entry),
             }
         }
@@ -231,7 +232,7 @@ mod tests {
         for deadline in [0, 1, 1024, 65_536, 30_000_000, 604_800_000_000, 1 << 50] {
             let mut wheel = Wheel::default();
             let real = BTreeMap::from([(7, deadline)]);
-            wheel.set(7, Instant(deadline));
+            wheel.set(7, LeaseTime(deadline));
             if deadline > 0 {
                 assert_eq!(due(&mut wheel, &real, deadline - 1), [0; 0]);
             }
@@ -244,7 +245,7 @@ mod tests {
     fn nothing_is_left_behind() {
         let mut wheel = Wheel::default();
         for entry in 0..100_000 {
-            wheel.set(entry, Instant(30_000_000 + u64::from(entry)));
+            wheel.set(entry, LeaseTime(30_000_000 + u64::from(entry)));
         }
         assert_eq!(wheel.len(), 100_000);
         for entry in 0..100_000 {
@@ -263,7 +264,7 @@ mod tests {
                 match what {
                     0 => {
                         real.insert(entry, now + span);
-                        wheel.set(entry, Instant(now + span));
+                        wheel.set(entry, LeaseTime(now + span));
                     }
                     1 => {
                         real.remove(&entry);

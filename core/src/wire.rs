@@ -11,7 +11,7 @@
 
 use crate::fence::MAX_FENCE;
 use crate::lock::{Hold, Lock, Mode};
-use crate::time::{Instant, from_millis};
+use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::{MAX_OWNER, Token};
 
 /// The version of the saved form of a lock: in RDB files and DUMP payloads.
@@ -20,8 +20,8 @@ pub const RDB_VERSION: u8 = 1;
 /// The version of an effect: in the AOF and to replicas.
 pub const EFFECT_VERSION: u8 = 1;
 
-/// The longest lease and the longest cap that any configuration allows, ms.
-pub const MAX_TTL: u64 = 604_800_000;
+/// The longest lease and the longest cap that any configuration allows.
+pub const MAX_TTL: Millis = Millis(604_800_000);
 
 /// The most holders, and the largest semaphore, that any configuration allows.
 pub const MAX_HOLDERS: u32 = 1_000_000;
@@ -102,14 +102,14 @@ impl Change {
 pub struct Header {
     /// The fence counter.
     pub fence: u64,
-    /// The longest lease that may be out there, ms, as quarantine has to remember it.
-    pub quarantine: u64,
+    /// The longest lease that may be out there, as quarantine has to remember it.
+    pub quarantine: Millis,
 }
 
 /// Writes a header.
 pub fn put_header(header: Header, out: &mut Vec<u8>) {
     put_number(header.fence, out);
-    put_number(header.quarantine, out);
+    put_number(header.quarantine.0, out);
 }
 
 /// Begins an effect: its version and its header. The changes follow.
@@ -119,7 +119,7 @@ pub fn begin_effect(header: Header, out: &mut Vec<u8>) {
 }
 
 /// Writes the whole of `lock`, with the version in front.
-pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
+pub fn save(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     out.push(RDB_VERSION);
     put_whole(lock, now, out);
 }
@@ -128,7 +128,7 @@ pub fn save(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
 ///
 /// # Errors
 /// When the bytes are not a lock that somebody holds.
-pub fn load(bytes: &[u8], now: Instant) -> Result<Lock, Malformed> {
+pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     let mut reader = Reader(bytes);
     if reader.byte()? != RDB_VERSION {
         return Err(Malformed);
@@ -143,7 +143,7 @@ pub fn load(bytes: &[u8], now: Instant) -> Result<Lock, Malformed> {
 }
 
 /// Writes a whole change: what `lock` is now.
-pub fn put_whole(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
+pub fn put_whole(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     match lock {
         Lock::Free => out.extend([WHOLE, 0, 0]),
         Lock::Exclusive(hold) => {
@@ -161,7 +161,7 @@ pub fn put_whole(lock: &Lock, now: Instant, out: &mut Vec<u8>) {
 }
 
 /// Writes a change of these holds alone; the others stay as they are.
-pub fn put_part(lock: &Lock, changed: &[Token], now: Instant, out: &mut Vec<u8>) {
+pub fn put_part(lock: &Lock, changed: &[Token], now: LeaseTime, out: &mut Vec<u8>) {
     put_mode(lock, 0, changed.len(), out);
     for token in changed {
         match lock.hold(token) {
@@ -182,7 +182,7 @@ pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
         put_bytes(hold.token.secret(), out);
         put_number(hold.count.into(), out);
         put_number(hold.fence, out);
-        put_number(hold.max_hold().into(), out);
+        put_number(hold.max_hold().map_or(0, |cap| cap.0), out);
         put_bytes(hold.owner(), out);
     }
 }
@@ -190,21 +190,21 @@ pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
 /// Writes how a lock is held, and how many holds follow.
 fn put_mode(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
     let (shared, limit) = match lock.mode() {
-        Mode::Exclusive => (0, 0),
+        Mode::Exclusive => (0, None),
         Mode::Shared { limit } => (SHARED, limit),
     };
     out.push(shared | whole);
-    put_number(limit.into(), out);
+    put_number(limit.map_or(0, u64::from), out);
     put_number(holds as u64, out);
 }
 
-fn put_hold(hold: &Hold, now: Instant, out: &mut Vec<u8>) {
+fn put_hold(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
     put_bytes(hold.token.secret(), out);
     put_number(hold.count.into(), out);
     put_number(hold.fence, out);
-    put_number(hold.left(now), out);
-    put_number(now.since(hold.granted), out);
-    put_number(hold.max_hold().into(), out);
+    put_number(hold.left(now).0, out);
+    put_number(now.since(hold.granted).0, out);
+    put_number(hold.max_hold().map_or(0, |cap| cap.0), out);
     put_bytes(hold.owner(), out);
 }
 
@@ -268,7 +268,7 @@ impl<'a> Reader<'a> {
     pub fn header(&mut self) -> Result<Header, Malformed> {
         Ok(Header {
             fence: self.number(MAX_FENCE)?,
-            quarantine: self.number(MAX_TTL)?,
+            quarantine: Millis(self.number(MAX_TTL.0)?),
         })
     }
 
@@ -294,13 +294,14 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// When it could not have been made by a command.
-    pub fn change(&mut self, now: Instant) -> Result<Change, Malformed> {
+    pub fn change(&mut self, now: LeaseTime) -> Result<Change, Malformed> {
         let flags = self.byte()?;
         if flags & !(SHARED | WHOLE) != 0 {
             return Err(Malformed);
         }
         let whole = flags & WHOLE != 0;
         let limit = self.number(MAX_HOLDERS.into())? as u32;
+        let limit = Some(limit).filter(|limit| *limit != 0);
         let holds = self.number(MAX_HOLDERS.into())? as usize;
         let mode = if flags & SHARED != 0 {
             Mode::Shared { limit }
@@ -308,8 +309,8 @@ impl<'a> Reader<'a> {
             Mode::Exclusive
         };
         let too_many = match mode {
-            Mode::Exclusive => !whole || limit != 0 || holds > 1,
-            Mode::Shared { limit } => whole && limit != 0 && holds > limit as usize,
+            Mode::Exclusive => !whole || limit.is_some() || holds > 1,
+            Mode::Shared { limit } => whole && limit.is_some_and(|limit| holds > limit as usize),
         };
         if too_many {
             return Err(Malformed);
@@ -341,20 +342,20 @@ impl<'a> Reader<'a> {
         Ok(change)
     }
 
-    fn hold(&mut self, token: Token, count: u32, now: Instant) -> Result<Hold, Malformed> {
+    fn hold(&mut self, token: Token, count: u32, now: LeaseTime) -> Result<Hold, Malformed> {
         let fence = self.number(MAX_FENCE)?;
-        let left = self.number(from_millis(MAX_TTL))?;
-        let age = self.number(MAX_FENCE)?;
-        let max_hold = self.number(MAX_TTL)? as u32;
+        let left = Micros(self.number(MAX_TTL.to_micros().0)?);
+        let age = Micros(self.number(MAX_FENCE)?);
+        let max_hold = Some(self.number(MAX_TTL.0)?).filter(|cap| *cap != 0);
         let owner = self.bytes(MAX_OWNER)?;
         if fence == 0 {
             return Err(Malformed);
         }
         // A clock that started after the grant cannot show when it was: the age is kept as far as
         // it can be.
-        let granted = Instant(now.0.saturating_sub(age));
+        let granted = now.minus(age);
         let mut hold = Hold::restored(token, fence, now.plus(left), granted, count);
-        hold.set_saved_extra(owner, max_hold);
+        hold.set_saved_extra(owner, max_hold.map(Millis));
         Ok(hold)
     }
 }

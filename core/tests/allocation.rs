@@ -5,6 +5,7 @@ use std::cell::Cell;
 
 use redislock_core::Table;
 use redislock_core::table::{Found, Keyspace, Output, Verdict, Wanted};
+use redislock_core::time::{LeaseTime, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::{MAX_HOLDERS, Malformed, load, put_number};
 
@@ -74,7 +75,7 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
             lock: None,
             string: None,
         };
-        let verdict = table.acquire(&[free], &terms, None, now, &mut Empty);
+        let verdict = table.acquire(&[free], &terms, Wait::No, now, &mut Empty);
         assert!(matches!(verdict, Verdict::Granted(_)));
         let mut output = table.take_output(now, true, std::mem::take(&mut spare));
         let lock = Some(output.touched[0].id);
@@ -105,7 +106,7 @@ fn a_hostile_length_sets_nothing_aside() {
         let owner = [&[1, 2, 0, 1, 1, b'a', 1, 1, 5, 0, 0][..], &number(length)].concat();
         for bytes in [token, holds, owner] {
             LARGEST.set(0);
-            assert_eq!(load(&bytes, START.mono).err(), Some(Malformed));
+            assert_eq!(load(&bytes, LeaseTime(START.mono.0)).err(), Some(Malformed));
             assert!(LARGEST.get() < 1024, "{} bytes for {length}", LARGEST.get());
         }
     }

@@ -2,6 +2,7 @@
 
 use redislock_core::lock::Terms;
 use redislock_core::table::Extended;
+use redislock_core::time::{Micros, Wait};
 
 use crate::node::{Node, ROOMY, SECOND, key, terms, token};
 
@@ -31,11 +32,11 @@ fn a_grant_stands_once_its_owner_was_told_that_it_holds() {
             once: true,
             ..terms(&token("b"), SECOND)
         };
-        node.acquire(&[key("k")], &once, None);
+        node.acquire(&[key("k")], &once, Wait::No);
     };
     let extended: Tell = |node| {
         assert!(matches!(
-            node.extend(&key("k"), &token("b"), SECOND, 0, 0),
+            node.extend(&key("k"), &token("b"), SECOND, None, None),
             Extended::To(_)
         ))
     };
@@ -80,23 +81,23 @@ fn an_ephemeral_hold_ends_with_the_connection_that_used_it_last() {
         connection,
         ..terms(&token("a"), 10 * SECOND)
     };
-    node.acquire(&[key("k")], &ephemeral(1), None);
-    node.extend(&key("k"), &token("a"), SECOND, 0, 2);
-    node.hang_up(1, 0);
+    node.acquire(&[key("k")], &ephemeral(Some(1)), Wait::No);
+    node.extend(&key("k"), &token("a"), SECOND, None, Some(2));
+    node.hang_up(1, Micros(0));
     assert!(node.holds("a", "k") && node.table.is_bound(2) && !node.table.is_bound(1));
     node.acquire(
         &[key("k")],
         &Terms {
-            connection: 3,
+            connection: Some(3),
             ..terms(&token("a"), SECOND)
         },
-        None,
+        Wait::No,
     );
-    node.hang_up(2, 0);
+    node.hang_up(2, Micros(0));
     assert!(node.holds("a", "k"));
     let waiter = node.wait("b", "k");
     node.hang_up(3, 2 * SECOND);
-    node.advance(2 * SECOND - 1);
+    node.advance((2 * SECOND).minus(Micros(1)));
     assert_eq!(
         node.guards(&key("k"), &token("a")),
         Ok(true),
@@ -112,12 +113,12 @@ fn an_ephemeral_hold_is_an_ordinary_lease_after_a_reload() {
     let mut node = node();
     let ephemeral = Terms {
         ephemeral: true,
-        connection: 1,
+        connection: Some(1),
         ..terms(&token("a"), 10 * SECOND)
     };
-    node.acquire(&[key("k")], &ephemeral, None);
+    node.acquire(&[key("k")], &ephemeral, Wait::No);
     node.reload(3 * SECOND);
-    node.hang_up(1, 0);
+    node.hang_up(1, Micros(0));
     assert!(node.holds("a", "k"));
     let left = node.lock(&key("k")).and_then(|lock| lock.last_end());
     assert_eq!(
@@ -131,13 +132,13 @@ fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
     let mut node = node();
     let ephemeral = |owner: &str| Terms {
         ephemeral: true,
-        connection: 1,
+        connection: Some(1),
         ..terms(&token(owner), 10 * SECOND)
     };
-    node.acquire(&[key("b")], &ephemeral("y"), None);
-    node.acquire(&[key("a")], &ephemeral("x"), None);
+    node.acquire(&[key("b")], &ephemeral("y"), Wait::No);
+    node.acquire(&[key("a")], &ephemeral("x"), Wait::No);
     node.wait("x", "ab");
-    node.hang_up(1, 0);
+    node.hang_up(1, Micros(0));
     let count = node
         .lock(&key("a"))
         .and_then(|lock| lock.hold(&token("x")))

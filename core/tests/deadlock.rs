@@ -1,9 +1,10 @@
 //! What the search for a deadlock costs, counted in what it looks at.
 
 use redislock_core::table::{Denial, Verdict};
+use redislock_core::time::Wait;
 use redislock_core::token::Key;
 
-use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, terms, token};
 
 const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
 
@@ -12,12 +13,12 @@ fn numbered(n: usize) -> Key {
 }
 
 fn ask(node: &mut Node, owner: &str, keys: &[Key]) -> Verdict {
-    node.acquire(keys, &terms(&token(owner), 10 * SECOND), FOR_EVER)
+    node.acquire(keys, &terms(&token(owner), 10 * SECOND), Wait::Forever)
 }
 
 #[track_caller]
 fn take(node: &mut Node, owner: &str, at: Key) {
-    let verdict = node.acquire(&[at], &terms(&token(owner), 10 * SECOND), None);
+    let verdict = node.acquire(&[at], &terms(&token(owner), 10 * SECOND), Wait::No);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
 
@@ -71,7 +72,7 @@ fn busy_node(writers: usize, locks: usize) -> Node {
         ..terms(&token("reader"), 10 * SECOND)
     };
     for n in 0..writers * locks {
-        node.acquire(&[numbered(n)], &reader, None);
+        node.acquire(&[numbered(n)], &reader, Wait::No);
     }
     for writer in 0..writers {
         let keys: Vec<_> = (0..locks).map(|n| numbered(locks * writer + n)).collect();

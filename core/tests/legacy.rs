@@ -2,12 +2,12 @@
 
 use redislock_core::lock::Mode;
 use redislock_core::table::{Answer, Denial, Extended, Verdict};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, Wait};
 
 use crate::node::{Node, ROOMY, SECOND, SHARED, Value, key, token};
 
 /// A node with a string at `k`.
-fn node(ttl: Option<u64>) -> Node {
+fn node(ttl: Option<Micros>) -> Node {
     let mut node = Node::new(ROOMY);
     node.set_string(&key("k"), ttl);
     node
@@ -17,13 +17,13 @@ fn node(ttl: Option<u64>) -> Node {
 fn a_string_is_a_lock_that_nobody_here_holds() {
     let mut node = node(None);
     for mode in [Mode::Exclusive, SHARED] {
-        assert_eq!(node.ask("a", "k", mode, None), Verdict::Busy);
-        assert_eq!(node.ask("a", "jk", mode, None), Verdict::Busy);
+        assert_eq!(node.ask("a", "k", mode, Wait::No), Verdict::Busy);
+        assert_eq!(node.ask("a", "jk", mode, Wait::No), Verdict::Busy);
     }
     assert_eq!(node.let_go("a", "k"), 0);
     assert_eq!(node.force(&key("k")), 0);
     assert_eq!(node.guards(&key("k"), &token("a")), Ok(false));
-    let extended = node.extend(&key("k"), &token("a"), SECOND, 0, 0);
+    let extended = node.extend(&key("k"), &token("a"), SECOND, None, None);
     assert_eq!(extended, Extended::NotHeld);
     assert_eq!(node.table.locks(), 0, "nothing was taken in part");
     assert_eq!(node.keys.0[&key("k")], Value::String(None));
@@ -37,7 +37,7 @@ fn those_who_wait_for_a_string_are_granted_in_order() {
     node.tick();
     assert_eq!(node.granted(), []);
     node.remove(&key("k"));
-    assert_eq!(node.ask("d", "k", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("d", "k", Mode::Exclusive, Wait::No), Verdict::Busy);
     node.serve();
     assert_eq!(node.granted(), [first]);
     assert!(node.table.fence() > before);
@@ -50,7 +50,7 @@ fn nobody_goes_past_a_waiter_when_a_string_vanishes_unnoticed() {
     let mut node = node(None);
     let waiter = node.wait("b", "k");
     node.keys.0.remove(&key("k"));
-    assert_eq!(node.ask("c", "k", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("c", "k", Mode::Exclusive, Wait::No), Verdict::Busy);
     node.advance(SECOND);
     node.tick();
     assert_eq!(node.granted(), [waiter]);
@@ -60,12 +60,12 @@ fn nobody_goes_past_a_waiter_when_a_string_vanishes_unnoticed() {
 fn the_end_of_a_string_is_a_deadline() {
     let mut node = node(Some(SECOND / 2));
     let waiter = node.wait("b", "k");
-    let end = Instant(node.now.mono.0 + SECOND / 2);
+    let end = node.now.mono.plus(SECOND / 2);
     assert_eq!(node.table.next_deadline(), Some(end));
-    node.advance(SECOND / 2 - 1);
+    node.advance((SECOND / 2).minus(Micros(1)));
     node.tick();
     assert_eq!(node.granted(), []);
-    node.advance(1);
+    node.advance(Micros(1));
     node.tick();
     assert_eq!(node.granted(), [waiter]);
     assert_eq!(node.table.next_look(), None);
@@ -143,7 +143,7 @@ fn a_lock_that_replaces_a_string_is_waited_for() {
 fn a_flush_or_a_swap_takes_strings_along() {
     type Remove = fn(&mut Node);
     let removals: [Remove; 2] = [
-        |node| assert_eq!(node.flush(Some(0)), 0),
+        |node| assert_eq!(node.flush(Some(0)), Micros(0)),
         |node| node.swap(0, 1),
     ];
     for remove in removals {

@@ -1,17 +1,20 @@
 //! One lock: what a request may do to it, when it ends, how late it may end.
 
 use redislock_core::lock::{Hold, Lock, Mode, OverCap, Refusal, Standing, Terms};
-use redislock_core::time::Instant;
+use redislock_core::time::{LeaseTime, Micros, Millis};
 
 use crate::node::{SHARED, semaphore, terms, token};
 
-const NOW: Instant = Instant(1_000_000);
+const NOW: LeaseTime = LeaseTime(1_000_000);
 const MANY: u32 = 100;
 
 fn held(mode: Mode, owners: &[(&str, u64)]) -> Lock {
     let mut lock = Lock::Free;
     for (fence, (owner, ttl)) in (1..).zip(owners) {
-        lock.grant(Hold::new(&terms(&token(owner), *ttl), fence, NOW), mode);
+        lock.grant(
+            Hold::new(&terms(&token(owner), Micros(*ttl)), fence, NOW),
+            mode,
+        );
     }
     lock
 }
@@ -87,10 +90,10 @@ fn a_semaphore_has_as_many_holders_as_its_limit() {
 #[test]
 fn those_whose_leases_have_ended_exclude_nobody() {
     let lock = held(semaphore(2), &[("a", 10), ("b", 20)]);
-    assert!(lock.excludes(semaphore(2), NOW.plus(9)));
-    assert!(!lock.excludes(semaphore(2), NOW.plus(10)));
-    assert!(lock.excludes(Mode::Exclusive, NOW.plus(19)));
-    assert!(!lock.excludes(Mode::Exclusive, NOW.plus(20)));
+    assert!(lock.excludes(semaphore(2), NOW.plus(Micros(9))));
+    assert!(!lock.excludes(semaphore(2), NOW.plus(Micros(10))));
+    assert!(lock.excludes(Mode::Exclusive, NOW.plus(Micros(19))));
+    assert!(!lock.excludes(Mode::Exclusive, NOW.plus(Micros(20))));
     assert!(
         !lock.excludes(SHARED, NOW),
         "an unlike limit is refused, it does not wait"
@@ -102,78 +105,84 @@ fn leases_end_one_by_one_in_the_order_of_their_ends() {
     let mut lock = held(SHARED, &[("a", 30), ("b", 10), ("c", 20)]);
     assert_eq!(
         (lock.first_end(), lock.last_end()),
-        (Some(NOW.plus(10)), Some(NOW.plus(30)))
+        (Some(NOW.plus(Micros(10))), Some(NOW.plus(Micros(30))))
     );
-    assert!(lock.take_ended(NOW.plus(9)).is_none());
-    let ended: Vec<_> = std::iter::from_fn(|| lock.take_ended(NOW.plus(25)))
+    assert!(lock.take_ended(NOW.plus(Micros(9))).is_none());
+    let ended: Vec<_> = std::iter::from_fn(|| lock.take_ended(NOW.plus(Micros(25))))
         .map(|hold| hold.token)
         .collect();
     assert_eq!(ended, [token("b"), token("c")]);
     assert_eq!(lock.holders(), 1);
-    assert!(lock.take_ended(NOW.plus(30)).is_some() && lock.is_free());
+    assert!(lock.take_ended(NOW.plus(Micros(30))).is_some() && lock.is_free());
 }
 
 #[test]
 fn a_lease_that_is_moved_later_ends_later() {
     let mut lock = held(SHARED, &[("a", 10), ("b", 20)]);
     assert_eq!(
-        lock.change(&token("a"), |hold| hold.renew(NOW, 50, 0)),
+        lock.change(&token("a"), |hold| hold.renew(NOW, Micros(50), None)),
         Some(Ok(()))
     );
     assert_eq!(
         (lock.first_end(), lock.last_end()),
-        (Some(NOW.plus(20)), Some(NOW.plus(50)))
+        (Some(NOW.plus(Micros(20))), Some(NOW.plus(Micros(50))))
     );
     assert_eq!(
-        lock.change(&token("a"), |hold| hold.renew(NOW, 5, 0)),
+        lock.change(&token("a"), |hold| hold.renew(NOW, Micros(5), None)),
         Some(Ok(()))
     );
-    assert_eq!(lock.last_end(), Some(NOW.plus(50)), "never earlier");
+    assert_eq!(lock.last_end(), Some(NOW.plus(Micros(50))), "never earlier");
     assert!(lock.change(&token("x"), |_| ()).is_none());
 }
 
 #[test]
 fn the_tightest_cap_counts_from_the_grant() {
     let terms = Terms {
-        max_hold: 10,
-        ..terms(&token("a"), 1000)
+        max_hold: Some(Millis(10)),
+        ..terms(&token("a"), Micros(1000))
     };
     let mut hold = Hold::new(&terms, 1, NOW);
-    assert_eq!(hold.renew(NOW.plus(4000), 6000, 0), Ok(()));
     assert_eq!(
-        hold.renew(NOW.plus(4000), 6001, 0),
-        Err(OverCap { left: 6000 })
+        hold.renew(NOW.plus(Micros(4000)), Micros(6000), None),
+        Ok(())
     );
     assert_eq!(
-        hold.renew(NOW.plus(4000), 4000, 7),
-        Err(OverCap { left: 3000 })
+        hold.renew(NOW.plus(Micros(4000)), Micros(6001), None),
+        Err(OverCap { left: Micros(6000) })
     );
-    assert_eq!(hold.renew(NOW.plus(20_000), 1, 0), Err(OverCap { left: 0 }));
+    assert_eq!(
+        hold.renew(NOW.plus(Micros(4000)), Micros(4000), Some(Millis(7))),
+        Err(OverCap { left: Micros(3000) })
+    );
+    assert_eq!(
+        hold.renew(NOW.plus(Micros(20_000)), Micros(1), None),
+        Err(OverCap { left: Micros(0) })
+    );
     assert_eq!(
         hold.end,
-        NOW.plus(10_000),
+        NOW.plus(Micros(10_000)),
         "a refusal leaves the lease as it was"
     );
     hold.note(&Terms {
-        max_hold: 20,
+        max_hold: Some(Millis(20)),
         ..terms.clone()
     });
-    assert_eq!(hold.max_hold(), 10, "a cap never widens");
+    assert_eq!(hold.max_hold(), Some(Millis(10)), "a cap never widens");
     hold.note(&Terms {
-        max_hold: 5,
+        max_hold: Some(Millis(5)),
         ..terms
     });
-    assert_eq!(hold.max_hold(), 5);
+    assert_eq!(hold.max_hold(), Some(Millis(5)));
 }
 
 #[test]
 fn a_label_stays_until_another_one_comes() {
     let labelled = |label: &[u8]| Terms {
         owner: Some(label.into()),
-        ..terms(&token("a"), 10)
+        ..terms(&token("a"), Micros(10))
     };
     let mut hold = Hold::new(&labelled(b"one"), 1, NOW);
-    hold.note(&terms(&token("a"), 10));
+    hold.note(&terms(&token("a"), Micros(10)));
     assert_eq!(hold.owner(), b"one");
     hold.note(&labelled(b"two"));
     assert_eq!(hold.owner(), b"two");

@@ -3,9 +3,9 @@
 use redislock_core::lock::{Mode, Terms};
 use redislock_core::quarantine::Reason;
 use redislock_core::table::{Answer, Denial, Extended, Verdict};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, Millis, MonoTime, Wait, WallTime};
 
-use crate::node::{FOR_EVER, Node, ROOMY, SECOND, Value, key, terms, token};
+use crate::node::{Node, ROOMY, SECOND, Value, key, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -16,29 +16,29 @@ fn quarantine_grants_nothing_and_lets_go_of_everything() {
     let mut node = node();
     node.hold("a", "k");
     let waiter = node.wait("b", "k");
-    node.table.quarantine.configure(1000);
+    node.table.quarantine.configure(Some(Millis(1000)));
     node.table
         .quarantine
         .enter(Reason::Promotion, node.now.mono);
-    let denial = Denial::Quarantined(1_020_000, Reason::Promotion);
+    let denial = Denial::Quarantined(Micros(1_020_000), Reason::Promotion);
     assert_eq!(
-        node.ask("c", "l", Mode::Exclusive, FOR_EVER),
+        node.ask("c", "l", Mode::Exclusive, Wait::Forever),
         Verdict::Denied(denial)
     );
     assert_eq!(
-        node.extend(&key("k"), &token("a"), SECOND, 0, 0),
+        node.extend(&key("k"), &token("a"), SECOND, None, None),
         Extended::Denied(denial)
     );
     assert_eq!(node.guards(&key("k"), &token("a")), Err(denial));
     assert_eq!(node.let_go("a", "k"), 1);
-    node.advance(1_019_999);
+    node.advance(Micros(1_019_999));
     node.tick();
     assert_eq!(node.granted(), []);
     assert_eq!(
         node.table.next_deadline(),
-        Some(Instant(node.now.mono.0 + 1))
+        Some(MonoTime(node.now.mono.0 + 1))
     );
-    node.advance(1);
+    node.advance(Micros(1));
     node.tick();
     assert_eq!(node.granted(), [waiter]);
 }
@@ -51,7 +51,7 @@ fn whoever_is_held_back_is_granted_later_and_passed_by_nobody() {
     node.table.holds_back = true;
     node.let_go("a", "k");
     assert_eq!(node.granted(), []);
-    assert_eq!(node.ask("c", "k", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("c", "k", Mode::Exclusive, Wait::No), Verdict::Busy);
     node.table.holds_back = false;
     node.serve();
     assert_eq!(node.granted(), [waiter]);
@@ -95,20 +95,20 @@ fn a_lock_that_moves_takes_its_holder_and_its_lease_along() {
     let fence = node.hold("a", "k")[0];
     node.rename(&key("k"), &key("l"));
     assert_eq!(
-        node.extend(&key("k"), &token("a"), SECOND, 0, 0),
+        node.extend(&key("k"), &token("a"), SECOND, None, None),
         Extended::NotHeld
     );
     assert_eq!(
-        node.extend(&key("l"), &token("a"), SECOND, 0, 0),
+        node.extend(&key("l"), &token("a"), SECOND, None, None),
         Extended::To(fence)
     );
     node.swap(0, 7);
     let moved = key("l").in_db(7);
     assert_eq!(
-        node.extend(&moved, &token("a"), SECOND, 0, 0),
+        node.extend(&moved, &token("a"), SECOND, None, None),
         Extended::To(fence)
     );
-    node.advance(10 * SECOND + 1024);
+    node.advance((10 * SECOND).plus(Micros(1024)));
     node.tick();
     assert_eq!(
         (node.table.locks(), node.keys.0.len()),
@@ -125,7 +125,7 @@ fn a_flushed_value_that_is_freed_late_leaves_the_lock_in_its_place_alone() {
     node.hold("b", "l");
     node.free();
     assert!(node.holds("b", "l"));
-    node.advance(10 * SECOND + 1024);
+    node.advance((10 * SECOND).plus(Micros(1024)));
     node.tick();
     assert_eq!(node.table.locks(), 0, "its deadline is still known");
 }
@@ -135,15 +135,15 @@ fn a_value_that_lost_its_key_and_is_freed_late_is_left_alone() {
     let mut node = node();
     let ephemeral = Terms {
         ephemeral: true,
-        connection: 1,
+        connection: Some(1),
         ..terms(&token("a"), 10 * SECOND)
     };
-    node.acquire(&[key("k")], &ephemeral, None);
+    node.acquire(&[key("k")], &ephemeral, Wait::No);
     node.remove_lazily(&key("k"));
     node.take();
     node.hang_up(1, SECOND);
     assert!(node.take().0.is_empty(), "there is no key to change");
-    assert_eq!(node.flush(None), 0);
+    assert_eq!(node.flush(None), Micros(0));
     node.hold("b", "k");
     let waiter = node.wait("c", "k");
     node.swap(0, 1);
@@ -157,10 +157,10 @@ fn a_value_that_lost_its_key_and_is_freed_late_is_left_alone() {
 fn flushing_never_resets_the_fence() {
     let mut node = node();
     let fence = node.hold("a", "k")[0];
-    node.now.wall = 0;
+    node.now.wall = WallTime(0);
     node.flush(None);
     assert_eq!(node.hold("a", "k"), [fence + 1]);
-    node.reload(0);
+    node.reload(Micros(0));
     node.remove(&key("k"));
     assert_eq!(node.hold("a", "k"), [fence + 2]);
 }
@@ -173,7 +173,7 @@ fn what_a_decision_grants_while_databases_are_flushed_or_swapped_comes_afterward
         let mut node = Node::new(ROOMY);
         node.hold("x", "a");
         let waiter = terms(&token("y"), 100 * SECOND);
-        node.acquire(&both, &waiter, crate::node::FOR_EVER);
+        node.acquire(&both, &waiter, Wait::Forever);
         node.take();
         // `a` is handed over in place, `b` is new.
         node.release_in_part(&key("a"), &token("x"), false);

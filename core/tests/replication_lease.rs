@@ -1,7 +1,7 @@
 //! The replication lease: which replica counts, from when on and until when.
 
 use redislock_core::replication_lease::{Listed, Look, Off, ReplicationLease, Rule, Settings};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, MonoTime};
 
 const Q: u64 = 10_000_000;
 const L: u64 = 1_000_000;
@@ -9,9 +9,9 @@ const L: u64 = 1_000_000;
 fn settings() -> Settings {
     Settings {
         needed: 1,
-        lag: L,
-        lag_at_start: L,
-        longest_lease: Q,
+        lag: Micros(L),
+        lag_at_start: Micros(L),
+        longest_lease: Some(Micros(Q)),
     }
 }
 
@@ -21,8 +21,8 @@ fn rule() -> Rule {
 
 fn look<'a>(at: u64, position: u64, replicas: &'a [Listed<'a>]) -> Look<'a> {
     Look {
-        before: Instant(at),
-        after: Instant(at),
+        before: MonoTime(at),
+        after: MonoTime(at),
         position,
         replicas,
     }
@@ -37,7 +37,7 @@ fn replica(address: &[u8], acknowledged: u64) -> Listed<'_> {
 
 /// One replica that has acknowledged every heartbeat until `end`; positions are moments.
 fn followed_until(end: u64) -> ReplicationLease {
-    let mut lease = ReplicationLease::new(rule(), Instant(1));
+    let mut lease = ReplicationLease::new(rule(), MonoTime(1));
     for at in (1..=end).step_by(L as usize / 4) {
         lease.observe(look(at, at, &[replica(b"a", at)]));
     }
@@ -46,19 +46,19 @@ fn followed_until(end: u64) -> ReplicationLease {
 
 #[test]
 fn the_wait_covers_the_lease_the_lag_and_clocks_that_differ() {
-    assert_eq!(rule().wait, 11_000_000 * 101 / 99 + 1 + 100_000);
+    assert_eq!(rule().wait, Micros(11_000_000 * 101 / 99 + 1 + 100_000));
 }
 
 #[test]
 fn the_lag_can_be_lowered_and_the_wait_stays() {
     let lowered = Rule::of(Settings {
-        lag: L / 2,
+        lag: Micros(L / 2),
         ..settings()
     })
     .expect("a rule");
-    assert_eq!((lowered.lag, lowered.wait), (L / 2, rule().wait));
+    assert_eq!((lowered.lag, lowered.wait), (Micros(L / 2), rule().wait));
     let raised = Rule::of(Settings {
-        lag: 9 * L,
+        lag: Micros(9 * L),
         ..settings()
     });
     assert_eq!(raised, Ok(rule()));
@@ -76,21 +76,21 @@ fn the_rule_needs_replicas_a_lag_and_a_quarantine() {
     );
     assert_eq!(
         off(Settings {
-            lag: 0,
+            lag: Micros(0),
             ..settings()
         }),
         Some(Off::NoLag)
     );
     assert_eq!(
         off(Settings {
-            lag_at_start: 0,
+            lag_at_start: Micros(0),
             ..settings()
         }),
         Some(Off::NoLag)
     );
     assert_eq!(
         off(Settings {
-            longest_lease: 0,
+            longest_lease: None,
             ..settings()
         }),
         Some(Off::NoQuarantine)
@@ -99,17 +99,17 @@ fn the_rule_needs_replicas_a_lag_and_a_quarantine() {
 
 #[test]
 fn a_replica_counts_when_it_has_followed_for_the_wait() {
-    let wait = rule().wait;
+    let wait = rule().wait.0;
     let before = followed_until(wait);
-    assert!(!before.permits(Instant(wait)));
+    assert!(!before.permits(MonoTime(wait)));
     let at = followed_until(wait + L);
-    assert!(at.permits(Instant(wait + L)));
-    assert_eq!(at.standing(Instant(wait + L)).counted, 1);
+    assert!(at.permits(MonoTime(wait + L)));
+    assert_eq!(at.standing(MonoTime(wait + L)).counted, 1);
 }
 
 #[test]
 fn evidence_is_as_old_as_the_position_that_was_acknowledged() {
-    let end = rule().wait + 2 * L;
+    let end = rule().wait.0 + 2 * L;
     let mut lease = followed_until(end);
     let last = lease.connections()[0].evidence.expect("some evidence");
     // An old acknowledgement that arrives late changes nothing.
@@ -118,44 +118,44 @@ fn evidence_is_as_old_as_the_position_that_was_acknowledged() {
         end + L / 2,
         &[replica(b"a", last.0 + L / 4)],
     ));
-    assert_eq!(lease.until(), Some(last.plus(L)));
-    assert!(!lease.permits(last.plus(L + 1)));
-    assert_eq!(lease.standing(last.plus(L + 1)).since, None);
-    assert_eq!(lease.left(last.plus(L + 1)), Some(L / 4));
+    assert_eq!(lease.until(), Some(last.plus(Micros(L))));
+    assert!(!lease.permits(last.plus(Micros(L + 1))));
+    assert_eq!(lease.standing(last.plus(Micros(L + 1))).since, None);
+    assert_eq!(lease.left(last.plus(Micros(L + 1))), Some(Micros(L / 4)));
 }
 
 #[test]
 fn a_new_connection_of_the_same_replica_starts_again() {
-    let end = rule().wait + 2 * L;
+    let end = rule().wait.0 + 2 * L;
     let mut lease = followed_until(end);
     lease.observe(look(end + 1, end + 1, &[]));
-    assert!(!lease.permits(Instant(end + 1)));
+    assert!(!lease.permits(MonoTime(end + 1)));
     lease.observe(look(end + 2, end + 2, &[replica(b"a", end)]));
-    assert_eq!(lease.left(Instant(end + 2)), Some(rule().wait));
+    assert_eq!(lease.left(MonoTime(end + 2)), Some(rule().wait));
 }
 
 #[test]
 fn of_two_connections_with_one_address_neither_counts() {
-    let end = rule().wait + 2 * L;
+    let end = rule().wait.0 + 2 * L;
     let mut lease = followed_until(end);
     let both = [replica(b"a", end), replica(b"a", end)];
     lease.observe(look(end + 1, end + 1, &both));
-    assert!(!lease.permits(Instant(end + 1)));
+    assert!(!lease.permits(MonoTime(end + 1)));
     lease.observe(look(end + 2, end + 2, &both[..1]));
-    assert_eq!(lease.connections()[0].online_since, Instant(end + 2));
+    assert_eq!(lease.connections()[0].online_since, MonoTime(end + 2));
 }
 
 #[test]
 fn another_stream_makes_all_of_them_start_again() {
-    let end = rule().wait + 2 * L;
+    let end = rule().wait.0 + 2 * L;
     let mut lease = followed_until(end);
     lease.observe(look(end + 1, 7, &[replica(b"a", end)]));
-    assert!(!lease.permits(Instant(end + 1)));
+    assert!(!lease.permits(MonoTime(end + 1)));
 }
 
 #[test]
 fn more_than_twice_the_needed_replicas_are_no_majority() {
-    let mut lease = ReplicationLease::new(rule(), Instant(0));
+    let mut lease = ReplicationLease::new(rule(), MonoTime(0));
     lease.observe(look(1, 1, &[replica(b"a", 0), replica(b"b", 0)]));
     assert!(!lease.has_no_majority());
     lease.observe(look(2, 2, &[replica(b"c", 0)]));
@@ -164,20 +164,20 @@ fn more_than_twice_the_needed_replicas_are_no_majority() {
 
 #[test]
 fn the_wait_never_shrinks() {
-    let mut lease = ReplicationLease::new(rule(), Instant(0));
+    let mut lease = ReplicationLease::new(rule(), MonoTime(0));
     lease.set_rule(
         Rule {
             needed: 2,
-            lag: 1,
-            wait: 1,
+            lag: Micros(1),
+            wait: Micros(1),
         },
-        Instant(0),
+        MonoTime(0),
     );
     assert_eq!(
         lease.rule(),
         Rule {
             needed: 2,
-            lag: 1,
+            lag: Micros(1),
             wait: rule().wait
         }
     );
@@ -187,9 +187,9 @@ fn the_wait_never_shrinks() {
 fn an_acknowledgement_of_what_was_never_written_is_no_evidence() {
     let end = 40 * L + 1;
     let mut lease = followed_until(end);
-    assert!(lease.permits(Instant(end)));
+    assert!(lease.permits(MonoTime(end)));
     for at in (end..end + 3 * Q).step_by(L as usize / 4) {
         lease.observe(look(at, at, &[replica(b"a", u64::MAX / 2)]));
     }
-    assert!(!lease.permits(Instant(end + 3 * Q)));
+    assert!(!lease.permits(MonoTime(end + 3 * Q)));
 }

@@ -2,8 +2,9 @@
 
 use redislock_core::lock::{Mode, OverCap, Terms};
 use redislock_core::table::{Denial, Granted, Verdict};
+use redislock_core::time::{Millis, Wait};
 
-use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -16,7 +17,10 @@ fn all_keys_are_had_under_one_fence_or_none_is() {
     let mut node = node();
     let fences = node.hold("a", "kl");
     assert_eq!(fences[0], fences[1]);
-    assert_eq!(node.ask("b", "jk", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(
+        node.ask("b", "jk", Mode::Exclusive, Wait::No),
+        Verdict::Busy
+    );
     assert!(!node.holds("b", "j"));
     assert_eq!(node.table.locks(), 2);
 }
@@ -25,7 +29,7 @@ fn all_keys_are_had_under_one_fence_or_none_is() {
 fn a_key_that_is_held_already_is_re_entered_under_its_own_fence() {
     let mut node = node();
     let own = node.hold("a", "k")[0];
-    let Verdict::Granted(Granted::Many(fences)) = node.ask("a", "lkm", Mode::Exclusive, None)
+    let Verdict::Granted(Granted::Many(fences)) = node.ask("a", "lkm", Mode::Exclusive, Wait::No)
     else {
         panic!("granted");
     };
@@ -42,13 +46,13 @@ fn a_key_that_is_held_already_is_re_entered_under_its_own_fence() {
 fn a_key_that_cannot_be_re_entered_leaves_the_others_free() {
     let mut node = node();
     let capped = Terms {
-        max_hold: 5000,
+        max_hold: Some(Millis(5000)),
         ..terms(&token("a"), SECOND)
     };
-    node.acquire(&[key("k")], &capped, None);
+    node.acquire(&[key("k")], &capped, Wait::No);
     node.take();
     let over = Verdict::Denied(Denial::OverCap(OverCap { left: 5 * SECOND }));
-    assert_eq!(node.ask("a", "jkl", Mode::Exclusive, None), over);
+    assert_eq!(node.ask("a", "jkl", Mode::Exclusive, Wait::No), over);
     assert_eq!((node.table.locks(), node.take().0.len()), (1, 0));
 }
 
@@ -64,7 +68,7 @@ fn whoever_waits_for_several_keys_holds_none_and_nobody_takes_the_free_one_from_
             .map(|(waiters, _)| waiters),
         Some(1)
     );
-    assert_eq!(node.ask("c", "k", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("c", "k", Mode::Exclusive, Wait::No), Verdict::Busy);
     let behind = node.wait("c", "k");
     node.let_go("a", "l");
     assert_eq!(node.granted(), [both]);
@@ -90,7 +94,7 @@ fn a_waiter_that_waits_for_what_the_requester_holds_is_not_ahead_of_it() {
     let mut node = node();
     node.hold("a", "k");
     let waiter = node.wait("b", "kl");
-    assert_eq!(node.ask("c", "l", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("c", "l", Mode::Exclusive, Wait::No), Verdict::Busy);
     node.hold("a", "l");
     node.let_go("a", "l");
     assert_eq!(node.granted(), []);
@@ -116,7 +120,7 @@ fn a_lease_that_has_ended_lets_nobody_pass() {
     node.hold("a", "k");
     node.wait("b", "kl");
     node.advance(10 * SECOND);
-    assert_eq!(node.ask("a", "l", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("a", "l", Mode::Exclusive, Wait::No), Verdict::Busy);
 }
 
 #[test]
@@ -124,21 +128,21 @@ fn whoever_re_enters_a_full_semaphore_waits_for_none_of_its_holders() {
     let mut node = node();
     node.hold("x", "m");
     for owner in ["a", "b"] {
-        node.ask(owner, "k", semaphore(2), None);
+        node.ask(owner, "k", semaphore(2), Wait::No);
     }
     node.wait_in("a", "klm", semaphore(2));
-    assert_eq!(node.ask("b", "l", Mode::Exclusive, None), Verdict::Busy);
+    assert_eq!(node.ask("b", "l", Mode::Exclusive, Wait::No), Verdict::Busy);
 }
 
 #[test]
 fn a_semaphore_that_becomes_full_lets_its_holders_pass() {
     let mut node = node();
     node.hold("d", "m");
-    node.ask("b", "k", semaphore(2), None);
+    node.ask("b", "k", semaphore(2), Wait::No);
     node.wait_in("a", "lmk", semaphore(2));
     let passing = node.wait("b", "l");
     assert!(matches!(
-        node.ask("d", "k", semaphore(2), None),
+        node.ask("d", "k", semaphore(2), Wait::No),
         Verdict::Granted(_)
     ));
     assert_eq!(node.granted(), [passing]);
@@ -150,7 +154,7 @@ fn a_lock_that_a_waiter_was_granted_in_the_same_decision_is_not_made_twice() {
     node.hold("a", "k");
     let waiter = node.wait_in("b", "kl", SHARED);
     node.advance(10 * SECOND);
-    let Verdict::Granted(granted) = node.ask("c", "lk", SHARED, None) else {
+    let Verdict::Granted(granted) = node.ask("c", "lk", SHARED, Wait::No) else {
         panic!("shared with b")
     };
     assert_eq!(node.granted(), [waiter]);
@@ -165,9 +169,9 @@ fn a_circle_of_two_is_told_at_once() {
     node.hold("a", "k");
     node.hold("b", "l");
     node.wait("a", "l");
-    assert_eq!(node.ask("b", "k", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert_eq!(node.ask("b", "k", Mode::Exclusive, Wait::Forever), DEADLOCK);
     assert_eq!(
-        node.ask("b", "k", Mode::Exclusive, None),
+        node.ask("b", "k", Mode::Exclusive, Wait::No),
         Verdict::Busy,
         "who does not wait closes no circle"
     );
@@ -178,13 +182,16 @@ fn a_circle_of_two_is_told_at_once() {
 fn a_circle_over_many_keys_and_modes_is_told() {
     let mut node = node();
     for (owner, name) in [("a", "k"), ("b", "l"), ("c", "m")] {
-        node.ask(owner, name, SHARED, None);
+        node.ask(owner, name, SHARED, Wait::No);
     }
     node.wait("a", "lx");
     node.wait("b", "ym");
-    assert_eq!(node.ask("c", "zk", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert_eq!(
+        node.ask("c", "zk", Mode::Exclusive, Wait::Forever),
+        DEADLOCK
+    );
     assert!(matches!(
-        node.ask("c", "zk", SHARED, None),
+        node.ask("c", "zk", SHARED, Wait::No),
         Verdict::Granted(_)
     ));
 }
@@ -222,7 +229,7 @@ fn a_line_closes_a_circle_when_the_one_ahead_depends_on_the_newcomer() {
     node.wait("v", "k");
     node.wait("w", "mp");
     // w is ahead on m and waits for v, which waits for n.
-    assert_eq!(node.ask("n", "m", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert_eq!(node.ask("n", "m", Mode::Exclusive, Wait::Forever), DEADLOCK);
 }
 
 #[test]
@@ -230,14 +237,14 @@ fn one_holder_of_a_full_semaphore_that_can_go_on_is_enough() {
     let mut node = node();
     node.hold("n", "l");
     for owner in ["a", "b"] {
-        node.ask(owner, "k", semaphore(2), None);
+        node.ask(owner, "k", semaphore(2), Wait::No);
     }
     node.wait("a", "l");
     let waiter = node.wait_in("n", "k", semaphore(2));
     node.abandon(waiter);
     node.wait("b", "l");
-    assert_eq!(node.ask("n", "k", semaphore(2), FOR_EVER), DEADLOCK);
-    assert_eq!(node.ask("n", "k", Mode::Exclusive, FOR_EVER), DEADLOCK);
+    assert_eq!(node.ask("n", "k", semaphore(2), Wait::Forever), DEADLOCK);
+    assert_eq!(node.ask("n", "k", Mode::Exclusive, Wait::Forever), DEADLOCK);
 }
 
 #[test]
@@ -249,7 +256,7 @@ fn an_ended_lease_is_part_of_no_circle() {
     node.wait("a", "l");
     node.advance(5 * SECOND);
     assert!(matches!(
-        node.ask("b", "k", Mode::Exclusive, FOR_EVER),
+        node.ask("b", "k", Mode::Exclusive, Wait::Forever),
         Verdict::Granted(_)
     ));
 }

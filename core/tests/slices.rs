@@ -2,6 +2,7 @@
 
 use redislock_core::lock::Terms;
 use redislock_core::table::{Events, Output, Presence, Verdict};
+use redislock_core::time::{Micros, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::put_whole;
 
@@ -20,7 +21,7 @@ fn crowd(node: &mut Node) {
             mode: SHARED,
             ..terms(&token(&format!("owner-{n}")), SECOND)
         };
-        let verdict = node.acquire(&[key("k")], &terms, None);
+        let verdict = node.acquire(&[key("k")], &terms, Wait::No);
         assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
     }
     node.take();
@@ -60,7 +61,7 @@ fn of_many_ended_holders_some_are_taken_off_and_the_requesters_own_is_among_them
         mode: SHARED,
         ..terms(&token("live"), 10 * SECOND)
     };
-    node.acquire(&[key("k")], &live, None);
+    node.acquire(&[key("k")], &live, Wait::No);
     node.advance(SECOND);
     node.take();
     let own = token(&format!("owner-{}", MANY - 1));
@@ -88,12 +89,12 @@ fn a_semaphore_that_was_full_of_holds_that_have_ended_has_room() {
             mode: semaphore,
             ..terms(&token(&format!("owner-{n}")), ttl)
         };
-        node.acquire(&[key("k")], &terms, None);
+        node.acquire(&[key("k")], &terms, Wait::No);
     }
-    assert_eq!(node.ask("a", "k", semaphore, None), Verdict::Busy);
+    assert_eq!(node.ask("a", "k", semaphore, Wait::No), Verdict::Busy);
     node.advance(SECOND);
     for owner in ["a", "b", "c"] {
-        let verdict = node.ask(owner, "k", semaphore, None);
+        let verdict = node.ask(owner, "k", semaphore, Wait::No);
         assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
     }
 }
@@ -103,23 +104,23 @@ fn the_holds_of_a_closed_connection_end_at_once_and_are_taken_off_in_slices() {
     let mut node = Node::new(ROOMY);
     let ephemeral = Terms {
         ephemeral: true,
-        connection: 7,
+        connection: Some(7),
         ..terms(&token("me"), 100 * SECOND)
     };
     for n in 0..MANY {
-        node.acquire(&[numbered(n)], &ephemeral, None);
+        node.acquire(&[numbered(n)], &ephemeral, Wait::No);
     }
     let terms_of = |owner: &str| terms(&token(owner), SECOND);
     let both = [numbered(MANY - 1), numbered(0)];
-    let waiting = node.acquire(&both, &terms_of("waiter"), crate::node::FOR_EVER);
+    let waiting = node.acquire(&both, &terms_of("waiter"), Wait::Forever);
     assert!(matches!(waiting, Verdict::Waits(_)));
     node.take();
-    node.hang_up(7, 0);
+    node.hang_up(7, Micros(0));
     assert!(!node.table.has_output(), "nothing is touched yet");
     let seen = node.at(&numbered(9)).and_then(|id| node.table.as_seen(id));
     let now = node.table.lease_now(node.now.mono);
     assert!(seen.is_some_and(|lock| lock.last_end().is_some_and(|end| end <= now)));
-    let verdict = node.acquire(&[numbered(MANY - 2)], &terms_of("other"), None);
+    let verdict = node.acquire(&[numbered(MANY - 2)], &terms_of("other"), Wait::No);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
     node.table.close(10, node.now, &mut node.keys);
     node.apply();
@@ -138,11 +139,11 @@ fn the_holds_of_a_closed_connection_end_at_once_and_are_taken_off_in_slices() {
 fn a_flush_and_a_swap_look_at_no_lock_and_at_waiters_in_slices() {
     let mut node = Node::new(ROOMY);
     for n in 0..MANY {
-        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), None);
+        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), Wait::No);
     }
     for n in 0..100 {
         let owner = terms(&token(&format!("waiter-{n}")), SECOND);
-        node.acquire(&[numbered(n)], &owner, crate::node::FOR_EVER);
+        node.acquire(&[numbered(n)], &owner, Wait::Forever);
     }
     node.take();
     node.swap(0, 1);
@@ -159,13 +160,13 @@ fn a_flush_and_a_swap_look_at_no_lock_and_at_waiters_in_slices() {
     let verdict = node.acquire(
         &[Key::new(1, b"key-7")],
         &terms(&token("other"), SECOND),
-        None,
+        Wait::No,
     );
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
     node.free();
     assert_eq!(node.table.locks(), 101);
     assert_eq!(node.flush(None), SECOND);
-    assert_eq!(node.flush(None), 0, "nothing is left");
+    assert_eq!(node.flush(None), Micros(0), "nothing is left");
 }
 
 #[test]
@@ -178,7 +179,7 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     assert_eq!(node.release(&key("k"), &token("a"), false), 1);
     let first = node.granted();
     assert!(first.len() < 200 && first[..] == waiting[..first.len()]);
-    assert_eq!(node.ask("late", "k", SHARED, None), Verdict::Busy);
+    assert_eq!(node.ask("late", "k", SHARED, Wait::No), Verdict::Busy);
     let mut all = first.clone();
     node.serve();
     all.extend(node.granted());
@@ -186,7 +187,7 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     all.iter().for_each(|id| node.table.delivered(*id));
     all.extend(node.serve_all());
     assert_eq!(all, waiting);
-    let verdict = node.ask("late", "k", SHARED, None);
+    let verdict = node.ask("late", "k", SHARED, Wait::No);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
 
@@ -214,18 +215,18 @@ fn a_change_of_roles_unties_every_hold_at_once_and_forgets_the_ties_in_slices() 
         ..terms(&token("me"), 100 * SECOND)
     };
     for n in 0..MANY {
-        node.acquire(&[numbered(n)], &ephemeral(7 + n as u64 % 3), None);
+        node.acquire(&[numbered(n)], &ephemeral(Some(7 + n as u64 % 3)), Wait::No);
     }
     node.take();
     // Some of them are about to end; they become ordinary leases, too.
-    node.hang_up(7, 0);
+    node.hang_up(7, Micros(0));
     node.table.role_changed();
     assert!(!node.table.is_bound(8) && !node.table.is_closing());
     assert!(forget(&mut node) > MANY / 200);
     // The same connection may tie others, and does not end the earlier ones.
-    node.acquire(&[key("k")], &ephemeral(8), None);
-    node.acquire(&[numbered(4)], &terms(&token("me"), SECOND), None);
-    node.hang_up(8, 0);
+    node.acquire(&[key("k")], &ephemeral(Some(8)), Wait::No);
+    node.acquire(&[numbered(4)], &terms(&token("me"), SECOND), Wait::No);
+    node.hang_up(8, Micros(0));
     node.tick();
     assert!(holds(&node, &numbered(1)) && holds(&node, &numbered(4)));
     assert!(!holds(&node, &key("k")));
@@ -270,16 +271,12 @@ fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
 /// Somebody waits for many keys of an owner, and for one that stays held.
 fn wait_for_many(node: &mut Node) -> Vec<Key> {
     let keys: Vec<_> = (0..1000).map(numbered).collect();
-    node.acquire(&keys, &terms(&token("me"), SECOND), None);
-    node.acquire(&[key("pin")], &terms(&token("other"), 9 * SECOND), None);
+    node.acquire(&keys, &terms(&token("me"), SECOND), Wait::No);
+    node.acquire(&[key("pin")], &terms(&token("other"), 9 * SECOND), Wait::No);
     let mut wanted = keys.clone();
     wanted.push(key("pin"));
     for waiter in ["waiter", "next"] {
-        let waits = node.acquire(
-            &wanted,
-            &terms(&token(waiter), SECOND),
-            crate::node::FOR_EVER,
-        );
+        let waits = node.acquire(&wanted, &terms(&token(waiter), SECOND), Wait::Forever);
         assert!(matches!(waits, Verdict::Waits(_)), "{waits:?}");
     }
     node.take();
@@ -320,9 +317,9 @@ fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
     let mut node = Node::new(ROOMY);
     let owners = || (0..500).map(|n| format!("waiter-{n}"));
     for (n, owner) in owners().enumerate() {
-        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), None);
+        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), Wait::No);
         let waits = terms(&token(&owner), SECOND);
-        node.acquire(&[numbered(n)], &waits, crate::node::FOR_EVER);
+        node.acquire(&[numbered(n)], &waits, Wait::Forever);
     }
     for n in 0..500 {
         node.release(&numbered(n), &token("me"), false);
@@ -330,7 +327,7 @@ fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
     let first = node.granted();
     assert!(first.len() < 100, "{} at once", first.len());
     // Who is not served yet keeps its place.
-    let late = node.acquire(&[numbered(499)], &terms(&token("late"), SECOND), None);
+    let late = node.acquire(&[numbered(499)], &terms(&token("late"), SECOND), Wait::No);
     assert_eq!(late, Verdict::Busy);
     first.iter().for_each(|id| node.undeliverable(*id));
     let next = node.granted();

@@ -2,8 +2,9 @@
 
 use redislock_core::lock::{Mode, Refusal};
 use redislock_core::table::{Answer, Denial, Presence, Verdict};
+use redislock_core::time::{Micros, Wait};
 
-use crate::node::{FOR_EVER, Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -44,7 +45,8 @@ fn the_lease_of_a_waiter_starts_at_its_grant() {
     node.advance(7 * SECOND);
     node.let_go("a", "k");
     let end = node.lock(&key("k")).and_then(|lock| lock.last_end());
-    assert_eq!(end, Some(node.now.mono.plus(10 * SECOND)));
+    let now = node.table.lease_now(node.now.mono);
+    assert_eq!(end, Some(now.plus(10 * SECOND)));
 }
 
 #[test]
@@ -53,14 +55,14 @@ fn a_wait_ends_when_its_time_is_up_and_not_before() {
     node.hold("a", "k");
     let until = node.now.mono.plus(SECOND);
     let Verdict::Waits(waiter) =
-        node.acquire(&[key("k")], &terms(&token("b"), SECOND), Some(Some(until)))
+        node.acquire(&[key("k")], &terms(&token("b"), SECOND), Wait::Until(until))
     else {
         panic!("it waits");
     };
-    node.advance(SECOND - 1);
+    node.advance(SECOND.minus(Micros(1)));
     node.tick();
     assert_eq!(node.take().1, []);
-    node.advance(1);
+    node.advance(Micros(1));
     node.tick();
     assert_eq!(node.take().1, [(waiter, Answer::Nothing)]);
     assert_eq!(node.table.waiters(), 0);
@@ -79,7 +81,7 @@ fn shared_waiters_next_to_each_other_are_granted_together_and_none_passes_a_writ
     node.let_go("a", "k");
     assert_eq!(node.granted(), readers);
     assert_eq!(
-        node.ask("f", "k", SHARED, None),
+        node.ask("f", "k", SHARED, Wait::No),
         Verdict::Busy,
         "no barging"
     );
@@ -96,13 +98,13 @@ fn a_dead_permit_of_a_semaphore_frees_itself() {
     let mut node = node();
     for owner in ["a", "b"] {
         assert!(matches!(
-            node.ask(owner, "k", semaphore(2), None),
+            node.ask(owner, "k", semaphore(2), Wait::No),
             Verdict::Granted(_)
         ));
         node.advance(SECOND);
     }
     let waiter = node.wait_in("c", "k", semaphore(2));
-    node.advance(8 * SECOND + 1024);
+    node.advance((8 * SECOND).plus(Micros(1024)));
     node.tick();
     assert_eq!(node.granted(), [waiter]);
     assert!(!node.holds("a", "k") && node.holds("b", "k"));
@@ -119,7 +121,7 @@ fn an_unlike_limit_is_refused_at_the_request_and_again_at_the_grant() {
     let refused = Denial::Refused(Refusal::UnlikeLimit);
     assert_eq!(answers[1], (unlike, Answer::Denied(refused)));
     assert_eq!(
-        node.ask("d", "k", semaphore(3), None),
+        node.ask("d", "k", semaphore(3), Wait::No),
         Verdict::Denied(refused)
     );
 }
@@ -127,7 +129,7 @@ fn an_unlike_limit_is_refused_at_the_request_and_again_at_the_grant() {
 #[test]
 fn a_disconnected_waiter_leaves_and_lets_those_behind_it_go() {
     let mut node = node();
-    node.ask("a", "k", SHARED, None);
+    node.ask("a", "k", SHARED, Wait::No);
     let writer = node.wait("b", "k");
     let reader = node.wait_in("c", "k", SHARED);
     node.abandon(writer);
@@ -192,7 +194,7 @@ fn an_owner_that_shares_is_refused_the_exclusive_lock_it_waits_for() {
 #[test]
 fn requests_of_one_owner_keep_their_order() {
     let mut node = node();
-    node.ask("a", "k", SHARED, None);
+    node.ask("a", "k", SHARED, Wait::No);
     node.hold("a", "l");
     let writer = node.wait("b", "k");
     let reader = node.wait_in("b", "kl", SHARED);
@@ -211,12 +213,12 @@ fn a_lock_that_was_granted_again_while_leases_were_ended_is_found_at_its_own_end
     let mut node = node();
     node.hold("a", "bd");
     let twenty = terms(&token("a"), 20 * SECOND);
-    node.acquire(&[key("c")], &twenty, None);
+    node.acquire(&[key("c")], &twenty, Wait::No);
     let until = node.now.mono.plus(10 * SECOND);
     let several = [key("b"), key("d"), key("c")];
-    node.acquire(&several, &terms(&token("x"), SECOND), Some(Some(until)));
+    node.acquire(&several, &terms(&token("x"), SECOND), Wait::Until(until));
     let waiting = [node.wait("y", "b"), node.wait("z", "d")];
-    node.advance(10 * SECOND + 1024);
+    node.advance((10 * SECOND).plus(Micros(1024)));
     node.tick();
     let (_, answers) = node.take();
     assert!(
@@ -224,7 +226,7 @@ fn a_lock_that_was_granted_again_while_leases_were_ended_is_found_at_its_own_end
             .iter()
             .all(|waiter| answers.iter().any(|(id, _)| id == waiter))
     );
-    node.advance(10 * SECOND + 1024);
+    node.advance((10 * SECOND).plus(Micros(1024)));
     node.tick();
     assert_eq!(node.table.locks(), 0);
 }
@@ -287,17 +289,17 @@ fn an_owner_goes_past_waiters_with_many_keys_at_the_cost_of_its_own_holds() {
     let mut node = Node::new(ROOMY);
     let free: Vec<_> = (0..200).map(|n| key(&format!("free-{n}"))).collect();
     let wanted: Vec<_> = free.iter().cloned().chain([key("held")]).collect();
-    node.acquire(&[key("held")], &terms(&token("owner"), SECOND), None);
+    node.acquire(&[key("held")], &terms(&token("owner"), SECOND), Wait::No);
     for n in 0..WAITERS {
         let terms = terms(&token(&format!("waiter-{n}")), SECOND);
-        let verdict = node.acquire(&wanted, &terms, FOR_EVER);
+        let verdict = node.acquire(&wanted, &terms, Wait::Forever);
         assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
     }
-    let stranger = node.acquire(&free[..1], &terms(&token("stranger"), SECOND), None);
+    let stranger = node.acquire(&free[..1], &terms(&token("stranger"), SECOND), Wait::No);
     assert_eq!(stranger, Verdict::Busy);
     for keys in [&free[..1], &free[1..]] {
         let before = node.table.order_steps();
-        let verdict = node.acquire(keys, &terms(&token("owner"), SECOND), None);
+        let verdict = node.acquire(keys, &terms(&token("owner"), SECOND), Wait::No);
         assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
         let steps = node.table.order_steps() - before;
         assert!(steps <= 2 * WAITERS as u64, "{steps} steps");

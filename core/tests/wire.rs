@@ -4,7 +4,7 @@
 use proptest::prelude::*;
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::{Hold, Lock, Mode};
-use redislock_core::time::{Instant, from_millis};
+use redislock_core::time::{LeaseTime, Micros, Millis};
 use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
 use redislock_core::wire::{
     MAX_HOLDERS, MAX_TTL, Malformed, Reader, load, put_number, put_part, put_whole, save,
@@ -12,7 +12,7 @@ use redislock_core::wire::{
 
 use crate::node::{SHARED, semaphore};
 
-const NOW: Instant = Instant(1 << 40);
+const NOW: LeaseTime = LeaseTime(1 << 40);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
@@ -30,11 +30,14 @@ fn restored(seen: &Seen) -> Hold {
     let mut hold = Hold::restored(
         token,
         seen.fence,
-        NOW.plus(seen.left),
-        Instant(NOW.0 - seen.age),
+        NOW.plus(Micros(seen.left)),
+        LeaseTime(NOW.0 - seen.age),
         seen.count,
     );
-    hold.set_saved_extra(&seen.owner, seen.max_hold);
+    hold.set_saved_extra(
+        &seen.owner,
+        Some(Millis(seen.max_hold.into())).filter(|cap| *cap != Millis::ZERO),
+    );
     hold
 }
 
@@ -51,9 +54,9 @@ fn seen(lock: &Lock) -> (Mode, Vec<Seen>) {
         token: hold.token.secret().to_vec(),
         count: hold.count,
         fence: hold.fence,
-        left: hold.left(NOW),
-        age: NOW.since(hold.granted),
-        max_hold: hold.max_hold(),
+        left: hold.left(NOW).0,
+        age: NOW.since(hold.granted).0,
+        max_hold: hold.max_hold().map_or(0, |cap| cap.0 as u32),
         owner: hold.owner().to_vec(),
     });
     (lock.mode(), holds.collect())
@@ -83,9 +86,9 @@ fn shapes(length: usize) -> Vec<Lock> {
         token: vec![name; length],
         count: u32::MAX,
         fence: MAX_FENCE,
-        left: from_millis(MAX_TTL),
+        left: MAX_TTL.to_micros().0,
         age: 1 << 39,
-        max_hold: MAX_TTL as u32,
+        max_hold: MAX_TTL.0 as u32,
         owner: vec![0; length],
     };
     let least = Seen {
@@ -115,17 +118,20 @@ fn every_shape_comes_back_as_it_was() {
 #[test]
 fn times_are_what_remains_and_what_has_passed_on_any_clock() {
     let lock = lock(Mode::Exclusive, &[plain(b"a", 9)]);
-    let later = NOW.plus(123_456_789);
+    let later = NOW.plus(Micros(123_456_789));
     let loaded = load(&saved(&lock), later).expect("what was saved");
     let hold = loaded.holds().next().expect("a hold");
-    assert_eq!((hold.left(later), later.since(hold.granted)), (5000, 7));
-    let young = load(&saved(&lock), Instant(3)).expect("what was saved");
+    assert_eq!(
+        (hold.left(later), later.since(hold.granted)),
+        (Micros(5000), Micros(7))
+    );
+    let young = load(&saved(&lock), LeaseTime(3)).expect("what was saved");
     assert_eq!(
         young
             .holds()
             .next()
-            .map(|hold| (hold.left(Instant(3)), hold.granted)),
-        Some((5000, Instant(0)))
+            .map(|hold| (hold.left(LeaseTime(3)), hold.granted)),
+        Some((Micros(5000), LeaseTime(0)))
     );
 }
 
@@ -152,17 +158,17 @@ fn is_valid(lock: &Lock) -> bool {
     let fits = match mode {
         Mode::Exclusive => holds.len() == 1,
         Mode::Shared { limit } => {
-            limit <= MAX_HOLDERS
+            limit.is_none_or(|limit| limit <= MAX_HOLDERS)
                 && !holds.is_empty()
-                && (limit == 0 || holds.len() <= limit as usize)
+                && limit.is_none_or(|limit| holds.len() <= limit as usize)
         }
     };
     let hold_fits = |hold: &Seen| {
         Token::new(&hold.token).is_some()
             && hold.count > 0
             && (1..=MAX_FENCE).contains(&hold.fence)
-            && hold.left <= from_millis(MAX_TTL)
-            && u64::from(hold.max_hold) <= MAX_TTL
+            && hold.left <= MAX_TTL.to_micros().0
+            && u64::from(hold.max_hold) <= MAX_TTL.0
             && hold.owner.len() <= MAX_OWNER
     };
     fits && holds.iter().all(hold_fits)
@@ -217,7 +223,7 @@ fn what_no_command_could_have_made_is_malformed() {
     let good = hold(b"a", 1, 1, 5, 0, b"");
     assert!(load(&form(EXCLUSIVE_WHOLE, 0, 1, &good), NOW).is_ok());
     assert!(load(&form(SHARED_WHOLE, 1, 1, &good), NOW).is_ok());
-    let week = from_millis(MAX_TTL);
+    let week = MAX_TTL.to_micros().0;
     let bad = [
         ("no holder", form(EXCLUSIVE_WHOLE, 0, 0, &[])),
         (
@@ -297,7 +303,7 @@ fn what_no_command_could_have_made_is_malformed() {
                 EXCLUSIVE_WHOLE,
                 0,
                 1,
-                &hold(b"a", 1, 1, 5, MAX_TTL + 1, b""),
+                &hold(b"a", 1, 1, 5, MAX_TTL.0 + 1, b""),
             ),
         ),
         (
@@ -409,7 +415,7 @@ proptest! {
     #[test]
     fn any_lock_comes_back(
         shared in proptest::option::of(0..4u32),
-        holds in proptest::collection::btree_map(proptest::collection::vec(any::<u8>(), 1..60), (1..9u32, 1..MAX_FENCE, 0..from_millis(MAX_TTL), 0..1u64 << 39, 0..9u32), 1..4),
+        holds in proptest::collection::btree_map(proptest::collection::vec(any::<u8>(), 1..60), (1..9u32, 1..MAX_FENCE, 0..MAX_TTL.to_micros().0, 0..1u64 << 39, 0..9u32), 1..4),
     ) {
         prop_assume!(!holds.contains_key(&b"*"[..]));
         let mut holds: Vec<_> = holds.into_iter().map(|(token, (count, fence, left, age, max_hold))| Seen {
@@ -417,12 +423,13 @@ proptest! {
         }).collect();
         let mode = match shared {
             None => Mode::Exclusive,
+            Some(0) => SHARED,
             Some(limit) => semaphore(limit),
         };
         holds.truncate(match mode {
             Mode::Exclusive => 1,
-            Mode::Shared { limit: 0 } => holds.len(),
-            Mode::Shared { limit } => limit as usize,
+            Mode::Shared { limit: None } => holds.len(),
+            Mode::Shared { limit: Some(limit) } => limit as usize,
         });
         let lock = lock(mode, &holds);
         let loaded = load(&saved(&lock), NOW).expect("what was saved");

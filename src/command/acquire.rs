@@ -5,7 +5,7 @@
 use redis_module::raw;
 use redislock_core::lock::Terms;
 use redislock_core::table::{Verdict, Wanted};
-use redislock_core::time::{Instant, from_millis};
+use redislock_core::time::{Millis, Wait};
 use redislock_core::token::Token;
 
 use super::options::{self, Options};
@@ -27,7 +27,8 @@ pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 /// A request for one lock or several, read whole before anything is touched.
 pub struct Request {
     terms: Terms,
-    block: Option<u64>,
+    /// How long to wait; zero is forever.
+    block: Option<Millis>,
     shape: Shape,
 }
 
@@ -89,17 +90,16 @@ impl Request {
         wanted: &[Wanted<'_>],
         keys: impl Iterator<Item = Arg<'a>>,
     ) -> Result<(), Failure> {
-        let until = self.until(ctx);
+        let wait = self.wait(ctx);
         let verdict = decide(ctx, own, |node, now, keyspace| {
-            node.table
-                .acquire(wanted, &self.terms, until, now, keyspace)
+            node.table.acquire(wanted, &self.terms, wait, now, keyspace)
         });
         match verdict {
             Verdict::Granted(fences) => reply::granted(ctx, &fences, &self.shape),
             Verdict::Busy => ctx.reply_null(),
             Verdict::Waits(id) => {
                 waiters::park(ctx, id, self.shape, keys);
-                if let Some(Some(until)) = until {
+                if let Wait::Until(until) = wait {
                     alarm::wake_at(until);
                 }
             }
@@ -109,14 +109,19 @@ impl Request {
     }
 
     /// Whether and until when to wait. Where the server denies blocking, not at all.
-    fn until(&self, ctx: Ctx) -> Option<Option<Instant>> {
-        let millis = self.block?;
+    fn wait(&self, ctx: Ctx) -> Wait {
+        let Some(block) = self.block else {
+            return Wait::No;
+        };
         let denied = raw::REDISMODULE_CTX_FLAGS_MULTI
             | raw::REDISMODULE_CTX_FLAGS_LUA
             | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
         if ctx.has(denied) {
-            return None;
+            Wait::No
+        } else if block == Millis::ZERO {
+            Wait::Forever
+        } else {
+            Wait::Until(clock::mono().plus(block.to_micros()))
         }
-        Some((millis != 0).then(|| clock::mono().plus(from_millis(millis))))
     }
 }

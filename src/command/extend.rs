@@ -2,6 +2,7 @@
 
 use redislock_core::slots::LockId;
 use redislock_core::table::{Denial, Extended};
+use redislock_core::time::Micros;
 use redislock_core::token::Token;
 
 use super::options;
@@ -28,7 +29,13 @@ pub fn extend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// Extends the hold of each of these keys.
-pub fn prolong(ctx: Ctx, own: &[Opened<'_>], token: &Token, ttl: u64, fence: u64) -> Vec<Extended> {
+pub fn prolong(
+    ctx: Ctx,
+    own: &[Opened<'_>],
+    token: &Token,
+    ttl: Micros,
+    fence: Option<u64>,
+) -> Vec<Extended> {
     let connection = ctx.connection();
     decide(ctx, own, |node, now, keyspace| {
         let mut extend = |lock: Option<LockId>| {
@@ -49,10 +56,10 @@ pub fn reply(ctx: Ctx, extended: Extended) -> Result<(), Denial> {
     Ok(())
 }
 
-/// The option `FENCE at-least`, and nothing else, at `at`; 0 where it is not.
-pub fn fence(args: Args<'_>, at: usize) -> Result<u64, Failure> {
+/// The option `FENCE at-least`, and nothing else, at `at`.
+pub fn fence(args: Args<'_>, at: usize) -> Result<Option<u64>, Failure> {
     let Some(option) = args.get(at) else {
-        return Ok(0);
+        return Ok(None);
     };
     if !option.bytes().eq_ignore_ascii_case(b"FENCE") {
         return Err(options::unknown(at));
@@ -62,7 +69,7 @@ pub fn fence(args: Args<'_>, at: usize) -> Result<u64, Failure> {
         .ok_or(Failure::Text("ERR option FENCE needs a value"))?;
     let fence = options::fence(value)?;
     match args.get(at + 2) {
-        None => Ok(fence),
+        None => Ok(Some(fence)),
         Some(again) if again.bytes().eq_ignore_ascii_case(b"FENCE") => {
             Err("ERR option FENCE is given twice".into())
         }

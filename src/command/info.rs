@@ -3,7 +3,7 @@
 
 use redislock_core::lock::{Hold, Lock, Mode};
 use redislock_core::table::{Denial, Found};
-use redislock_core::time::{Instant, to_millis};
+use redislock_core::time::LeaseTime;
 use redislock_core::token::Key;
 use redislock_core::wire::MAX_HOLDERS;
 
@@ -60,17 +60,17 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
             return ctx.reply_null();
         }
         let (mode, limit) = match held.filter(|_| !holders.is_empty()).map(Lock::mode) {
-            None if is_string => ("string", 0),
-            None => ("free", 0),
-            Some(Mode::Exclusive) => ("exclusive", 0),
+            None if is_string => ("string", None),
+            None => ("free", None),
+            Some(Mode::Exclusive) => ("exclusive", None),
             Some(Mode::Shared { limit }) => ("shared", limit),
         };
         let (waiters, since) = waiting.unwrap_or((0, mono));
         ctx.reply_map(5);
         text(ctx, "mode", mode.as_bytes());
-        number(ctx, "limit", limit.into());
+        number(ctx, "limit", limit.map_or(0, u64::from));
         number(ctx, "waiters", waiters as u64);
-        number(ctx, "oldest-wait", mono.since(since) / 1000);
+        number(ctx, "oldest-wait", mono.since(since).whole_millis().0);
         ctx.reply_bytes(b"holders");
         ctx.reply_array(holders.len());
         holders
@@ -80,7 +80,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-fn show_hold(ctx: Ctx, hold: &Hold, end: Instant, now: Instant) {
+fn show_hold(ctx: Ctx, hold: &Hold, end: LeaseTime, now: LeaseTime) {
     let fingerprint = format!("{:016x}", node::fingerprint(hold.token.secret()));
     ctx.reply_map(6);
     text(ctx, "owner", hold.owner());
@@ -91,8 +91,8 @@ fn show_hold(ctx: Ctx, hold: &Hold, end: Instant, now: Instant) {
     );
     number(ctx, "holds", hold.count.into());
     number(ctx, "fence", hold.fence);
-    number(ctx, "ttl", to_millis(end.since(now)));
-    number(ctx, "age", now.since(hold.granted) / 1000);
+    number(ctx, "ttl", end.since(now).to_millis().0);
+    number(ctx, "age", now.since(hold.granted).whole_millis().0);
 }
 
 /// A field of a map: a text.

@@ -1,7 +1,7 @@
 //! `LOCK.NODE`: a map about this node.
 
 use redis_module::raw;
-use redislock_core::time::{Instant, to_millis};
+use redislock_core::time::{Micros, MonoTime};
 
 use super::info::{number, text};
 use crate::clock;
@@ -34,14 +34,16 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         number(
             ctx,
             "quarantine",
-            table.pause(now.mono).map_or(0, |(left, _)| to_millis(left)),
+            table
+                .pause(now.mono)
+                .map_or(0, |(left, _)| left.to_millis().0),
         );
         number(ctx, "durable", durable.into());
         number(ctx, "fence", table.fence());
         number(ctx, "locks", table.locks() as u64);
         number(ctx, "waiters", table.waiters() as u64);
-        number(ctx, "max-ttl", config::longest_lease().0);
-        number(ctx, "time", now.wall);
+        number(ctx, "max-ttl", config::longest_lease().0.0);
+        number(ctx, "time", now.wall.0);
     });
     ctx.reply_bytes(b"warnings");
     ctx.reply_array(warnings.len());
@@ -55,7 +57,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 
 /// How many replicas must confirm that this is the only master and how many do, since when the rule
 /// has held and how old its evidence is, ms.
-fn tell_replicas(ctx: Ctx, now: Instant) {
+fn tell_replicas(ctx: Ctx, now: MonoTime) {
     let standing = node::with(|node| {
         let lease = node.table.replication.as_ref();
         lease.map(|lease| lease.standing(now))
@@ -65,10 +67,10 @@ fn tell_replicas(ctx: Ctx, now: Instant) {
     let held = standing.and_then(|standing| standing.since);
     number(ctx, "replicas-needed", needed as u64);
     number(ctx, "replicas-counted", counted as u64);
-    let millis = |name: &str, micros: Option<u64>| {
+    let millis = |name: &str, span: Option<Micros>| {
         ctx.reply_bytes(name.as_bytes());
-        match micros {
-            Some(micros) => ctx.reply_integer(to_millis(micros)),
+        match span {
+            Some(span) => ctx.reply_integer(span.to_millis().0),
             None => ctx.reply_null(),
         }
     };

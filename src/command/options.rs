@@ -2,6 +2,7 @@
 
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::Mode;
+use redislock_core::time::{Micros, Millis};
 use redislock_core::token::{MAX_OWNER, Token};
 use redislock_core::wire::{MAX_HOLDERS, MAX_TTL};
 
@@ -14,10 +15,10 @@ use crate::reply::Failure;
 pub struct Options<'a> {
     pub shared: bool,
     pub limit: Option<u32>,
-    pub block: Option<u64>,
+    pub block: Option<Millis>,
     pub once: bool,
-    pub fence: u64,
-    pub max_hold: u32,
+    pub fence: Option<u64>,
+    pub max_hold: Option<Millis>,
     pub ephemeral: bool,
     pub owner: Option<&'a [u8]>,
 }
@@ -58,12 +59,15 @@ impl<'a> Options<'a> {
                     options.limit =
                         Some(number(value("LIMIT")?, "LIMIT", 1, MAX_HOLDERS.into())? as u32)
                 }
-                2 => options.block = Some(number(value("BLOCK")?, "BLOCK", 0, MAX_BLOCK)?),
+                2 => {
+                    let block = number(value("BLOCK")?, "BLOCK", 0, MAX_BLOCK)?;
+                    options.block = Some(Millis(block));
+                }
                 3 => options.once = true,
-                4 => options.fence = fence(value("FENCE")?)?,
+                4 => options.fence = Some(fence(value("FENCE")?)?),
                 5 => {
-                    options.max_hold =
-                        number(value("MAXHOLD")?, "MAXHOLD", 1, MAX_TTL as i64)? as u32
+                    let cap = number(value("MAXHOLD")?, "MAXHOLD", 1, MAX_TTL.0 as i64)?;
+                    options.max_hold = Some(Millis(cap));
                 }
                 6 => options.ephemeral = true,
                 _ => {
@@ -83,9 +87,7 @@ impl<'a> Options<'a> {
 
     pub fn mode(&self) -> Mode {
         if self.shared {
-            Mode::Shared {
-                limit: self.limit.unwrap_or(0),
-            }
+            Mode::Shared { limit: self.limit }
         } else {
             Mode::Exclusive
         }
@@ -133,14 +135,15 @@ pub fn token(arg: Arg<'_>) -> Result<Token, Failure> {
     ))
 }
 
-/// The lease that a request asks for, µs: whole, or not at all.
-pub fn ttl(arg: Arg<'_>) -> Result<u64, Failure> {
-    let millis = number(arg, "ttl-ms", 1, MAX_TTL as i64)?;
+/// The lease that a request asks for: whole, or not at all.
+pub fn ttl(arg: Arg<'_>) -> Result<Micros, Failure> {
+    let ttl = Millis(number(arg, "ttl-ms", 1, MAX_TTL.0 as i64)?);
     let (longest, option) = config::longest_lease();
-    if millis > longest {
+    if ttl > longest {
         return Err(Failure::Made(format!(
-            "LOCKLIMIT ttl-ms is above {option}, which is {longest} ms"
+            "LOCKLIMIT ttl-ms is above {option}, which is {} ms",
+            longest.0
         )));
     }
-    Ok(millis * 1000)
+    Ok(ttl.to_micros())
 }

@@ -3,22 +3,22 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, MonoTime};
 
 use crate::alarm::wake_soon;
 use crate::ffi::Ctx;
 use crate::{clock, node, quarantine, removals, server};
 
-/// Time between two looks, µs.
-const LOOK_EVERY: u64 = 900_000;
+/// Time between two looks.
+const LOOK_EVERY: Micros = Micros(900_000);
 /// Removed locks that are told of at once.
 const BATCH: usize = 32;
 
 /// Looks at what the server does not tell by itself, about once a second. The cron comes by `hz`
 /// times a second.
-pub fn look_now_and_then(ctx: Ctx, now: Instant) {
+pub fn look_now_and_then(ctx: Ctx, now: MonoTime) {
     static LOOKED: AtomicU64 = AtomicU64::new(0);
-    if now.0.saturating_sub(LOOKED.load(Ordering::Relaxed)) >= LOOK_EVERY {
+    if now.since(MonoTime(LOOKED.load(Ordering::Relaxed))) >= LOOK_EVERY {
         LOOKED.store(now.0, Ordering::Relaxed);
         look(ctx);
     }

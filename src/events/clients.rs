@@ -3,11 +3,10 @@
 use std::ffi::c_void;
 
 use redis_module::raw;
-use redislock_core::time::{Now, from_millis};
+use redislock_core::time::Now;
 
 use crate::alarm::wake_soon;
-use crate::config::EPHEMERAL_GRACE;
-use crate::{clock, node};
+use crate::{clock, config, node};
 
 pub fn on_client_change(
     _: *mut raw::RedisModuleCtx,
@@ -31,7 +30,7 @@ fn has_closed(id: u64, now: Now) {
     let bound = node::with(|node| {
         let bound = node.table.is_bound(id);
         if bound {
-            let end = now.mono.plus(from_millis(EPHEMERAL_GRACE.get()));
+            let end = now.mono.plus(config::ephemeral_grace().to_micros());
             node.table.hang_up(id, end, now);
         }
         bound

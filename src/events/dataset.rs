@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use redis_module::raw;
 use redislock_core::quarantine::Reason;
-use redislock_core::time::Instant;
+use redislock_core::time::MonoTime;
 
 use crate::alarm::wake_soon;
 use crate::ffi::{self, Ctx, Level, log};
@@ -30,7 +30,7 @@ pub fn on_loading(
 }
 
 /// Loading has begun or ended then.
-fn loads(ctx: Ctx, stage: u64, now: Instant) {
+fn loads(ctx: Ctx, stage: u64, now: MonoTime) {
     if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
         && stage != raw::REDISMODULE_SUBEVENT_LOADING_FAILED
     {

@@ -75,8 +75,8 @@ pub fn started(ctx: Ctx) {
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) && server::may_rewrite_without_preamble() {
         // The AOF has no counter if a replica has rewritten it while there was no lock. No fence
         // that it may have seen is further ahead than this.
-        let ahead = clock::wall().saturating_add(MAX_LEAD);
-        node::with(|node| node.table.raise_fence(ahead));
+        let ahead = clock::wall().plus(MAX_LEAD);
+        node::with(|node| node.table.raise_fence(ahead.0));
     }
     quarantine::settings_are_news();
     replication::refresh(ctx);

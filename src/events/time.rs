@@ -3,7 +3,7 @@
 use std::ffi::c_void;
 
 use redis_module::raw;
-use redislock_core::time::{Instant, Now};
+use redislock_core::time::{Micros, MonoTime, Now};
 
 use super::{checks, keys};
 use crate::alarm::{self, wake_at, wake_soon};
@@ -13,11 +13,11 @@ use crate::replication::{self, standstill};
 use crate::server::{self, may_write};
 use crate::{clock, edge, effects, keyspace, removals, waiters};
 
-/// A slice ends when it has taken this long, µs, so that clients are served in between. What was
+/// A slice ends when it has taken this long, so that clients are served in between. What was
 /// begun is ended first: all in all it takes less than 1 ms of the main thread.
-const SLICE: u64 = 300;
-/// Between two slices of what nobody waits for, µs.
-const PAUSE: u64 = 3000;
+const SLICE: Micros = Micros(300);
+/// Between two slices of what nobody waits for.
+const PAUSE: Micros = Micros(3000);
 /// What is done between two looks at the clock: leases that end, keys that are looked at, …
 const BATCH: usize = 32;
 
@@ -118,8 +118,8 @@ fn wake_for(more: More) {
 
 /// Time of the main thread that is spent on what was not asked for.
 struct Slice {
-    begin: Instant,
-    begin_cpu: u64,
+    begin: MonoTime,
+    begin_cpu: Micros,
 }
 
 impl Slice {
@@ -130,11 +130,11 @@ impl Slice {
         }
     }
 
-    /// Decides until there is no more to do or so much of the slice is spent, µs.
+    /// Decides until there is no more to do or so much of the slice is spent.
     fn spend(
         &self,
         ctx: Ctx,
-        limit: u64,
+        limit: Micros,
         mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
     ) -> More {
         loop {
@@ -147,7 +147,7 @@ impl Slice {
 
     fn end(self) {
         let spent = clock::mono().since(self.begin);
-        let spent_cpu = clock::time_of_thread().saturating_sub(self.begin_cpu);
+        let spent_cpu = clock::time_of_thread().minus(self.begin_cpu);
         node::with(|node| {
             node.longest_slice = node.longest_slice.max(spent);
             node.longest_slice_cpu = node.longest_slice_cpu.max(spent_cpu);

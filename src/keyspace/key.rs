@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use redis_module::raw;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Found, LegacyString};
-use redislock_core::time::from_millis;
+use redislock_core::time::Millis;
 
 use super::value::{lock_of, redis_type, value_of};
 use crate::clock;
@@ -65,7 +65,7 @@ impl OpenKey {
             {
                 // Negative if there is no TTL.
                 let left = u64::try_from(api!(RedisModule_GetExpire(key))).ok();
-                Found::LegacyString(string_with(left))
+                Found::LegacyString(string_with(left.map(Millis)))
             } else {
                 Found::Other
             }
@@ -133,9 +133,10 @@ impl Drop for OpenKey {
     }
 }
 
-/// A string that lasts so many milliseconds, or has no TTL. The server ends it a millisecond after
+/// A string that lasts so long, or has no TTL. The server ends it a millisecond after
 /// nothing is left.
-fn string_with(left: Option<u64>) -> LegacyString {
-    let end = left.map(|left| clock::mono().plus(from_millis(left.saturating_add(1))));
+fn string_with(left: Option<Millis>) -> LegacyString {
+    let more = Millis(1).to_micros();
+    let end = left.map(|left| clock::mono().plus(left.to_micros()).plus(more));
     LegacyString { end }
 }

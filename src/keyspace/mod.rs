@@ -19,7 +19,7 @@ use key::{For, OpenKey};
 use redislock_core::Table;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Denial, Found, Keyspace, LegacyString, Output, Wanted};
-use redislock_core::time::Now;
+use redislock_core::time::{Now, WallTime};
 use redislock_core::token::Key;
 pub use value::{lock_of, set_redis_type, value_of};
 
@@ -212,7 +212,11 @@ fn decide_at<'a, R>(
     replication::check(ctx, mono);
     let changing = Changing::begin();
     let (result, wake, output) = node::with(|node| {
-        let wall = if gives_fences(node) { clock::wall() } else { 0 };
+        let wall = if gives_fences(node) {
+            clock::wall()
+        } else {
+            WallTime::default()
+        };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys(ctx));
         // Keys that are open are not what they were, if databases are not.

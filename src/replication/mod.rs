@@ -14,26 +14,26 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::replication_lease::{Listed, Look, Off, ReplicationLease, Rule, Settings};
-use redislock_core::time::{Instant, from_millis, to_millis};
+use redislock_core::time::{Micros, Millis, MonoTime};
 
 use crate::edge::{self, edge};
 use crate::ffi::{self, Ctx, Level, ServerInfo, api};
 use crate::{alarm, clock, config, node, server};
 
-/// Until when nothing need be asked before a decision, µs: never again while the rule is off.
+/// Until when nothing need be asked before a decision, on the monotonic clock: never again while the rule is off.
 static PERMITTED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When the list was read last.
 static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
-/// A refusal does not read the list again if it was read this recently, µs.
-const RECENT: u64 = 2_000;
+/// A refusal does not read the list again if it was read this recently.
+const RECENT: Micros = Micros(2_000);
 /// The timer of the next reading, while there is one, and when it is due.
 static TIMER: AtomicU64 = AtomicU64::new(0);
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
-/// A timer that is this late, µs, follows a wall clock that was set back.
-const LATE: u64 = 100_000;
-/// Redis 7.0 spins if its next timer is more than 2,147 s away, ms. One that comes early is set
+/// A timer that is this late follows a wall clock that was set back.
+const LATE: Micros = Micros(100_000);
+/// Redis 7.0 spins if its next timer is more than 2,147 s away. One that comes early is set
 /// again.
-const LONGEST_DELAY: u64 = 1_000_000;
+const LONGEST_DELAY: Millis = Millis(1_000_000);
 /// When the last heartbeat was written.
 static BEAT_AT: AtomicU64 = AtomicU64::new(0);
 /// `min-replicas-max-lag` at the start, µs; `u64::MAX` while it is not known.
@@ -58,16 +58,15 @@ fn rule() -> Result<Rule, Off> {
     let Some(read) = server::min_replicas(config::min_replicas()) else {
         return Err(Off::NoReplicasNeeded);
     };
-    let lag = from_millis(read.max_lag.saturating_mul(1000));
+    let lag = Millis(read.max_lag.saturating_mul(1000)).to_micros();
     let unknown = u64::MAX;
-    let _ = LAG_AT_START.compare_exchange(unknown, lag, Ordering::Relaxed, Ordering::Relaxed);
+    let _ = LAG_AT_START.compare_exchange(unknown, lag.0, Ordering::Relaxed, Ordering::Relaxed);
     let longest = node::with(|node| node.table.quarantine.longest());
-    let is_bounded = config::QUARANTINE.get() != 0;
     Rule::of(Settings {
         needed: read.needed,
         lag,
-        lag_at_start: LAG_AT_START.load(Ordering::Relaxed),
-        longest_lease: from_millis(if is_bounded { longest } else { 0 }),
+        lag_at_start: Micros(LAG_AT_START.load(Ordering::Relaxed)),
+        longest_lease: config::quarantine().map(|_| longest.to_micros()),
     })
 }
 
@@ -77,7 +76,7 @@ pub fn warnings() -> Vec<&'static str> {
         let lease = node.table.replication.as_ref();
         lease.is_some_and(ReplicationLease::has_no_majority)
     });
-    let no_lag = rule() == Err(Off::NoLag) && config::QUARANTINE.get() != 0;
+    let no_lag = rule() == Err(Off::NoLag) && config::quarantine().is_some();
     let warnings = [no_lag.then_some(NO_LAG), no_majority.then_some(NO_MAJORITY)];
     warnings.into_iter().flatten().collect()
 }
@@ -103,8 +102,8 @@ pub fn refresh(ctx: Ctx) {
                 "a lock is granted only if {} replicas that have followed for {} ms were heard of \
                  within {} ms",
                 rule.needed,
-                to_millis(rule.wait),
-                to_millis(rule.lag)
+                rule.wait.to_millis().0,
+                rule.lag.to_millis().0
             );
             ctx.log(Level::Notice, &text);
             look(ctx);
@@ -123,9 +122,9 @@ pub fn refresh(ctx: Ctx) {
     }
 }
 
-/// The node has become a master: no replica counts yet. How long it waits at least, µs; none
-/// without the rule.
-pub fn promoted(ctx: Ctx) -> Option<u64> {
+/// The node has become a master: no replica counts yet. How long it waits at least; none without
+/// the rule.
+pub fn promoted(ctx: Ctx) -> Option<Micros> {
     HELD.store(false, Ordering::Relaxed);
     node::with(|node| node.table.replication = None);
     refresh(ctx);
@@ -141,9 +140,9 @@ pub fn is_on() -> bool {
 ///
 /// Where replicas confirm that this is the only master, the list is read once more before a request
 /// is refused.
-pub fn check(ctx: Ctx, now: Instant) {
+pub fn check(ctx: Ctx, now: MonoTime) {
     if now.0 > PERMITTED_UNTIL.load(Ordering::Relaxed)
-        && now.0.saturating_sub(LOOKED_AT.load(Ordering::Relaxed)) > RECENT
+        && now.since(MonoTime(LOOKED_AT.load(Ordering::Relaxed))) > RECENT
     {
         look(ctx);
     }
@@ -151,8 +150,8 @@ pub fn check(ctx: Ctx, now: Instant) {
 }
 
 /// The replica list has changed, or the timer was held up: the second wake-up after the timer.
-pub fn tick_if_late(now: Instant) {
-    if is_on() && now.0.saturating_sub(DUE.load(Ordering::Relaxed)) > LATE {
+pub fn tick_if_late(now: MonoTime) {
+    if is_on() && now.since(MonoTime(DUE.load(Ordering::Relaxed))) > LATE {
         set_timer(now);
     }
 }
@@ -200,9 +199,9 @@ fn beat(ctx: Ctx) {
     }
     let now = clock::mono();
     let period = node::with(|node| Some(node.table.replication.as_ref()?.rule().heartbeat()));
-    let since = now.0.saturating_sub(BEAT_AT.load(Ordering::Relaxed));
+    let since = now.since(MonoTime(BEAT_AT.load(Ordering::Relaxed)));
     // A timer may come a little early.
-    if period.is_none_or(|period| since < period - period / 8) || !server::may_write(ctx) {
+    if period.is_none_or(|period| since < period.minus(period / 8)) || !server::may_write(ctx) {
         return;
     }
     BEAT_AT.store(now.0, Ordering::Relaxed);
@@ -224,11 +223,11 @@ fn beat(ctx: Ctx) {
 }
 
 /// Sets the timer for the next reading; one that was set is stopped.
-fn set_timer(moment: Instant) {
+fn set_timer(moment: MonoTime) {
     let Some(ctx) = ffi::detached() else {
         return;
     };
-    let delay = to_millis(moment.since(clock::mono())).min(LONGEST_DELAY);
+    let delay = moment.since(clock::mono()).to_millis().min(LONGEST_DELAY);
     DUE.store(moment.0, Ordering::Relaxed);
     // SAFETY: the detached context lives forever; the timer that is stopped is not the one that
     // runs, as `on_timer` forgets that one before anything else.
@@ -243,7 +242,7 @@ fn set_timer(moment: Instant) {
         }
         let timer = api!(RedisModule_CreateTimer(
             ctx.raw(),
-            delay as i64,
+            delay.0 as i64,
             Some(edge!(
                 on_timer as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void)
             )),

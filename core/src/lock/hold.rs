@@ -3,7 +3,7 @@
 //! What few holds have is kept in `Extra`.
 
 use super::Mode;
-use crate::time::{Instant, from_millis};
+use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::Token;
 
 /// What a request for a lock asks for, apart from the keys.
@@ -11,22 +11,22 @@ use crate::token::Token;
 pub struct Terms {
     /// Who asks.
     pub token: Token,
-    /// How long the lease lasts, µs.
-    pub ttl: u64,
+    /// How long the lease lasts.
+    pub ttl: Micros,
     /// Exclusive or shared.
     pub mode: Mode,
     /// Do not count a re-entry: the request may be a repetition.
     pub once: bool,
-    /// The granted fence is at least this; 0 for no wish.
-    pub fence: u64,
-    /// No lease of this hold ends later than this after the grant, ms; 0 for no such cap.
-    pub max_hold: u32,
+    /// The granted fence is at least this.
+    pub fence: Option<u64>,
+    /// No lease of this hold ends later than this after the grant.
+    pub max_hold: Option<Millis>,
     /// A name for humans.
     pub owner: Option<Box<[u8]>>,
     /// The hold ends with the connection that used it last.
     pub ephemeral: bool,
-    /// The connection that asks; 0 for a script, which has none of its own.
-    pub connection: u64,
+    /// The connection that asks; a script has none of its own.
+    pub connection: Option<u64>,
 }
 
 /// One owner's hold.
@@ -37,9 +37,9 @@ pub struct Hold {
     /// The number that orders this hold among all grants of the node.
     pub fence: u64,
     /// When the lease ends, on the lease clock.
-    pub end: Instant,
+    pub end: LeaseTime,
     /// When it was granted, on the lease clock.
-    pub granted: Instant,
+    pub granted: LeaseTime,
     /// How often the owner has acquired without releasing, at least 1.
     pub count: u32,
     extra: Option<Box<Extra>>,
@@ -49,7 +49,7 @@ pub struct Hold {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Extra {
     owner: Box<[u8]>,
-    max_hold: u32,
+    max_hold: Option<Millis>,
     tie: Option<Tie>,
 }
 
@@ -65,30 +65,34 @@ pub struct Tie {
 /// The cap on a lease's end was reached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OverCap {
-    /// Microseconds from now until the latest end that is allowed.
-    pub left: u64,
+    /// The time from now until the latest end that is allowed.
+    pub left: Micros,
 }
 
-/// The shorter of two caps in milliseconds, where 0 is none.
+/// The shorter of two caps.
 #[must_use]
-pub fn tighter(a: u32, b: u32) -> u32 {
+pub fn tighter(a: Option<Millis>, b: Option<Millis>) -> Option<Millis> {
     match (a, b) {
-        (0, cap) | (cap, 0) => cap,
-        _ => a.min(b),
+        (Some(a), Some(b)) => Some(a.min(b)),
+        _ => a.or(b),
     }
 }
 
-/// The latest end of a hold that was granted then, if a cap in milliseconds sets one.
+/// The latest end of a hold that was granted then, if a cap sets one.
 #[must_use]
-pub fn latest_end(granted: Instant, cap: u32) -> Option<Instant> {
-    (cap != 0).then(|| granted.plus(from_millis(cap.into())))
+pub fn latest_end(granted: LeaseTime, cap: Option<Millis>) -> Option<LeaseTime> {
+    cap.map(|cap| granted.plus(cap.to_micros()))
 }
 
 /// The end of a lease of `ttl` from now.
 ///
 /// # Errors
 /// When that is later than the latest one.
-pub fn check_end(latest: Option<Instant>, now: Instant, ttl: u64) -> Result<Instant, OverCap> {
+pub fn check_end(
+    latest: Option<LeaseTime>,
+    now: LeaseTime,
+    ttl: Micros,
+) -> Result<LeaseTime, OverCap> {
     let end = now.plus(ttl);
     match latest {
         Some(latest) if end > latest => Err(OverCap {
@@ -101,7 +105,7 @@ pub fn check_end(latest: Option<Instant>, now: Instant, ttl: u64) -> Result<Inst
 impl Hold {
     /// A new hold, granted now.
     #[must_use]
-    pub fn new(terms: &Terms, fence: u64, now: Instant) -> Self {
+    pub fn new(terms: &Terms, fence: u64, now: LeaseTime) -> Self {
         let mut hold = Self {
             token: terms.token.clone(),
             fence,
@@ -116,7 +120,13 @@ impl Hold {
 
     /// A hold as it was saved.
     #[must_use]
-    pub fn restored(token: Token, fence: u64, end: Instant, granted: Instant, count: u32) -> Self {
+    pub fn restored(
+        token: Token,
+        fence: u64,
+        end: LeaseTime,
+        granted: LeaseTime,
+        count: u32,
+    ) -> Self {
         Self {
             token,
             fence,
@@ -133,7 +143,7 @@ impl Hold {
         if let Some(owner) = &terms.owner {
             self.extra().owner = owner.clone();
         }
-        if terms.max_hold != 0 {
+        if terms.max_hold.is_some() {
             let cap = tighter(self.max_hold(), terms.max_hold);
             self.extra().max_hold = cap;
         }
@@ -145,10 +155,10 @@ impl Hold {
         self.extra.as_ref().map_or(&[], |extra| &extra.owner)
     }
 
-    /// The hold's own cap, ms, 0 for none.
+    /// The hold's own cap.
     #[must_use]
-    pub fn max_hold(&self) -> u32 {
-        self.extra.as_ref().map_or(0, |extra| extra.max_hold)
+    pub fn max_hold(&self) -> Option<Millis> {
+        self.extra.as_ref()?.max_hold
     }
 
     /// What this hold was last tied to.
@@ -158,8 +168,8 @@ impl Hold {
     }
 
     /// Sets label and cap of a restored hold.
-    pub fn set_saved_extra(&mut self, owner: &[u8], max_hold: u32) {
-        if !owner.is_empty() || max_hold != 0 {
+    pub fn set_saved_extra(&mut self, owner: &[u8], max_hold: Option<Millis>) {
+        if !owner.is_empty() || max_hold.is_some() {
             *self.extra() = Extra {
                 owner: owner.into(),
                 max_hold,
@@ -177,7 +187,12 @@ impl Hold {
     ///
     /// # Errors
     /// When that end is past the hold's cap or the node's `max_hold`; the lease is unchanged then.
-    pub fn renew(&mut self, now: Instant, ttl: u64, max_hold: u32) -> Result<(), OverCap> {
+    pub fn renew(
+        &mut self,
+        now: LeaseTime,
+        ttl: Micros,
+        max_hold: Option<Millis>,
+    ) -> Result<(), OverCap> {
         let end = check_end(self.latest_end(max_hold), now, ttl)?;
         self.end = self.end.max(end);
         Ok(())
@@ -185,13 +200,13 @@ impl Hold {
 
     /// The latest end that the hold's own cap and `max_hold` allow.
     #[must_use]
-    pub fn latest_end(&self, max_hold: u32) -> Option<Instant> {
+    pub fn latest_end(&self, max_hold: Option<Millis>) -> Option<LeaseTime> {
         latest_end(self.granted, tighter(self.max_hold(), max_hold))
     }
 
-    /// Microseconds of the lease that are left.
+    /// How much of the lease is left.
     #[must_use]
-    pub fn left(&self, now: Instant) -> u64 {
+    pub fn left(&self, now: LeaseTime) -> Micros {
         self.end.since(now)
     }
 

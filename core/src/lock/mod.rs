@@ -13,7 +13,7 @@ mod shared;
 pub use hold::{Hold, OverCap, Terms, Tie, check_end, latest_end, tighter};
 pub use shared::SharedHolders;
 
-use crate::time::Instant;
+use crate::time::LeaseTime;
 use crate::token::Token;
 
 /// How a lock is held or wanted.
@@ -21,10 +21,10 @@ use crate::token::Token;
 pub enum Mode {
     /// One owner at a time.
     Exclusive,
-    /// Any number of owners, or at most `limit` of them where that is not 0 (a semaphore).
+    /// Any number of owners, or at most `limit` of them (a semaphore).
     Shared {
-        /// The semaphore's size, 0 for none.
-        limit: u32,
+        /// The semaphore's size.
+        limit: Option<u32>,
     },
 }
 
@@ -80,7 +80,7 @@ impl Lock {
     /// Whether those whose leases run at `now` keep others from holding it in `mode`. They do not
     /// if the mode is refused.
     #[must_use]
-    pub fn excludes(&self, mode: Mode, now: Instant) -> bool {
+    pub fn excludes(&self, mode: Mode, now: LeaseTime) -> bool {
         match (self, mode) {
             (Self::Free, _) => false,
             (Self::Exclusive(_), _) | (Self::Shared(_), Mode::Exclusive) => {
@@ -142,7 +142,7 @@ impl Lock {
     }
 
     /// Ends the hold with the earliest end, if its lease is over.
-    pub fn take_ended(&mut self, now: Instant) -> Option<Hold> {
+    pub fn take_ended(&mut self, now: LeaseTime) -> Option<Hold> {
         if self.first_end()? > now {
             return None;
         }
@@ -160,7 +160,7 @@ impl Lock {
 
     /// When the first lease ends.
     #[must_use]
-    pub fn first_end(&self) -> Option<Instant> {
+    pub fn first_end(&self) -> Option<LeaseTime> {
         match self {
             Self::Free => None,
             Self::Exclusive(hold) => Some(hold.end),
@@ -170,7 +170,7 @@ impl Lock {
 
     /// When the last lease ends.
     #[must_use]
-    pub fn last_end(&self) -> Option<Instant> {
+    pub fn last_end(&self) -> Option<LeaseTime> {
         match self {
             Self::Shared(holders) => holders.last_end(),
             _ => self.first_end(),
@@ -195,7 +195,7 @@ impl Lock {
 
     /// How many owners have a lease that runs at `now`.
     #[must_use]
-    pub fn live_holders(&self, now: Instant) -> usize {
+    pub fn live_holders(&self, now: LeaseTime) -> usize {
         match self {
             Self::Shared(holders) => holders.live(now),
             _ => usize::from(self.first_end().is_some_and(|end| end > now)),
@@ -224,7 +224,7 @@ impl Lock {
     }
 
     /// The holds whose leases run at `now`, the one that ends last first.
-    pub fn last_to_end(&self, now: Instant) -> impl Iterator<Item = &Hold> {
+    pub fn last_to_end(&self, now: LeaseTime) -> impl Iterator<Item = &Hold> {
         let (one, many) = match self {
             Self::Free => (None, None),
             Self::Exclusive(hold) => (Some(hold), None),

@@ -5,22 +5,22 @@ use std::collections::BTreeSet;
 use foldhash::HashMap;
 
 use super::{Hold, Mode, Refusal, Standing};
-use crate::time::Instant;
+use crate::time::LeaseTime;
 use crate::token::Token;
 
 /// The owners of a shared lock.
 #[derive(Clone, Debug, Default)]
 pub struct SharedHolders {
-    /// The semaphore's size, 0 for none.
-    limit: u32,
+    /// The semaphore's size.
+    limit: Option<u32>,
     holds: HashMap<Token, Hold>,
-    ends: BTreeSet<(Instant, Token)>,
+    ends: BTreeSet<(LeaseTime, Token)>,
 }
 
 impl SharedHolders {
-    /// Nobody yet, of a semaphore of this size; 0 for none.
+    /// Nobody yet; of a semaphore, if it has a size.
     #[must_use]
-    pub fn new(limit: u32) -> Self {
+    pub fn new(limit: Option<u32>) -> Self {
         Self {
             limit,
             ..Self::default()
@@ -40,7 +40,7 @@ impl SharedHolders {
             Mode::Shared { .. } if holds => Standing::Held,
             Mode::Shared { limit } => {
                 let holders = self.holds.len();
-                if limit != 0 && holders >= limit as usize {
+                if limit.is_some_and(|limit| holders >= limit as usize) {
                     Standing::Excluded
                 } else if holders >= max_holders as usize {
                     Standing::Refused(Refusal::TooManyHolders)
@@ -53,20 +53,21 @@ impl SharedHolders {
 
     /// Whether those whose leases run at `now` fill a semaphore of this size.
     #[must_use]
-    pub fn fill(&self, limit: u32, now: Instant) -> bool {
-        // No more are looked at than decide it: a semaphore has at most `limit` holders.
-        let spare = self.holds.len().checked_sub(limit as usize);
-        limit != 0
-            && self.limit == limit
-            && spare.is_some_and(|spare| {
-                let first = self.ends.iter().take(spare + 1);
-                first.take_while(|(end, _)| *end <= now).count() <= spare
-            })
+    pub fn fill(&self, limit: Option<u32>, now: LeaseTime) -> bool {
+        let Some(size) = limit.filter(|_| limit == self.limit) else {
+            return false;
+        };
+        // No more are looked at than decide it: a semaphore has at most `size` holders.
+        let spare = self.holds.len().checked_sub(size as usize);
+        spare.is_some_and(|spare| {
+            let first = self.ends.iter().take(spare + 1);
+            first.take_while(|(end, _)| *end <= now).count() <= spare
+        })
     }
 
-    /// The semaphore's size, 0 for none.
+    /// The semaphore's size.
     #[must_use]
-    pub fn limit(&self) -> u32 {
+    pub fn limit(&self) -> Option<u32> {
         self.limit
     }
 
@@ -94,7 +95,7 @@ impl SharedHolders {
     }
 
     /// The holds whose leases run at `now`, the one that ends last first.
-    pub fn last_to_end(&self, now: Instant) -> impl Iterator<Item = &Hold> {
+    pub fn last_to_end(&self, now: LeaseTime) -> impl Iterator<Item = &Hold> {
         let running = self
             .ends
             .iter()
@@ -105,20 +106,20 @@ impl SharedHolders {
 
     /// How many have a lease that runs at `now`.
     #[must_use]
-    pub fn live(&self, now: Instant) -> usize {
+    pub fn live(&self, now: LeaseTime) -> usize {
         let ended = self.ends.iter().take_while(|(end, _)| *end <= now);
         self.holds.len() - ended.count()
     }
 
     /// When the first lease ends, and whose it is.
     #[must_use]
-    pub fn first_end(&self) -> Option<&(Instant, Token)> {
+    pub fn first_end(&self) -> Option<&(LeaseTime, Token)> {
         self.ends.first()
     }
 
     /// When the last lease ends.
     #[must_use]
-    pub fn last_end(&self) -> Option<Instant> {
+    pub fn last_end(&self) -> Option<LeaseTime> {
         self.ends.last().map(|(end, _)| *end)
     }
 
@@ -152,7 +153,7 @@ impl SharedHolders {
     /// Bytes that they take outside of this value, without what each hold takes outside of itself.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
-        let ends = self.ends.len() * size_of::<(Instant, Token)>();
+        let ends = self.ends.len() * size_of::<(LeaseTime, Token)>();
         self.holds.capacity() * size_of::<(Token, Hold)>() + ends
     }
 }

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use super::{Keyspace, TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
 use crate::slots::LockId;
-use crate::time::{Instant, Now};
+use crate::time::{LeaseTime, MonoTime, Now};
 use crate::token::Token;
 
 /// So many holds are ended soon enough for those who wait for them.
@@ -22,7 +22,7 @@ const SOON_DONE: usize = 1024;
 #[derive(Debug)]
 pub(super) struct Closing {
     /// When its holds end, on the lease clock, if not before.
-    end: Instant,
+    end: LeaseTime,
     holds: BTreeSet<(LockId, Token)>,
 }
 
@@ -36,7 +36,7 @@ impl Closing {
 impl Table {
     /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not
     /// before.
-    pub fn hang_up(&mut self, connection: u64, end: Instant, now: Now) {
+    pub fn hang_up(&mut self, connection: u64, end: MonoTime, now: Now) {
         if let Some(holds) = self.connections.remove(&connection) {
             let end = self.clock.at(end.max(now.mono));
             if holds.len() > SOON_DONE {
@@ -77,7 +77,7 @@ impl Table {
 
     /// When a hold ends: with its lease, or with its connection if that has closed.
     #[must_use]
-    pub fn end_of(&self, hold: &Hold) -> Instant {
+    pub fn end_of(&self, hold: &Hold) -> LeaseTime {
         if self.closing.is_empty() {
             return hold.end;
         }
@@ -106,7 +106,12 @@ impl Table {
     /// The holds of a lock that run, and when they end: those that end last, at most so many. Where
     /// very many are about to end with their connections, only as many of these are left out.
     #[must_use]
-    pub fn running_holds(&self, id: LockId, now: Instant, most: usize) -> Vec<(&Hold, Instant)> {
+    pub fn running_holds(
+        &self,
+        id: LockId,
+        now: LeaseTime,
+        most: usize,
+    ) -> Vec<(&Hold, LeaseTime)> {
         let mut left_out = 0;
         let holds = self.lock(id).into_iter();
         let holds = holds.flat_map(|lock| lock.last_to_end(now));
@@ -162,7 +167,7 @@ impl Table {
 
     /// A hold that is tied to a connection ends then, if not before. Says whether it still is, and
     /// its lock stands at a key.
-    fn end_tie(&mut self, id: LockId, token: &Token, connection: u64, end: Instant) -> bool {
+    fn end_tie(&mut self, id: LockId, token: &Token, connection: u64, end: LeaseTime) -> bool {
         let entry = self.slots.get(id).filter(|entry| entry.attached);
         let entry = entry.filter(|entry| self.spaces.db(&entry.key).is_some());
         let hold = entry.and_then(|entry| entry.lock.hold(token));

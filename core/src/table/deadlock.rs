@@ -20,7 +20,7 @@ use crate::few::FewSet;
 use crate::lock::{Hold, Lock, Mode, Terms};
 use crate::queue::{Line, Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::Instant;
+use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
 /// What each owner holds that others may wait for: every shared lock (who waits for one is not told
@@ -95,7 +95,7 @@ impl Table {
         keys: &[Key],
         locks: &[Option<LockId>],
         terms: &Terms,
-        now: Instant,
+        now: LeaseTime,
     ) -> bool {
         if self.queue.is_empty() || !self.holds_what_is_waited_for(&terms.token, now) {
             return false;
@@ -115,12 +115,12 @@ impl Table {
         deadlock
     }
 
-    pub(super) fn holds(&self, lock: Option<&Lock>, owner: &Token, now: Instant) -> bool {
+    pub(super) fn holds(&self, lock: Option<&Lock>, owner: &Token, now: LeaseTime) -> bool {
         let hold = lock.and_then(|lock| lock.hold(owner));
         hold.is_some_and(|hold| self.end_of(hold) > now)
     }
 
-    fn holds_what_is_waited_for(&self, token: &Token, now: Instant) -> bool {
+    fn holds_what_is_waited_for(&self, token: &Token, now: LeaseTime) -> bool {
         let Some(held) = self.holdings.of(token) else {
             return false;
         };
@@ -148,7 +148,7 @@ struct Reached<'a> {
 struct Search<'a> {
     table: &'a Table,
     newcomer: &'a Token,
-    now: Instant,
+    now: LeaseTime,
     reached: Vec<Reached<'a>>,
     by_key: HashMap<&'a Key, usize>,
     owners: HashSet<&'a Token>,
@@ -161,7 +161,7 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(table: &'a Table, newcomer: &'a Token, now: Instant) -> Self {
+    fn new(table: &'a Table, newcomer: &'a Token, now: LeaseTime) -> Self {
         Self {
             table,
             newcomer,

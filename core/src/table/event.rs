@@ -8,7 +8,7 @@ use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
 use crate::queue::{Place, WaiterId};
 use crate::slots::LockId;
-use crate::time::{Instant, Now};
+use crate::time::{Micros, MonoTime, Now};
 use crate::token::Key;
 use crate::wire::{Change, Malformed, load};
 
@@ -87,7 +87,7 @@ impl Table {
     /// The monotonic moment before which no lease ends, no wait is up, no quarantine is over and no
     /// string is to be looked at.
     #[must_use]
-    pub fn next_deadline(&self) -> Option<Instant> {
+    pub fn next_deadline(&self) -> Option<MonoTime> {
         let lease = self.wheel.next().map(|end| self.clock.when(end));
         [
             lease,
@@ -102,17 +102,17 @@ impl Table {
 
     /// When the next request gives up waiting.
     #[must_use]
-    pub fn next_timeout(&self) -> Option<Instant> {
+    pub fn next_timeout(&self) -> Option<MonoTime> {
         self.queue.next_deadline()
     }
 
     /// A dataset is being loaded: leases stand still.
-    pub fn loading_began(&mut self, mono: Instant) {
+    pub fn loading_began(&mut self, mono: MonoTime) {
         self.clock.stop(mono);
     }
 
     /// Loading has ended: leases run.
-    pub fn loading_ended(&mut self, mono: Instant) {
+    pub fn loading_ended(&mut self, mono: MonoTime) {
         self.clock.go_on(mono);
     }
 
@@ -271,8 +271,8 @@ impl Table {
     }
 
     /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease may
-    /// have had to go, µs: never less than it had.
-    pub fn flushed(&mut self, db: Option<u32>, now: Now) -> u64 {
+    /// have had to go: never less than it had.
+    pub fn flushed(&mut self, db: Option<u32>, now: Now) -> Micros {
         self.start_sweep();
         let lease_now = self.clock.at(now.mono);
         self.around_new_locks(|spaces| spaces.flush(db, lease_now))

@@ -10,24 +10,24 @@ use std::collections::BTreeSet;
 use foldhash::HashMap;
 
 use super::Table;
-use crate::time::Instant;
+use crate::time::{Micros, MonoTime};
 use crate::token::Key;
 
-/// The longest time between two looks at a string, µs. Not every change of a key is told.
-const LOOK_AGAIN: u64 = 1_000_000;
+/// The longest time between two looks at a string. Not every change of a key is told.
+const LOOK_AGAIN: Micros = Micros(1_000_000);
 
 /// A string at a key, which counts as a lock of a client that does not know this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegacyString {
     /// When it is gone by itself, on the monotonic clock; none if it has no TTL.
-    pub end: Option<Instant>,
+    pub end: Option<MonoTime>,
 }
 
 /// The strings that were seen, and when to look at each of them again.
 #[derive(Debug, Default)]
 pub(super) struct Strings {
-    looks: HashMap<Key, Instant>,
-    by_time: BTreeSet<(Instant, Key)>,
+    looks: HashMap<Key, MonoTime>,
+    by_time: BTreeSet<(MonoTime, Key)>,
 }
 
 impl Strings {
@@ -40,7 +40,7 @@ impl Strings {
     }
 
     /// A string was seen at `key`.
-    pub(super) fn insert(&mut self, key: &Key, string: LegacyString, now: Instant) {
+    pub(super) fn insert(&mut self, key: &Key, string: LegacyString, now: MonoTime) {
         self.remove(key);
         let again = now.plus(LOOK_AGAIN);
         let look = string.end.map_or(again, |end| end.min(again));
@@ -62,7 +62,7 @@ impl Strings {
     /// The string at `key` is to be looked at as soon as possible.
     pub(super) fn look_now(&mut self, key: &Key) {
         if self.remove(key) {
-            let now = Instant(0);
+            let now = MonoTime(0);
             self.looks.insert(key.clone(), now);
             self.by_time.insert((now, key.clone()));
         }
@@ -78,14 +78,14 @@ impl Table {
     /// Keys whose strings are to be looked at, at most so many. Call
     /// [`Table::string_may_be_gone`] for each.
     #[must_use]
-    pub fn strings_due(&self, most: usize, now: Instant) -> Vec<Key> {
+    pub fn strings_due(&self, most: usize, now: MonoTime) -> Vec<Key> {
         let due = self.strings.by_time.iter().take_while(|(at, _)| *at <= now);
         due.take(most).map(|(_, key)| key.clone()).collect()
     }
 
     /// When to look at a string next.
     #[must_use]
-    pub fn next_look(&self) -> Option<Instant> {
+    pub fn next_look(&self) -> Option<MonoTime> {
         self.strings.by_time.first().map(|(at, _)| *at)
     }
 

@@ -43,7 +43,7 @@ use crate::queue::{Place, Queue, WaiterId};
 use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Slots};
 use crate::stats::{Counters, Histogram};
-use crate::time::{Instant, LeaseClock, Now};
+use crate::time::{LeaseClock, LeaseTime, Micros, Millis, MonoTime, Now};
 use crate::token::{Key, Token};
 use crate::wheel::Wheel;
 use crate::wire::{self, Header};
@@ -51,8 +51,8 @@ use crate::wire::{self, Header};
 /// What the configuration limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// `lock.max-hold`, ms; 0 for none.
-    pub max_hold: u32,
+    /// `lock.max-hold`.
+    pub max_hold: Option<Millis>,
     /// `lock.max-waiters`.
     pub max_waiters: usize,
     /// `lock.max-holders`.
@@ -62,7 +62,7 @@ pub struct Limits {
 impl Limits {
     /// Those of a node that is not configured.
     pub const DEFAULT: Self = Self {
-        max_hold: 0,
+        max_hold: None,
         max_waiters: 10_000,
         max_holders: 10_000,
     };
@@ -137,7 +137,7 @@ pub struct Touched {
     /// The holds that changed, if the lock is shared and need not be written whole.
     changed: Vec<Token>,
     whole: bool,
-    end_before: Option<Instant>,
+    end_before: Option<LeaseTime>,
 }
 
 /// What follows from a decision.
@@ -152,7 +152,7 @@ pub struct Output {
     /// Who is to be told what.
     pub answers: Vec<(WaiterId, Answer)>,
     /// The first of the leases that end sooner than known before, on the monotonic clock.
-    pub soonest_end: Option<Instant>,
+    pub soonest_end: Option<MonoTime>,
     /// Leases that have ended and were not told of at once: at which key, and how many.
     pub ended_before: Vec<(Key, u32)>,
 }
@@ -185,7 +185,7 @@ impl Output {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// At this moment, on the monotonic clock.
-    At(Instant),
+    At(MonoTime),
     /// As soon as the caller has done with what it is doing.
     Soon,
 }
@@ -324,10 +324,10 @@ impl Table {
         self.queue.keys().next()
     }
 
-    /// Why the node grants nothing now, and for how many microseconds as far as that is known; none
+    /// Why the node grants nothing now, and for how long as far as that is known; none
     /// while it grants.
     #[must_use]
-    pub fn pause(&self, now: Instant) -> Option<(u64, Reason)> {
+    pub fn pause(&self, now: MonoTime) -> Option<(Micros, Reason)> {
         let lease = self.replication.as_ref().and_then(|lease| lease.left(now));
         let lease = lease.map(|left| (left, Reason::Replicas));
         let both = [self.quarantine.left(now), lease].into_iter().flatten();
@@ -396,7 +396,7 @@ impl Table {
 
     /// What the lease clock shows.
     #[must_use]
-    pub fn lease_now(&self, mono: Instant) -> Instant {
+    pub fn lease_now(&self, mono: MonoTime) -> LeaseTime {
         self.clock.at(mono)
     }
 
@@ -410,7 +410,7 @@ impl Table {
 
     /// The first line: how many wait for `key`, and since when the first of them does.
     #[must_use]
-    pub fn waiting_for(&self, key: &Key) -> Option<(usize, Instant)> {
+    pub fn waiting_for(&self, key: &Key) -> Option<(usize, MonoTime)> {
         let line = self.queue.line(key)?;
         let first = self.queue.get(*line.waiting.first()?)?;
         Some((line.waiting.len(), first.since))
@@ -474,7 +474,7 @@ impl Table {
 
     /// The effect that makes a key what it is now: with all of this lock, or empty.
     #[must_use]
-    pub fn whole_effect(&self, lock: Option<LockId>, mono: Instant) -> Vec<u8> {
+    pub fn whole_effect(&self, lock: Option<LockId>, mono: MonoTime) -> Vec<u8> {
         let mut effect = Vec::new();
         wire::begin_effect(self.header(), &mut effect);
         let lock = lock.and_then(|id| self.as_seen(id));
@@ -606,7 +606,7 @@ impl Table {
 
     /// A hold has ended: what is kept about it elsewhere ends too. `known`: see
     /// [`Entry::is_known`].
-    fn ended(&mut self, id: LockId, hold: &Hold, known: bool, now: Instant) {
+    fn ended(&mut self, id: LockId, hold: &Hold, known: bool, now: LeaseTime) {
         self.hold_times.record(now.since(hold.granted));
         if known {
             self.holdings.remove(&hold.token, id);

@@ -6,7 +6,7 @@ use super::Table;
 use crate::lock::Terms;
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::Instant;
+use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
 impl Table {
@@ -17,7 +17,7 @@ impl Table {
         key: &Key,
         place: Option<WaiterId>,
         token: &Token,
-        now: Instant,
+        now: LeaseTime,
         passed: &mut HashSet<WaiterId>,
     ) -> bool {
         let Some(line) = self.queue.line(key) else {
@@ -53,7 +53,7 @@ impl Table {
         id: WaiterId,
         waiter: &Waiter,
         token: &Token,
-        now: Instant,
+        now: LeaseTime,
     ) -> bool {
         let Some(held) = self.holdings.of(token) else {
             return false;
@@ -87,7 +87,12 @@ impl Table {
 
     /// Those in the line of `key` who hold another key that its first waiter waits for. Looks at
     /// the keys of the first waiter or at those behind it, whichever are fewer.
-    pub(super) fn exempt_from(&mut self, head: WaiterId, key: &Key, now: Instant) -> Vec<WaiterId> {
+    pub(super) fn exempt_from(
+        &mut self,
+        head: WaiterId,
+        key: &Key,
+        now: LeaseTime,
+    ) -> Vec<WaiterId> {
         let Some(first) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
             return Vec::new();
         };

@@ -7,6 +7,7 @@ use crate::lock::{OverCap, Refusal};
 use crate::quarantine::Reason;
 use crate::queue::WaiterId;
 use crate::slots::LockId;
+use crate::time::Micros;
 
 /// One key that a request names, and the lock that was found there.
 #[derive(Clone, Copy, Debug)]
@@ -34,8 +35,8 @@ pub enum Denial {
     TooManyWaiters,
     /// Waiting would cause a deadlock.
     Deadlock,
-    /// The node may have forgotten grants; microseconds until it grants again.
-    Quarantined(u64, Reason),
+    /// The node may have forgotten grants; the time until it grants again.
+    Quarantined(Micros, Reason),
     /// The key holds a value of another type.
     WrongType,
 }

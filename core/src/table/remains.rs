@@ -3,7 +3,7 @@
 use super::{TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
 use crate::slots::LockId;
-use crate::time::Instant;
+use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 use crate::wire::Change;
 
@@ -13,7 +13,7 @@ pub(super) struct Remains {
     id: LockId,
     lock: Lock,
     /// When their holds ended; none if the lock was removed.
-    ended: Option<Instant>,
+    ended: Option<LeaseTime>,
     /// At which key the end of their leases is told.
     told_at: Option<Key>,
 }
@@ -35,7 +35,7 @@ impl std::fmt::Debug for Untied {
 
 impl Table {
     /// Every lease of a lock that very many hold has ended: it is free at once.
-    pub(super) fn discard_ended(&mut self, id: LockId, now: Instant) {
+    pub(super) fn discard_ended(&mut self, id: LockId, now: LeaseTime) {
         self.note_room(id);
         let key = self.key(id);
         if let Some(touched) = self.touch(id) {
@@ -62,7 +62,7 @@ impl Table {
         id: LockId,
         lock: Lock,
         known: bool,
-        ended: Option<Instant>,
+        ended: Option<LeaseTime>,
     ) {
         if lock.holders() <= TAKEN_AT_ONCE {
             for hold in lock.holds() {
@@ -115,7 +115,7 @@ impl Table {
         };
         let mut told = 0;
         for _ in 0..most {
-            let Some(hold) = remains.lock.take_ended(Instant(u64::MAX)) else {
+            let Some(hold) = remains.lock.take_ended(LeaseTime::MAX) else {
                 break;
             };
             self.forget_holder(remains.id, &hold);

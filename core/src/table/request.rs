@@ -8,17 +8,16 @@ use crate::few::Few;
 use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
 use crate::queue::{HeldUpAt, SEATS, Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::{Instant, Now};
+use crate::time::{LeaseTime, Micros, Now, Wait};
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Asks for all of `wanted`, or none of them. `until`: whether to wait, and how long (forever,
-    /// if `Some(None)`).
+    /// Asks for all of `wanted`, or none of them.
     pub fn acquire(
         &mut self,
         wanted: &[Wanted<'_>],
         terms: &Terms,
-        until: Option<Option<Instant>>,
+        wait: Wait,
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Verdict {
@@ -65,11 +64,11 @@ impl Table {
         if let Err(denial) = self.check_terms(&locks, terms, now) {
             return Verdict::Denied(denial);
         }
-        let Some(until) = until else {
+        if wait == Wait::No {
             self.counters.denials += 1;
             return Verdict::Busy;
-        };
-        match self.wait(wanted, &locks, terms, until, now) {
+        }
+        match self.enqueue(wanted, &locks, terms, wait, now) {
             Ok(waiter) => Verdict::Waits(waiter),
             Err(denial) => Verdict::Denied(denial),
         }
@@ -126,9 +125,9 @@ impl Table {
         &mut self,
         lock: Option<LockId>,
         token: &Token,
-        ttl: u64,
-        fence: u64,
-        connection: u64,
+        ttl: Micros,
+        fence: Option<u64>,
+        connection: Option<u64>,
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Extended {
@@ -152,7 +151,7 @@ impl Table {
         };
         let renewed = entry.lock.change(token, |hold| {
             hold.renew(lease_now, ttl, cap)?;
-            hold.fence = hold.fence.max(fence);
+            hold.fence = hold.fence.max(fence.unwrap_or(0));
             Ok((hold.fence, hold.tie()))
         });
         match renewed {
@@ -339,7 +338,7 @@ impl Table {
         Ok(fences.collect())
     }
 
-    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: Instant) -> u64 {
+    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: LeaseTime) -> u64 {
         self.touch_hold(id, &terms.token, |events| events.acquired += 1);
         let Some(entry) = self.slots.get_mut(id) else {
             return fence;
@@ -381,7 +380,7 @@ impl Table {
 
     /// Where a semaphore has become full, those who wait for it wait for all its holders from now
     /// on: these may go past them in the lines of other keys.
-    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: Instant) {
+    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
         if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))
         {
@@ -418,12 +417,13 @@ impl Table {
         count
     }
 
-    fn wait(
+    /// Puts a request into the queue of each of its keys.
+    fn enqueue(
         &mut self,
         wanted: &[Wanted<'_>],
         locks: &[Option<LockId>],
         terms: &Terms,
-        until: Option<Instant>,
+        wait: Wait,
         now: Now,
     ) -> Result<WaiterId, Denial> {
         if self.queue.len() >= self.limits.max_waiters.min(SEATS - 1) {
@@ -440,7 +440,10 @@ impl Table {
         let waiter = Waiter {
             keys: keys.clone(),
             terms: terms.clone(),
-            until,
+            until: match wait {
+                Wait::Until(until) => Some(until),
+                Wait::No | Wait::Forever => None,
+            },
             since: now.mono,
             held_up_at: HeldUpAt::default(),
         };

@@ -10,7 +10,7 @@ use crate::few::Few;
 use crate::lock::{Hold, Lock, Standing};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
-use crate::time::{Instant, Now};
+use crate::time::{LeaseTime, Now};
 use crate::token::{Key, Token};
 
 /// When waiters for so many keys were looked at, the others are left for the next decision.
@@ -107,7 +107,7 @@ impl Table {
     fn take_ended_hold(
         &mut self,
         id: LockId,
-        now: Instant,
+        now: LeaseTime,
         take: impl FnOnce(&mut Lock) -> Option<Hold>,
     ) {
         self.note_room(id);

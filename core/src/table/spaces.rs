@@ -6,7 +6,7 @@
 //! locks of a flushed space count as gone from that moment, and each is forgotten when the server
 //! frees its value.
 
-use crate::time::Instant;
+use crate::time::{LeaseTime, Micros};
 use crate::token::Key;
 
 /// A database that has no space yet.
@@ -22,7 +22,7 @@ struct Space {
     standing: usize,
     /// No lease here ends later, on the lease clock. It may be later than the last one does: a
     /// lease that is released early leaves it as it is, until no lock is left.
-    last_end: Instant,
+    last_end: LeaseTime,
 }
 
 #[derive(Debug, Default)]
@@ -64,7 +64,7 @@ impl Spaces {
     }
 
     /// A lock has come to its key.
-    pub(super) fn arrived(&mut self, own: &Key, last_end: Option<Instant>) {
+    pub(super) fn arrived(&mut self, own: &Key, last_end: Option<LeaseTime>) {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.locks += 1;
             space.standing += 1;
@@ -73,7 +73,7 @@ impl Spaces {
     }
 
     /// The leases of a lock have changed.
-    pub(super) fn lasts(&mut self, own: &Key, last_end: Instant) {
+    pub(super) fn lasts(&mut self, own: &Key, last_end: LeaseTime) {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.last_end = space.last_end.max(last_end);
         }
@@ -84,7 +84,7 @@ impl Spaces {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.standing = space.standing.saturating_sub(1);
             if space.standing == 0 {
-                space.last_end = Instant::default();
+                space.last_end = LeaseTime::default();
             }
         }
     }
@@ -106,9 +106,9 @@ impl Spaces {
         self.gone -= usize::from(is_flushed);
     }
 
-    /// A database, or every one, was flushed. How long its last lease may have had to go, µs.
-    pub(super) fn flush(&mut self, db: Option<u32>, now: Instant) -> u64 {
-        let mut left = 0;
+    /// A database, or every one, was flushed. How long its last lease may have had to go.
+    pub(super) fn flush(&mut self, db: Option<u32>, now: LeaseTime) -> Micros {
+        let mut left = Micros::ZERO;
         let dbs = match db {
             Some(db) => db as usize..(db as usize).saturating_add(1),
             None => 0..self.of_db.len(),

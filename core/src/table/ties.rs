@@ -45,11 +45,11 @@ impl Table {
     }
 
     /// Ties an ephemeral hold to the connection that used it last.
-    pub(super) fn rebind(&mut self, id: LockId, token: &Token, connection: u64) {
-        if connection == 0 {
-            // A script has no connection of its own that could end: the hold stays tied as it is.
+    pub(super) fn rebind(&mut self, id: LockId, token: &Token, connection: Option<u64>) {
+        // A script has no connection of its own that could end: the hold stays tied as it is.
+        let Some(connection) = connection else {
             return;
-        }
+        };
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };

@@ -4,7 +4,7 @@
 use redislock_core::lock::{Hold, Mode, Standing, Terms};
 use redislock_core::queue::WaiterId;
 use redislock_core::table::{Answer, Denial, Extended, Granted, Presence, Verdict};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, MonoTime, Wait};
 use redislock_core::token::{Key, Token};
 
 use super::step::TICK;
@@ -67,8 +67,8 @@ struct Waiting {
     id: WaiterId,
     key: Key,
     terms: Terms,
-    until: Option<Instant>,
-    since: Instant,
+    wait: Wait,
+    since: MonoTime,
 }
 
 #[derive(Debug)]
@@ -142,18 +142,13 @@ impl Suspect {
         });
     }
 
-    pub fn acquire(
-        &mut self,
-        keys: &[Key],
-        asked: &Terms,
-        until: Option<Option<Instant>>,
-    ) -> Verdict {
+    pub fn acquire(&mut self, keys: &[Key], asked: &Terms, wait: Wait) -> Verdict {
         let mut terms = asked.clone();
         if self.has(Bug::OnceIsCounted) {
             terms.once = false;
         }
         if self.has(Bug::MaxHoldIsIgnored) {
-            terms.max_hold = 0;
+            terms.max_hold = None;
         }
         if self.has(Bug::AStringIsWrittenOver) {
             let is_string = |value: &Value| matches!(value, Value::String(_));
@@ -165,7 +160,7 @@ impl Suspect {
         }
         if let Mode::Shared { limit } = &mut terms.mode
             && self.has(Bug::SemaphoreLimitIsOffByOne)
-            && *limit != 0
+            && let Some(limit) = limit
         {
             *limit += 1;
         }
@@ -183,9 +178,9 @@ impl Suspect {
             && let [key] = keys
             && let Some(hold) = self.node.lock(key).and_then(|lock| lock.hold(&terms.token))
         {
-            self.node.now.mono = now.mono.min(Instant(hold.end.0 - 1));
+            self.node.now.mono = now.mono.min(MonoTime(hold.end.0 - 1));
         }
-        let mut verdict = self.node.acquire(keys, &terms, until);
+        let mut verdict = self.node.acquire(keys, &terms, wait);
         self.node.now = now;
         match (self.bug, &verdict) {
             (Some(Bug::ReentryTakesANewFence), Verdict::Granted(Granted::One(fence))) if held => {
@@ -196,7 +191,7 @@ impl Suspect {
                     && let Some(mut lock) = self.node.lock(key).cloned()
                     && lock.standing(&terms.token, terms.mode, 9) == Standing::Open
                 {
-                    let fence = (self.node.table.fence() + 1).max(now.wall);
+                    let fence = (self.node.table.fence() + 1).max(now.wall.0);
                     lock.grant(
                         Hold::new(&terms, fence, self.node.table.lease_now(now.mono)),
                         terms.mode,
@@ -206,7 +201,7 @@ impl Suspect {
                 }
             }
             (Some(Bug::SeveralKeysAreTakenOneByOne), Verdict::Busy) if keys.len() > 1 => {
-                self.node.acquire(&keys[..1], &terms, None);
+                self.node.acquire(&keys[..1], &terms, Wait::No);
             }
             (Some(Bug::EveryWaitOfAHolderIsADeadlock), Verdict::Waits(id)) if holds_any => {
                 self.node.table.abandon(*id);
@@ -217,12 +212,12 @@ impl Suspect {
             }
             _ => {}
         }
-        if let (Verdict::Waits(id), [key], Some(until)) = (&verdict, keys, until) {
+        if let (Verdict::Waits(id), [key]) = (&verdict, keys) {
             self.wait(Waiting {
                 id: *id,
                 key: key.clone(),
                 terms,
-                until,
+                wait,
                 since: now.mono,
             });
         }
@@ -243,7 +238,7 @@ impl Suspect {
                     && let Verdict::Waits(id) = self.node.acquire(
                         std::slice::from_ref(&other.key),
                         &other.terms,
-                        Some(other.until),
+                        other.wait,
                     )
                 {
                     self.renamed.push((other.id, id));
@@ -278,9 +273,9 @@ impl Suspect {
         &mut self,
         key: &Key,
         token: &Token,
-        ttl: u64,
-        fence: u64,
-        connection: u64,
+        ttl: Micros,
+        fence: Option<u64>,
+        connection: Option<u64>,
     ) -> Extended {
         let extended = self.node.extend(key, token, ttl, fence, connection);
         if self.has(Bug::ExtensionShortensALease) && matches!(extended, Extended::To(_)) {
@@ -306,11 +301,11 @@ impl Suspect {
                 self.node.restore(&key, &bytes);
             }
         }
-        last
+        last.0
     }
 
     pub fn reload(&mut self, loading: u64) {
-        self.node.reload(loading);
+        self.node.reload(Micros(loading));
         (self.waiting, self.renamed) = (Vec::new(), Vec::new());
         if self.has(Bug::AReloadStartsLeasesAnew) {
             let keys: Vec<_> = self.node.keys.0.keys().cloned().collect();
@@ -322,7 +317,7 @@ impl Suspect {
                 else {
                     continue;
                 };
-                self.meddle(&key, &token, |hold| hold.end = hold.end.plus(TICK));
+                self.meddle(&key, &token, |hold| hold.end = hold.end.plus(Micros(TICK)));
             }
         }
     }
@@ -372,7 +367,8 @@ impl Suspect {
                 } = self.waiting.remove(at);
                 let late = self.node.now.mono.since(since);
                 self.meddle(&key, &terms.token, |hold| {
-                    hold.end = Instant(hold.end.0 - late.min(terms.ttl - 1))
+                    let late = late.min(terms.ttl.minus(Micros(1)));
+                    hold.end = hold.end.minus(late);
                 });
             }
             let id = self.outer(id);

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use redislock_core::lock as core_lock;
 use redislock_core::table::Events;
-use redislock_core::time::Instant;
+use redislock_core::time::{LeaseTime, Micros, MonoTime};
 
 use super::{Driver, Told, key};
 use crate::node::{Change, Node, Value};
@@ -14,12 +14,12 @@ use crate::reference::{Answer, Hold, Key, Lock, Mode, Model};
 /// when a hold ends.
 fn seen(
     node: &Node,
-    end: impl Fn(&core_lock::Hold) -> Instant,
+    end: impl Fn(&core_lock::Hold) -> LeaseTime,
     shown_limit: impl Fn(u32) -> u32,
 ) -> Result<BTreeMap<Key, Lock>, String> {
     let mut seen = BTreeMap::new();
-    let behind = node.now.mono.since(node.table.lease_now(node.now.mono));
-    let mono = |lease: Instant| lease.0 + behind;
+    let behind = node.now.mono.0 - node.table.lease_now(node.now.mono).0;
+    let mono = |lease: LeaseTime| lease.0 + behind;
     for (at, value) in &node.keys.0 {
         let Value::Lock(id) = value else { continue };
         let lock = node.table.lock(*id).ok_or("a key without its lock")?;
@@ -30,7 +30,7 @@ fn seen(
                 fence: hold.fence,
                 end: mono(end(hold)),
                 granted: mono(hold.granted),
-                max_hold: hold.max_hold(),
+                max_hold: hold.max_hold().map_or(0, |cap| cap.0 as u32),
                 owner: hold.owner().first().copied(),
                 connection: node.table.connection_of(hold),
             };
@@ -38,7 +38,7 @@ fn seen(
         });
         let mode = match lock.mode() {
             core_lock::Mode::Exclusive => Mode::Exclusive,
-            core_lock::Mode::Shared { limit } => Mode::Shared(shown_limit(limit)),
+            core_lock::Mode::Shared { limit } => Mode::Shared(shown_limit(limit.unwrap_or(0))),
         };
         seen.insert(
             (at.db(), at.name()[0] - b'a'),
@@ -155,7 +155,7 @@ impl Driver {
                 let first = line
                     .clone()
                     .next()
-                    .map(|first| (line.count(), Instant(first.since)));
+                    .map(|first| (line.count(), MonoTime(first.since)));
                 same("line", &node.table.waiting_for(&key((db, name))), &first)?;
             }
         }
@@ -167,7 +167,7 @@ impl Driver {
                 .table
                 .quarantine
                 .left(node.now.mono)
-                .map_or(0, |(left, _)| left),
+                .map_or(0, |(left, _)| left.0),
             &left,
         )?;
         if self.timer_ran == model.now && !model.holds_back && !model.in_quarantine() {
@@ -223,7 +223,7 @@ impl Driver {
             node.force(&at);
             node.keys.0.remove(&at);
         }
-        node.advance(super::step::TICK * 10_000);
+        node.advance(10_000 * Micros(super::step::TICK));
         node.tick();
         let table = &node.table;
         same("locks left", &(table.locks(), node.keys.0.len()), &(0, 0))?;

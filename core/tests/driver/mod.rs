@@ -9,7 +9,7 @@ use redislock_core::fence::FenceError;
 use redislock_core::lock as core_lock;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::{self, Denial, Extended, Verdict};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, Millis, MonoTime, Wait, WallTime};
 use redislock_core::token as core_token;
 
 use crate::node::{Node, Value};
@@ -54,20 +54,31 @@ fn key(key: Key) -> core_token::Key {
     core_token::Key::new(key.0, &[b'a' + key.1])
 }
 
+/// The model has 0 where core has nothing.
+fn given<T: Default + PartialEq>(value: T) -> Option<T> {
+    Some(value).filter(|value| *value != T::default())
+}
+
+fn cap(millis: u32) -> Option<Millis> {
+    given(millis).map(|millis| Millis(millis.into()))
+}
+
 fn terms(request: &Request) -> core_lock::Terms {
     core_lock::Terms {
         token: bytes(request.token),
-        ttl: request.ttl,
+        ttl: Micros(request.ttl),
         mode: match request.mode {
             Mode::Exclusive => core_lock::Mode::Exclusive,
-            Mode::Shared(limit) => core_lock::Mode::Shared { limit },
+            Mode::Shared(limit) => core_lock::Mode::Shared {
+                limit: given(limit),
+            },
         },
         once: request.once,
-        fence: request.fence,
-        max_hold: request.max_hold,
+        fence: given(request.fence),
+        max_hold: cap(request.max_hold),
         owner: request.owner.map(|owner| Box::from([owner])),
         ephemeral: request.ephemeral,
-        connection: request.connection,
+        connection: given(request.connection),
     }
 }
 
@@ -78,10 +89,10 @@ fn error(denial: Denial) -> Error {
             Error::Mode
         }
         Denial::Fence(FenceError::TooFarAhead | FenceError::Exhausted) => Error::Fence,
-        Denial::OverCap(over) => Error::OverCap(over.left),
+        Denial::OverCap(over) => Error::OverCap(over.left.0),
         Denial::TooManyWaiters => Error::TooManyWaiters,
         Denial::Deadlock => Error::Deadlock,
-        Denial::Quarantined(left, _) => Error::Quarantine(left),
+        Denial::Quarantined(left, _) => Error::Quarantine(left.0),
         Denial::WrongType => Error::WrongType,
     }
 }
@@ -150,7 +161,7 @@ impl Driver {
             max_holders: 4,
         };
         let node = Node::new(core_limits(limits));
-        let model = Model::new(limits, node.now.mono.0, node.now.wall);
+        let model = Model::new(limits, node.now.mono.0, node.now.wall.0);
         Self {
             timer_ran: model.now,
             replica: Node::new(core_limits(limits)),
@@ -242,18 +253,20 @@ impl Driver {
             } => {
                 let (wish, token) = (self.wished(wish), self.owner(at, token));
                 let connection = self.connections[connection as usize];
-                let reply =
-                    match self
-                        .suspect
-                        .extend(&key(at), &bytes(token), ttl, wish, connection)
-                    {
-                        Extended::To(fence) => {
-                            self.expected.extended = 1;
-                            Ok(Some(fence))
-                        }
-                        Extended::NotHeld => Ok(None),
-                        Extended::Denied(denial) => Err(error(denial)),
-                    };
+                let reply = match self.suspect.extend(
+                    &key(at),
+                    &bytes(token),
+                    Micros(ttl),
+                    given(wish),
+                    given(connection),
+                ) {
+                    Extended::To(fence) => {
+                        self.expected.extended = 1;
+                        Ok(Some(fence))
+                    }
+                    Extended::NotHeld => Ok(None),
+                    Extended::Denied(denial) => Err(error(denial)),
+                };
                 vec![Box::new(move |model| {
                     model.extend(at, token, ttl, wish, connection) == reply
                 })]
@@ -274,8 +287,8 @@ impl Driver {
             }
             Step::Advance { ticks, timer } => self.advance(ticks * step::TICK, timer),
             Step::MoveWallClock(by) => {
-                let wall = self.suspect.node.now.wall.saturating_add_signed(by);
-                self.suspect.node.now.wall = wall;
+                let wall = self.suspect.node.now.wall.0.saturating_add_signed(by);
+                self.suspect.node.now.wall = WallTime(wall);
                 always(move |model| model.wall = wall)
             }
             Step::Abandon(_) | Step::Deliver(_) | Step::Undeliverable(_) | Step::HangUp { .. } => {
@@ -316,11 +329,12 @@ impl Driver {
     fn acquire(&mut self, request: Request, block: Option<Option<u64>>) -> Action {
         let keys: Vec<_> = request.keys.iter().map(|at| key(*at)).collect();
         let block = block.map(|until| until.map(|ticks| self.model().now + ticks));
-        let verdict = self.suspect.acquire(
-            &keys,
-            &terms(&request),
-            block.map(|until| until.map(Instant)),
-        );
+        let wait = match block {
+            None => Wait::No,
+            Some(None) => Wait::Forever,
+            Some(Some(until)) => Wait::Until(MonoTime(until)),
+        };
+        let verdict = self.suspect.acquire(&keys, &terms(&request), wait);
         let (reply, id) = match verdict {
             Verdict::Granted(granted) => {
                 self.expected.acquired = granted.len();
@@ -334,7 +348,7 @@ impl Driver {
     }
 
     fn advance(&mut self, micros: u64, timer: bool) -> Vec<Action> {
-        self.suspect.node.advance(micros);
+        self.suspect.node.advance(Micros(micros));
         if timer {
             self.suspect.node.tick();
             self.timer_ran = self.suspect.node.now.mono.0;
@@ -361,7 +375,7 @@ impl Driver {
                 let by_it = |waiter: &&Waiter| waiter.request.connection == connection;
                 let gone: Vec<_> = self.model().queue.iter().filter(by_it).collect();
                 let gone: Vec<_> = gone.iter().map(|waiter| waiter.id).collect();
-                self.suspect.node.hang_up(connection, grace);
+                self.suspect.node.hang_up(connection, Micros(grace));
                 self.suspect.abandon_all(gone.iter().copied().map(WaiterId));
                 // What ends by that is taken off when the timer runs next.
                 self.timer_ran = 0;
@@ -397,7 +411,7 @@ impl Driver {
                 always(move |model| model.holds_back = holds_back)
             }
             Step::Quarantine(ms) => {
-                table.quarantine.configure(ms.into());
+                table.quarantine.configure(cap(ms));
                 table.quarantine.enter(
                     redislock_core::quarantine::Reason::Promotion,
                     self.suspect.node.now.mono,
@@ -452,7 +466,7 @@ impl Driver {
                 let node = &mut self.suspect.node;
                 node.table.quarantine.enter_for(
                     redislock_core::quarantine::Reason::Flush,
-                    left,
+                    Micros(left),
                     node.now.mono,
                 );
                 let flush: Action = Box::new(move |model| {
@@ -515,7 +529,7 @@ impl Driver {
 
 fn core_limits(limits: Limits) -> table::Limits {
     table::Limits {
-        max_hold: limits.max_hold,
+        max_hold: cap(limits.max_hold),
         max_waiters: limits.max_waiters,
         max_holders: limits.max_holders as u32,
     }

@@ -12,7 +12,7 @@ use redislock_core::table::{
     Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Output,
     Presence, Verdict, Wanted,
 };
-use redislock_core::time::{Instant, Now};
+use redislock_core::time::{Micros, MonoTime, Now, Wait, WallTime};
 use redislock_core::token::{Key, Token};
 use redislock_core::wire::{Reader, save};
 
@@ -21,7 +21,7 @@ use redislock_core::wire::{Reader, save};
 pub enum Value {
     Lock(LockId),
     /// A lock of an old client: when it expires, if it does.
-    String(Option<Instant>),
+    String(Option<MonoTime>),
     Other,
 }
 
@@ -65,13 +65,13 @@ pub struct Node {
 
 /// The clocks of a new node. Far from 0, so that there is a past to have been granted in.
 pub const START: Now = Now {
-    mono: Instant(1 << 40),
-    wall: 1 << 50,
+    mono: MonoTime(1 << 40),
+    wall: WallTime(1 << 50),
 };
 
 /// Limits that are in nobody's way.
 pub const ROOMY: Limits = Limits {
-    max_hold: 0,
+    max_hold: None,
     max_waiters: 10_000,
     max_holders: 10_000,
 };
@@ -142,16 +142,11 @@ impl Node {
         self.answers.extend(output.answers);
     }
 
-    pub fn acquire(
-        &mut self,
-        keys: &[Key],
-        terms: &Terms,
-        until: Option<Option<Instant>>,
-    ) -> Verdict {
+    pub fn acquire(&mut self, keys: &[Key], terms: &Terms, wait: Wait) -> Verdict {
         let wanted: Vec<_> = keys.iter().map(|key| wanted(key, &self.keys)).collect();
         let verdict = self
             .table
-            .acquire(&wanted, terms, until, self.now, &mut self.keys);
+            .acquire(&wanted, terms, wait, self.now, &mut self.keys);
         self.apply();
         verdict
     }
@@ -173,9 +168,9 @@ impl Node {
         &mut self,
         key: &Key,
         token: &Token,
-        ttl: u64,
-        fence: u64,
-        connection: u64,
+        ttl: Micros,
+        fence: Option<u64>,
+        connection: Option<u64>,
     ) -> Extended {
         let lock = self.at(key);
         let extended = self.table.extend(
@@ -233,7 +228,7 @@ impl Node {
     }
 
     /// An old client acquires the key, which is free.
-    pub fn set_string(&mut self, key: &Key, ttl: Option<u64>) {
+    pub fn set_string(&mut self, key: &Key, ttl: Option<Micros>) {
         assert_eq!(self.keys.0.get(key), None, "SET NX finds it free");
         let end = ttl.map(|ttl| self.now.mono.plus(ttl));
         self.keys.0.insert(key.clone(), Value::String(end));
@@ -251,12 +246,12 @@ impl Node {
         self.apply();
     }
 
-    pub fn advance(&mut self, micros: u64) {
-        self.now.mono = self.now.mono.plus(micros);
+    pub fn advance(&mut self, span: Micros) {
+        self.now.mono = self.now.mono.plus(span);
     }
 
     /// The connection closes; its holds are taken off by the timer.
-    pub fn hang_up(&mut self, connection: u64, grace: u64) {
+    pub fn hang_up(&mut self, connection: u64, grace: Micros) {
         self.table
             .hang_up(connection, self.now.mono.plus(grace), self.now);
     }
@@ -333,8 +328,8 @@ impl Node {
         self.table.swapped(a, b);
     }
 
-    /// How long the last flushed lease had to go, µs.
-    pub fn flush(&mut self, db: Option<u32>) -> u64 {
+    /// How long the last flushed lease had to go.
+    pub fn flush(&mut self, db: Option<u32>) -> Micros {
         let is_flushed = |key: &Key| db.is_none_or(|db| db == key.db());
         for (_, value) in self.keys.0.iter().filter(|(key, _)| is_flushed(key)) {
             if let Value::Lock(id) = value {
@@ -376,7 +371,7 @@ impl Node {
     }
 
     /// The server starts again with what it had saved; loading takes a while.
-    pub fn reload(&mut self, loading: u64) {
+    pub fn reload(&mut self, loading: Micros) {
         let dumps: Vec<_> = self
             .keys
             .0
@@ -452,17 +447,17 @@ fn wanted<'a>(key: &'a Key, keys: &Keys) -> Wanted<'a> {
 }
 
 /// What is asked for when nothing special is: the exclusive lock.
-pub fn terms(token: &Token, ttl: u64) -> Terms {
+pub fn terms(token: &Token, ttl: Micros) -> Terms {
     Terms {
         token: token.clone(),
         ttl,
         mode: Mode::Exclusive,
         once: false,
-        fence: 0,
-        max_hold: 0,
+        fence: None,
+        max_hold: None,
         owner: None,
         ephemeral: false,
-        connection: 0,
+        connection: None,
     }
 }
 
@@ -476,32 +471,23 @@ pub fn key(name: &str) -> Key {
     Key::new(0, name.as_bytes())
 }
 
-/// A second, µs.
-pub const SECOND: u64 = 1_000_000;
-
-/// Waits forever.
-pub const FOR_EVER: Option<Option<Instant>> = Some(None);
+/// A second.
+pub const SECOND: Micros = Micros(1_000_000);
 
 /// Requests as short as a test reads: an owner, its keys (a letter each), ten seconds.
 impl Node {
-    pub fn ask(
-        &mut self,
-        owner: &str,
-        keys: &str,
-        mode: Mode,
-        until: Option<Option<Instant>>,
-    ) -> Verdict {
+    pub fn ask(&mut self, owner: &str, keys: &str, mode: Mode, wait: Wait) -> Verdict {
         let keys: Vec<_> = keys.chars().map(|name| key(&name.to_string())).collect();
         let terms = Terms {
             mode,
             ..terms(&token(owner), 10 * SECOND)
         };
-        self.acquire(&keys, &terms, until)
+        self.acquire(&keys, &terms, wait)
     }
 
     /// Acquires the exclusive locks, which are free; their fences.
     pub fn hold(&mut self, owner: &str, keys: &str) -> Vec<u64> {
-        match self.ask(owner, keys, Mode::Exclusive, None) {
+        match self.ask(owner, keys, Mode::Exclusive, Wait::No) {
             Verdict::Granted(granted) => granted.to_vec(),
             other => panic!("{owner} should have {keys}: {other:?}"),
         }
@@ -513,7 +499,7 @@ impl Node {
     }
 
     pub fn wait_in(&mut self, owner: &str, keys: &str, mode: Mode) -> WaiterId {
-        match self.ask(owner, keys, mode, FOR_EVER) {
+        match self.ask(owner, keys, mode, Wait::Forever) {
             Verdict::Waits(id) => id,
             other => panic!("{owner} should wait for {keys}: {other:?}"),
         }
@@ -554,9 +540,9 @@ impl Node {
     }
 }
 
-pub const SHARED: Mode = Mode::Shared { limit: 0 };
+pub const SHARED: Mode = Mode::Shared { limit: None };
 
 /// A semaphore of this size.
 pub fn semaphore(limit: u32) -> Mode {
-    Mode::Shared { limit }
+    Mode::Shared { limit: Some(limit) }
 }

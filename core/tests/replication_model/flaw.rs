@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use redislock_core::replication_lease::{Connection, Look, ReplicationLease, Rule};
-use redislock_core::time::Instant;
+use redislock_core::time::{Micros, MonoTime};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Flaw {
@@ -43,19 +43,19 @@ impl Flaw {
     pub fn rule(self, rule: Rule, lease: u64) -> Rule {
         match self {
             Self::EvidenceOfAnyAge => Rule {
-                lag: u64::MAX / 2,
+                lag: Micros(u64::MAX / 2),
                 ..rule
             },
             Self::WaitIsTheLease => Rule {
-                wait: lease,
+                wait: Micros(lease),
                 ..rule
             },
             Self::WaitIsOneShort => Rule {
-                wait: rule.wait - 1,
+                wait: rule.wait.minus(Micros(1)),
                 ..rule
             },
             Self::NoSlack => Rule {
-                wait: lease + rule.lag,
+                wait: rule.lag.plus(Micros(lease)),
                 ..rule
             },
             _ => rule,
@@ -68,18 +68,18 @@ impl Flaw {
 pub struct Suspect {
     lease: ReplicationLease,
     flaw: Flaw,
-    began: Instant,
+    began: MonoTime,
     /// What each address has acknowledged, and when that arrived.
-    arrived: BTreeMap<Box<[u8]>, (u64, Instant)>,
+    arrived: BTreeMap<Box<[u8]>, (u64, MonoTime)>,
     /// When each address was seen first.
-    first_seen: BTreeMap<Box<[u8]>, Instant>,
+    first_seen: BTreeMap<Box<[u8]>, MonoTime>,
     /// The last clock reading, and until when the rule held as of the one before.
-    last_look: Instant,
-    earlier_until: Option<Instant>,
+    last_look: MonoTime,
+    earlier_until: Option<MonoTime>,
 }
 
 impl Suspect {
-    pub fn new(rule: Rule, flaw: Flaw, now: Instant) -> Self {
+    pub fn new(rule: Rule, flaw: Flaw, now: MonoTime) -> Self {
         Self {
             lease: ReplicationLease::new(rule, now),
             flaw,
@@ -102,7 +102,7 @@ impl Suspect {
                 let arrived = self
                     .arrived
                     .entry(one.address.into())
-                    .or_insert((0, Instant(0)));
+                    .or_insert((0, MonoTime(0)));
                 if arrived.0 < one.acknowledged {
                     *arrived = (one.acknowledged, look.after);
                 }
@@ -117,10 +117,10 @@ impl Suspect {
         }
     }
 
-    pub fn permits(&self, now: Instant) -> bool {
+    pub fn permits(&self, now: MonoTime) -> bool {
         let Rule { needed, lag, wait } = self.lease.rule();
-        let is_old = |since: Instant| now.since(since) >= wait;
-        let is_fresh = |at: Instant| now.since(at) <= lag;
+        let is_old = |since: MonoTime| now.since(since) >= wait;
+        let is_fresh = |at: MonoTime| now.since(at) <= lag;
         let follows = |one: &Connection| one.evidence.is_some_and(is_fresh);
         let counts: &dyn Fn(&Connection) -> bool = match self.flaw {
             Flaw::WaitCountsFromThePromotionOnly => &follows,
@@ -133,7 +133,7 @@ impl Suspect {
                 first.is_some_and(|since| is_old(*since)) && follows(one)
             },
             Flaw::ClockReadBeforeTheRequest => {
-                let earlier = Instant(now.0 - 1);
+                let earlier = MonoTime(now.0 - 1);
                 let permitted = self.earlier_until.is_some_and(|until| earlier <= until);
                 return permitted || self.lease.permits(now);
             }

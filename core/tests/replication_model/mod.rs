@@ -16,6 +16,7 @@ use std::hash::BuildHasher;
 use flaw::Flaw;
 use foldhash::fast::FixedState;
 use redislock_core::replication_lease::{Rule, Settings};
+use redislock_core::time::Micros;
 use world::{Clock, Step, World};
 
 /// The small world's lease and lag.
@@ -42,8 +43,8 @@ impl Search {
         };
         let rule = Rule {
             needed,
-            lag: LAG,
-            wait: LEASE + LAG,
+            lag: Micros(LAG),
+            wait: Micros(LEASE + LAG),
         };
         let clocks = vec![Clock::TRUE; nodes];
         let world = World::settled(clocks, chained, flaw.rule(rule, LEASE), flaw, LEASE);
@@ -133,9 +134,9 @@ impl Random {
 fn rule(nodes: usize, lag: u64, longest_lease: u64) -> Rule {
     let settings = Settings {
         needed: (nodes / 2) as u64,
-        lag,
-        lag_at_start: lag,
-        longest_lease,
+        lag: Micros(lag),
+        lag_at_start: Micros(lag),
+        longest_lease: Some(Micros(longest_lease)),
     };
     Rule::of(settings).expect("a rule")
 }

@@ -1,7 +1,7 @@
 //! Nodes, their clocks and roles, and the links between them.
 
 use redislock_core::replication_lease::{Listed, Look, Rule};
-use redislock_core::time::Instant;
+use redislock_core::time::MonoTime;
 
 use super::flaw::{Flaw, Suspect};
 
@@ -18,8 +18,8 @@ impl Clock {
         percent: 100,
     };
 
-    fn at(self, time: u64) -> Instant {
-        Instant(self.ahead + time * self.percent / 100)
+    fn at(self, time: u64) -> MonoTime {
+        MonoTime(self.ahead + time * self.percent / 100)
     }
 }
 
@@ -116,7 +116,7 @@ impl World {
         for replica in 1..world.nodes.len() {
             world.attach(replica, if chained { replica - 1 } else { 0 });
         }
-        let wait = world.rule.wait;
+        let wait = world.rule.wait.0;
         for span in [wait, wait / 8, 1, 1] {
             assert!(world.step(Step::Advance(span)));
         }
