@@ -1,6 +1,6 @@
 //! What version 0.1.0 has saved is understood: an RDB file, an AOF with effects, DUMP payloads. The
-//! files in tests/fixtures were made by that version, on Redis 7.0, and are never made again. What a
-//! newer version saves in another form is refused.
+//! files in tests/fixtures were made by that version, on Redis 7.0, and are never made again. What
+//! a newer version saves in another form is refused.
 
 use std::fs;
 use std::path::{Path, PathBuf};

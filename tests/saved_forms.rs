@@ -11,8 +11,8 @@ use std::time::Duration;
 use redislock_testkit::lock::{Lock, all_locks, wall_micros};
 use redislock_testkit::{Connection, Server, SteppedServer, Value, granted};
 
-/// Every form that a lock is saved in: exclusive and entered again, with a binary token, a label and
-/// a cap; shared with and without a limit; in another database; tied to a connection; several.
+/// Every form that a lock is saved in: exclusive and entered again, with a binary token, a label
+/// and a cap; shared with and without a limit; in another database; tied to a connection; several.
 const REQUESTS: [&[&[u8]]; 10] = [
     &[
         b"LOCK.ACQUIRE",

@@ -98,7 +98,10 @@ impl View {
         if !self.is_cluster {
             return answers;
         }
-        let elsewhere = |verdict: &Verdict| matches!(verdict, Verdict::Refused(error) if error.code() == Some("MOVED"));
+        let elsewhere = |verdict: &Verdict| match verdict {
+            Verdict::Refused(error) => error.code() == Some("MOVED"),
+            _ => false,
+        };
         let replied = answers.iter().any(|answer| answer.result.is_ok());
         let counts = |answer: &Answer<T>| match &answer.result {
             Ok(_) => true,

@@ -283,7 +283,8 @@ async fn contended(bench: &Bench) {
     let line = |name: &str, runs: &[Contended]| {
         for run in runs {
             println!(
-                "  {name:<8} {:>6.0} grants/s   longest wait {:>6.1} ms   least/most served {}/{} = {:.2}",
+                "  {name:<8} {:>6.0} grants/s   longest wait {:>6.1} ms   least/most served {}/{} \
+                 = {:.2}",
                 run.rate,
                 run.longest.as_secs_f64() * 1e3,
                 run.least,

@@ -19,14 +19,18 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 /// earlier holder can still write.
 const READ: &str = "
     local registered = redis.call('GET', 'account:fence') or '0'
-    if tonumber(ARGV[1]) < tonumber(registered) then return redis.error_reply('FENCED ' .. registered) end
+    if tonumber(ARGV[1]) < tonumber(registered) then
+        return redis.error_reply('FENCED ' .. registered)
+    end
     redis.call('SET', 'account:fence', ARGV[1])
     return tonumber(redis.call('GET', 'account:balance') or '0')";
 
 /// Writes, unless a later holder has registered meanwhile.
 const WRITE: &str = "
     local registered = redis.call('GET', 'account:fence') or '0'
-    if tonumber(ARGV[1]) < tonumber(registered) then return redis.error_reply('FENCED ' .. registered) end
+    if tonumber(ARGV[1]) < tonumber(registered) then
+        return redis.error_reply('FENCED ' .. registered)
+    end
     redis.call('SET', 'account:balance', ARGV[2])
     return tonumber(ARGV[2])";
 

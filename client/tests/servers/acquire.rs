@@ -277,7 +277,14 @@ async fn of_several_locks_busy_names_the_owner_of_the_one_that_is_held() {
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Busy { .. }), "{error}");
-    let named = |verdict: &Verdict| matches!(verdict, Verdict::Held { owner: Some(owner), remaining: Some(_), .. } if owner == "nightly-report");
+    let named = |verdict: &Verdict| match verdict {
+        Verdict::Held {
+            owner: Some(owner),
+            remaining: Some(_),
+            ..
+        } => owner == "nightly-report",
+        _ => false,
+    };
     let names = error.nodes().iter().filter(|report| named(&report.verdict));
     assert!(names.count() >= 2, "{error}");
 }

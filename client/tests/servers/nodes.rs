@@ -188,10 +188,10 @@ async fn a_ttl_beyond_the_nodes_limit_is_refused_with_their_words() {
         .await
         .unwrap_err();
     assert!(matches!(error, Error::Refused { .. }), "{error}");
-    assert!(
-        matches!(&error.nodes()[0].verdict, Verdict::Refused(error) if error.code() == Some("LOCKLIMIT")),
-        "{error}"
-    );
+    let Verdict::Refused(refusal) = &error.nodes()[0].verdict else {
+        panic!("{error}");
+    };
+    assert_eq!(refusal.code(), Some("LOCKLIMIT"), "{error}");
 }
 
 #[tokio::test]

@@ -256,7 +256,8 @@ async fn a_busy_answer_costs_the_same_for_any_number_of_holders() {
     let client = patient(std::slice::from_ref(&server)).await;
     let hold = |from: &str, to: &str| {
         let code = "for i = ARGV[1], ARGV[2] do \
-                    redis.call('LOCK.ACQUIRE', KEYS[1], i, 600000, 'SHARED', 'OWNER', 'w' .. i) end";
+                    redis.call('LOCK.ACQUIRE', KEYS[1], i, 600000, 'SHARED', 'OWNER', 'w' .. i) \
+                    end";
         let _: () = server.run(&["EVAL", code, "1", "x", from, to]);
     };
     let bytes = async || {
