@@ -7,16 +7,15 @@ use redis::Value;
 use tracing::Instrument;
 
 use crate::attempt::{Attempt, Outcome};
-use crate::client::Client;
 use crate::clock::{Moment, pauses};
-use crate::command::{self, millis};
+use crate::command::{self, SHORTEST};
 use crate::error::{Error, Verdict};
 use crate::hold::Hold;
-use crate::metrics::Event;
+use crate::lock::Spec;
 use crate::node::Node;
-use crate::options::Spec;
 use crate::quorum::is_shortage;
-use crate::reply::{Reply, trouble};
+use crate::redlock::{Client, Event};
+use crate::reply::{Reply, value_of};
 use crate::round::{Question, Round};
 
 /// The pause after the first attempt that failed because of the nodes …
@@ -86,7 +85,7 @@ async fn failed(mut attempt: Attempt, outcome: Outcome) -> Error {
 async fn try_or_wait(attempt: &mut Attempt, may_wait: bool, deadline: Option<Moment>) -> Outcome {
     let (client, spec) = (Arc::clone(&attempt.client), Arc::clone(&attempt.spec));
     // With no time left to wait, it tries once.
-    let can_queue = may_wait && deadline.is_none_or(|end| millis(end.remaining()) > 0);
+    let can_queue = may_wait && deadline.is_none_or(|end| end.remaining() >= SHORTEST);
     let outcome = match can_queue && client.seems_busy(&spec) {
         true => {
             // Boxed, so that the future of an acquire that does not wait stays small.
@@ -136,7 +135,7 @@ async fn replicate(
         round.push(question, async move {
             // WAIT speaks of what this connection has done, so it does something: an extension
             // comes after the grant.
-            let extend = command::extend(&spec, token, spec.ttl, None);
+            let extend = command::extend(&spec.keys, token, spec.ttl, None);
             let wait = command::wait(&spec, replicas, deadline.remaining());
             confirm(&node, &extend, &wait, replicas).await
         });
@@ -171,9 +170,9 @@ async fn confirm(
     if !matches!(extended, Reply::Yes(_)) {
         return extended;
     }
-    match own.connection.send(wait).await {
+    match value_of(own.connection.send(wait).await) {
         Ok(Value::Int(count)) => {
-            node.keep_idle(own.generation, own.connection);
+            node.keep_idle(own);
             let count = u64::try_from(count).unwrap_or(0);
             match count >= u64::from(replicas) {
                 true => extended,
@@ -181,6 +180,6 @@ async fn confirm(
             }
         }
         Ok(_) => Reply::Trouble(Verdict::Garbage("WAIT without a number".to_owned())),
-        Err(error) => Reply::Trouble(trouble(&error)),
+        Err(verdict) => Reply::Trouble(verdict),
     }
 }

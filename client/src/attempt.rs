@@ -3,19 +3,17 @@
 
 use std::sync::Arc;
 
-use crate::client::Client;
 use crate::clock::Moment;
-use crate::command;
+use crate::command::{self, Token, Wait};
 use crate::error::{Reports, Verdict};
-use crate::node::Own;
-use crate::options::Spec;
+use crate::link::Own;
+use crate::lock::Spec;
 use crate::queue::Blocked;
 use crate::quorum::{Ballot, Decision, NodeSet, is_shortage};
+use crate::redlock::Client;
 use crate::release::Release;
-use crate::reply::Reply;
+use crate::reply::{LockStatus, Reply};
 use crate::round::{Late, Question, Round};
-use crate::status::LockStatus;
-use crate::token::Token;
 
 /// Of so many holders of a lock an error message may name one.
 const HOLDERS_SHOWN: usize = 8;
@@ -117,9 +115,14 @@ impl Attempt {
         let electorate: NodeSet = electorate.iter().filter(connected).collect();
         let extend = (!held.is_empty()).then(|| {
             let ttl = self.spec.ttl;
-            Arc::new(command::extend(&self.spec, self.token, ttl, proposal))
+            Arc::new(command::extend(&self.spec.keys, self.token, ttl, proposal))
         });
-        let acquire = Arc::new(command::acquire(&self.spec, self.token, proposal, None));
+        let acquire = Arc::new(command::acquire(
+            &self.spec,
+            self.token,
+            proposal,
+            Wait::Not,
+        ));
         let ballot = Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl);
         let earlier = std::mem::replace(&mut self.ballot, ballot);
         self.late = None;
@@ -142,7 +145,7 @@ impl Attempt {
                 }
                 _ => &acquire,
             };
-            round.ask(question, request);
+            round.ask(&fleet, question, request);
         }
         round
     }
@@ -162,13 +165,18 @@ impl Attempt {
             Decision::Failed => Some(self.failure()),
             Decision::WriteBack { fence, to } => {
                 let ttl = self.spec.ttl;
-                let raise = Arc::new(command::extend(&self.spec, self.token, ttl, Some(fence)));
+                let raise = Arc::new(command::extend(
+                    &self.spec.keys,
+                    self.token,
+                    ttl,
+                    Some(fence),
+                ));
                 let sent = Moment::now();
                 for place in to.iter() {
                     self.ballot.reopen(place);
                     let mut question = Question::new(place, sent);
                     question.exactly = Some(fence);
-                    round.ask(question, &raise);
+                    round.ask(&self.client.fleet, question, &raise);
                 }
                 round.start_again();
                 None
@@ -181,7 +189,7 @@ impl Attempt {
         let another = |fence: u64| question.exactly.is_some_and(|exactly| exactly != fence);
         match reply {
             Reply::Yes(fence) if !another(fence) => {
-                self.client.fleet.nodes[place].saw_fence(fence);
+                self.client.fleet.nodes[place].fences.saw(fence);
                 self.ballot.grant(place, fence, question.sent);
                 self.verdicts[place] = Verdict::Granted { fence };
             }
@@ -245,7 +253,8 @@ impl Attempt {
                 round.push(Question::new(place, Moment::now()), async move {
                     let mut longest = Verdict::held_by_somebody();
                     for key in &spec.keys {
-                        let status = LockStatus::ask(&mut connection, key, HOLDERS_SHOWN).await;
+                        let status =
+                            LockStatus::ask(&mut connection, key, Some(HOLDERS_SHOWN)).await;
                         let said = status.ok().flatten().map(|status| status.verdict());
                         longest = std::iter::once(longest)
                             .chain(said)
@@ -286,7 +295,7 @@ impl Attempt {
     /// Keeps the connection that a BLOCK request came back on until the outcome is known.
     pub(crate) fn keep(&mut self, place: usize, own: Own) {
         if let Some((place, own)) = self.granted_on.replace((place, own)) {
-            self.client.fleet.nodes[place].keep_idle(own.generation, own.connection);
+            self.client.fleet.nodes[place].keep_idle(own);
         }
     }
 
@@ -298,7 +307,7 @@ impl Attempt {
     /// Releases what these nodes granted, without waiting for them.
     pub(crate) fn release(&mut self, places: NodeSet) {
         places.iter().for_each(|place| self.owing.remove(place));
-        let request = command::release(&self.spec, self.token);
+        let request = command::release(&self.spec.keys, self.token);
         drop(Release::new(&self.client, places, request, self.spec.ttl));
     }
 }
@@ -306,11 +315,11 @@ impl Attempt {
 impl Drop for Attempt {
     fn drop(&mut self) {
         if let Some((place, own)) = self.granted_on.take() {
-            self.client.fleet.nodes[place].keep_idle(own.generation, own.connection);
+            self.client.fleet.nodes[place].keep_idle(own);
         }
         if let Some(blocked) = self.blocked.take() {
             self.owing.remove(blocked.place);
-            let request = command::release(&self.spec, self.token);
+            let request = command::release(&self.spec.keys, self.token);
             let from = std::iter::once(blocked.place).collect();
             let release = Release::new(&self.client, from, request, self.spec.ttl);
             let patience = self.client.fleet.node_timeout;

@@ -6,17 +6,15 @@ use std::time::Duration;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::background::Background;
-use crate::client::Client;
 use crate::error::Error;
 use crate::fleet::Fleet;
 use crate::link::{Credentials, Link, Provider, Settings};
-use crate::metrics::Metrics;
+use crate::lock::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
 use crate::node::Node;
 #[cfg(feature = "observe")]
-use crate::observer::Observer;
-use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
+use crate::observe::Observer;
 use crate::quorum::MAX_NODES;
-use crate::redlock::Redlock;
+use crate::redlock::{Client, Metrics, Redlock};
 
 /// The settings of a client that is yet to be connected.
 #[derive(Clone)]

@@ -7,17 +7,15 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::error::{Error, Verdict};
+use crate::error::{Error, Loss, Verdict};
 use crate::guard::{Guard, Held};
-use crate::hold::Loss;
-use crate::lock::Lock;
-use crate::options::DEFAULT_TTL;
+use crate::lock::{DEFAULT_TTL, Lock};
 use crate::owner::Owner;
 use crate::quorum::majority;
 use crate::redlock::Redlock;
 use crate::release::Released;
+use crate::reply::LockStatus;
 use crate::round::{Question, Round};
-use crate::status::LockStatus;
 
 /// Observers look no more often than this …
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -108,7 +106,7 @@ impl Election {
             let (name, shared) = (self.name.clone(), node.shared());
             round.push(Question::new(place, Moment::now()), async move {
                 let (_, mut connection) = shared?;
-                LockStatus::ask(&mut connection, &name, 1).await
+                LockStatus::ask(&mut connection, &name, Some(1)).await
             });
         }
         let mut said: Vec<Said> = vec![Err(Verdict::NotAsked); fleet.nodes.len()];
@@ -211,12 +209,6 @@ impl Observation {
 /// What one node knows of the office.
 type Said = Result<Option<LockStatus>, Verdict>;
 
-impl From<Verdict> for Said {
-    fn from(verdict: Verdict) -> Self {
-        Err(verdict)
-    }
-}
-
 /// The leader that a majority of all nodes confirms, or that there is none; nothing if those that
 /// did not answer could change that.
 fn leader_of(said: &[Said]) -> Option<Option<Leader>> {
@@ -268,7 +260,7 @@ impl Claim {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status::Holder;
+    use crate::reply::Holder;
 
     fn held_by(owner: &str, fence: u64) -> Said {
         let holder = Holder {

@@ -222,6 +222,28 @@ impl fmt::Display for Reports {
     }
 }
 
+/// Why a hold is over.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The last guard has released it, or was dropped.
+    Released,
+    /// The last guard has left it to whoever has its ticket.
+    Detached,
+    /// It could not be renewed in time, or was not to be: its validity is over or about to end.
+    Expired {
+        /// What each node said last.
+        nodes: Reports,
+    },
+    /// Too many nodes do not know it any more: it was forced, or they have forgotten it.
+    Gone {
+        /// What each node said last.
+        nodes: Reports,
+    },
+    /// It was ephemeral, and its connection has ended.
+    Disconnected,
+}
+
 /// Why a lock was not acquired, extended or kept.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]

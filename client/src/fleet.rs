@@ -1,4 +1,4 @@
-//! All nodes of a client, tended in the background.
+//! All nodes of a client: their first connection, and the watch over them in the background.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,12 +6,16 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::census::Census;
 use crate::clock::{Moment, pauses};
-use crate::error::{NodeReport, Reports, Verdict};
+use crate::command;
+use crate::error::{Error, NodeReport, Reports, Verdict};
+use crate::fence::proposal;
 use crate::keeper::Keeper;
+use crate::link::Connection;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority};
+use crate::reply::{Fields, NodeStatus, value_of};
+use crate::round::{Question, Round};
 
 /// While the client uses a node or holds any lock, the node is asked this often whether it is still
 /// there and still who it was.
@@ -20,12 +24,8 @@ const PULSE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … up to this one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A proposal leads the nodes' clocks by so much, in µs: more than the time a request takes. It
-/// leads their counters by one only, or many grants a second would drive it away from the clocks.
-const FENCE_LEAD: u64 = 10_000;
-/// A node whose clock or counter is this far above the middle one, in µs, does not set the
-/// proposal: the others refuse what is 10 s ahead of their clocks.
-const FENCE_OUTLIER: u64 = 5_000_000;
+/// Clocks further apart than this are worth a warning.
+const CLOCKS_APART: Duration = Duration::from_secs(1);
 
 /// The nodes, in the fixed order of the configuration.
 pub(crate) struct Fleet {
@@ -70,22 +70,9 @@ impl Fleet {
         self.nodes.iter().position(|node| node.is_up())
     }
 
-    /// A fence above everything that the nodes are known to have given out; none is needed for one
-    /// node.
+    /// A fence that all nodes would grant as it is.
     pub(crate) fn proposal(&self, now: Moment) -> Option<u64> {
-        if self.nodes.len() == 1 {
-            return None;
-        }
-        let mut fences: Vec<u64> = Vec::with_capacity(self.nodes.len());
-        fences.extend(
-            self.nodes
-                .iter()
-                .map(|node| node.next_fence(now, FENCE_LEAD)),
-        );
-        fences.sort_unstable();
-        let middle = fences.get(fences.len() / 2).copied().unwrap_or(0);
-        let bound = middle.saturating_add(FENCE_OUTLIER);
-        fences.into_iter().rfind(|fence| *fence <= bound)
+        proposal(self.nodes.iter().map(|node| &node.fences), now)
     }
 
     /// Reports with the verdict that `verdict` gives for each place.
@@ -121,28 +108,15 @@ impl Fleet {
         let _ = tokio::time::timeout(patience, asked_all.wait_for(|asked| *asked)).await;
     }
 
-    /// Whether another node is the same process.
-    pub(crate) fn doubled(&self, place: usize, census: &[Census]) -> Option<Verdict> {
-        for (other, node) in self.nodes.iter().enumerate() {
-            let known = node.incarnations();
-            if other != place && census.iter().any(|one| known.contains(&one.incarnation)) {
-                return Some(Verdict::SameAs {
-                    node: node.name.clone(),
-                });
-            }
-        }
-        None
-    }
-
-    /// Looks after one node until `stop`: asks now and then whether it lives, and reaches it again
-    /// when it does not.
-    pub(crate) async fn tend(
+    /// Watches one node until `stop`: asks now and then whether it lives, and reaches it again when
+    /// it does not.
+    pub(crate) async fn watch(
         self: Arc<Self>,
         place: usize,
         keeper: Arc<Keeper>,
         stop: CancellationToken,
     ) {
-        let tending = async {
+        let watching = async {
             self.first_answers(None).await;
             let node = &self.nodes[place];
             loop {
@@ -163,7 +137,7 @@ impl Fleet {
             biased;
             () = stop.cancelled() => {}
             () = self.tell_of_ends(place, &keeper) => {}
-            () = tending => {}
+            () = watching => {}
         }
     }
 
@@ -210,17 +184,17 @@ impl Fleet {
     async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
         let node = &self.nodes[place];
         let Ok((generation, mut connection)) = node.shared() else {
-            let (connection, census) = node.dial().await?;
-            return self.accept(place, &census, Some(connection));
+            let (connection, status) = node.dial().await?;
+            return self.accept(place, &status, Some(connection));
         };
-        let asked = connection.census(self.node_timeout);
+        let asked = connection.status(self.node_timeout);
         tokio::pin!(asked);
         let answered = tokio::time::timeout(self.node_timeout, &mut asked).await;
         let pending = answered.is_err();
         match answered {
             // A master that does not answer may refuse the credentials of this connection.
             Ok(Ok((_, false))) if node.has_new_login().await => {}
-            Ok(Ok((census, _))) => return self.accept(place, &census, None),
+            Ok(Ok((status, _))) => return self.accept(place, &status, None),
             Ok(Err(Verdict::Unreachable(why))) => {
                 node.ended(generation, Verdict::Unreachable(why));
             }
@@ -229,75 +203,171 @@ impl Fleet {
         }
         tokio::select! {
             biased;
-            Ok((census, _)) = &mut asked, if pending => self.accept(place, &census, None),
+            Ok((status, _)) = &mut asked, if pending => self.accept(place, &status, None),
             dialled = node.dial() => {
-                let (connection, census) = dialled?;
-                self.accept(place, &census, Some(connection))
+                let (connection, status) = dialled?;
+                self.accept(place, &status, Some(connection))
             }
         }
     }
 
-    fn accept(
+    /// The node has answered, on a new connection or on the one there is. It does not count if
+    /// another node of the list is the same process.
+    pub(crate) fn accept(
         &self,
         place: usize,
-        census: &[Census],
-        new: Option<crate::link::Connection>,
+        status: &[NodeStatus],
+        new: Option<Connection>,
     ) -> Result<Known, Verdict> {
-        if let Some(doubled) = self.doubled(place, census) {
-            return Err(doubled);
+        for (other, node) in self.nodes.iter().enumerate() {
+            if other != place && node.is_one_of(status) {
+                let node = node.name.clone();
+                return Err(Verdict::SameAs { node });
+            }
         }
         let node = &self.nodes[place];
         Ok(match new {
-            Some(connection) => node.install(connection, census),
-            None => node.confirm(census),
+            Some(connection) => node.install(connection, status),
+            None => node.confirm(status),
         })
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use redis::IntoConnectionInfo;
+/// What a node said when it was first asked.
+struct First {
+    connection: Connection,
+    status: Vec<NodeStatus>,
+    /// Whether a restart may make it forget grants.
+    may_forget: bool,
+}
 
-    use super::*;
-    use crate::link::Settings;
-
-    fn fleet(nodes: usize) -> Fleet {
-        let node = |place: usize| {
-            let info = format!("redis://127.0.0.1:{}", place + 1).into_connection_info();
-            let link = Settings::default().single(info.unwrap()).unwrap();
-            Arc::new(Node::new(place.to_string(), link, PULSE))
-        };
-        Fleet::new((0..nodes).map(node).collect(), PULSE)
-    }
-
-    #[test]
-    fn proposals_grow_and_many_grants_do_not_drive_them_away_from_the_clocks() {
-        let fleet = fleet(5);
-        let now = Moment::now();
-        let first = fleet.proposal(now).unwrap();
-        let mut last = first;
-        for _ in 0..10_000 {
-            fleet.nodes.iter().for_each(|node| node.saw_fence(last));
-            let next = fleet.proposal(now).unwrap();
-            assert!(next > last);
-            last = next;
+impl Fleet {
+    /// Connects to every node at once and checks what they say about themselves. Once a majority is
+    /// connected, the others get as long again, and at least the node timeout. Those that are later
+    /// than that are connected in the background.
+    pub(crate) async fn connect(&self) -> Result<(), Error> {
+        let started = Moment::now();
+        let mut round: Round<Result<First, Verdict>> = Round::unlimited(self.nodes.len());
+        for (place, node) in self.nodes.iter().enumerate() {
+            let (node, patience) = (Arc::clone(node), self.node_timeout);
+            let question = Question::new(place, started);
+            round.push(question, async move { first_answer(&node, patience).await });
         }
-        assert_eq!(last, first + 10_000);
+        let mut verdicts = vec![None; self.nodes.len()];
+        let mut connected = 0;
+        while let Some((question, answer)) = round.next().await {
+            match answer.and_then(|first| self.take_in(question.place, first)) {
+                Ok(()) => {
+                    connected += 1;
+                    if connected == self.majority() {
+                        let took = Moment::now().since(started);
+                        round.end_in(self.node_timeout.max(took));
+                    }
+                }
+                Err(verdict) => verdicts[question.place] = Some(verdict),
+            }
+        }
+        let judged = self.judge(&verdicts);
+        self.asked_all();
+        judged?;
+        self.warn();
+        Ok(())
     }
 
-    #[test]
-    fn a_node_far_ahead_does_not_set_the_proposal() {
-        let fleet = fleet(3);
+    fn take_in(&self, place: usize, first: First) -> Result<(), Verdict> {
+        self.accept(place, &first.status, Some(first.connection))?;
+        if first.may_forget {
+            tracing::warn!(
+                node = %self.nodes[place].name,
+                "neither durable nor quarantined: after a restart it may grant a lock that is \
+                 still held; set lock.quarantine, or appendonly with appendfsync always"
+            );
+        }
+        Ok(())
+    }
+
+    /// One server twice, a replica and a missing module are errors whatever the others say; too few
+    /// nodes are, too. A node that cannot serve right now is like one that cannot be reached.
+    fn judge(&self, verdicts: &[Option<Verdict>]) -> Result<(), Error> {
+        let failed = verdicts.iter().zip(&self.nodes);
+        for (verdict, node) in failed {
+            if let Some(verdict) = verdict {
+                node.bar(verdict.clone());
+            }
+        }
+        let nodes = self.reports(|place| verdicts[place].clone().unwrap_or(Verdict::NotAsked));
+        let failed = || verdicts.iter().flatten();
+        if let Some(problem) = failed().find_map(misconfigured) {
+            let problem = problem.to_owned();
+            return Err(Error::Misconfigured { problem, nodes });
+        }
+        if self.nodes.len() - failed().count() < self.majority() {
+            let lock = "the connection".to_owned();
+            return Err(Error::NoQuorum { lock, nodes });
+        }
+        Ok(())
+    }
+
+    fn warn(&self) {
+        if self.nodes.len().is_multiple_of(2) {
+            tracing::warn!(
+                nodes = self.nodes.len(),
+                "an even number of nodes survives no more failures than one node less"
+            );
+        }
         let now = Moment::now();
-        let usual = fleet.proposal(now).unwrap();
-        fleet.nodes[1].saw_fence(usual + 2 * FENCE_OUTLIER);
-        assert_eq!(fleet.proposal(now), Some(usual));
-        fleet.nodes[2].saw_fence(usual + 100);
-        assert_eq!(fleet.proposal(now), Some(usual + 101));
+        let up = self.nodes.iter().filter(|node| node.is_up());
+        let mut clocks: Vec<_> = up.map(|node| (node.fences.wall(now), &node.name)).collect();
+        clocks.sort_unstable();
+        if let [(behind, last), .., (ahead, first)] = clocks.as_slice()
+            && *ahead - *behind > CLOCKS_APART
+        {
+            tracing::warn!(
+                behind = %last,
+                ahead = %first,
+                apart = ?(*ahead - *behind),
+                "the nodes' clocks are more than a second apart: their fences will need a second \
+                 round trip; synchronize them"
+            );
+        }
     }
+}
 
-    #[test]
-    fn one_node_needs_no_proposal() {
-        assert_eq!(fleet(1).proposal(Moment::now()), None);
+async fn first_answer(node: &Node, patience: Duration) -> Result<First, Verdict> {
+    let (mut connection, status) = node.dial().await?;
+    let may_forget = status.iter().any(NodeStatus::may_forget)
+        && !quarantine_is_set(&mut connection, patience).await;
+    Ok(First {
+        connection,
+        status,
+        may_forget,
+    })
+}
+
+/// LOCK.NODE tells a quarantine only while it lasts; the setting itself is read where that is
+/// allowed.
+async fn quarantine_is_set(connection: &mut Connection, patience: Duration) -> bool {
+    let request = command::quarantine_setting();
+    let asked = tokio::time::timeout(patience, connection.send(&request));
+    let Ok(Ok(value)) = asked.await.map(value_of) else {
+        return false;
+    };
+    let setting = Fields::read(value, "CONFIG GET");
+    let setting = setting.and_then(|setting| setting.millis("lock.quarantine"));
+    setting.is_ok_and(|quarantine| !quarantine.is_zero())
+}
+
+/// What somebody has to change before this node can serve; nothing if waiting may help.
+fn misconfigured(verdict: &Verdict) -> Option<&'static str> {
+    match verdict {
+        Verdict::SameAs { .. } => Some("one server is listed twice: list each once"),
+        Verdict::Replica => Some("a replica is listed: list masters only"),
+        Verdict::ModuleMissing => Some("a server lacks the redislock module: load it there"),
+        Verdict::ModuleTooOld { .. } => Some("a server has an old redislock module: upgrade it"),
+        Verdict::Garbage(_) => Some("a server is no redislock node: check its address"),
+        Verdict::Refused(_) if verdict.is_final() => {
+            Some("a server refuses LOCK.NODE: check the user and the password in its URL")
+        }
+        _ => None,
     }
 }

@@ -9,9 +9,10 @@ use redis::{Cmd, FromRedisValue, Value};
 use tokio_util::sync::CancellationToken;
 
 use crate::clock::Moment;
-use crate::entries::{Left, Part};
-use crate::error::Error;
-use crate::hold::{Ending, Hold, Loss};
+use crate::command;
+use crate::error::{Error, Loss, Verdict};
+use crate::hold::{Ending, Hold};
+use crate::owner::{Left, Part};
 use crate::release::Released;
 
 /// A view of a hold: for those who work under the lock, without the power to release it.
@@ -226,7 +227,7 @@ impl Guard {
 
     /// The last guard leaves without releasing, and takes the token along.
     #[cfg(feature = "observe")]
-    pub(crate) fn leave_held(mut self) -> Result<crate::token::Token, Self> {
+    pub(crate) fn leave_held(mut self) -> Result<crate::command::Token, Self> {
         let token = match (self.held.holds.as_slice(), self.parts.as_slice()) {
             ([hold], [part]) => hold.give_up_token(part),
             _ => None,
@@ -278,5 +279,55 @@ impl Drop for Guard {
 impl fmt::Debug for Guard {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.debug_tuple("Guard").field(&self.held).finish()
+    }
+}
+
+impl Hold {
+    /// Runs a command under `LOCK.GUARD`, for as long as the hold is valid.
+    async fn command(&self, cmd: &Cmd) -> Result<Value, Error> {
+        let fleet = &self.client.fleet;
+        let ([node], [key]) = (fleet.nodes.as_slice(), self.spec.keys.as_slice()) else {
+            let problem = "LOCK.GUARD needs one lock on a single node";
+            return Err(Error::Invalid(problem.to_owned()));
+        };
+        if !self.is_valid() {
+            return Err(self.lost_error());
+        }
+        let no_answer = |verdict: Verdict| Error::NoQuorum {
+            lock: self.spec.name(),
+            nodes: fleet.reports(|_| verdict.clone()),
+        };
+        let (generation, mut connection) = node.shared().map_err(no_answer)?;
+        let request = command::guard(key, self.token, cmd);
+        let sent = Moment::now();
+        let result = tokio::select! {
+            biased;
+            result = connection.send(&request) => result,
+            // The server does not run it after the end of the hold; whether it has run it before
+            // is not known.
+            () = self.is_over() => {
+                return Err(no_answer(Verdict::TimedOut(Moment::now().since(sent))));
+            }
+        };
+        node.heard(generation, &result);
+        let error = match result {
+            Ok(Value::ServerError(error)) => error.into(),
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        if error.code() == Some("NOTHELD") {
+            let nodes = fleet.reports(|_| Verdict::NotHeld);
+            self.lose(Loss::Gone { nodes });
+            return Err(self.lost_error());
+        }
+        Err(Error::Command(error))
+    }
+
+    /// Returns when the hold is not valid any more, without the help of any other task.
+    async fn is_over(&self) {
+        while self.is_valid() {
+            let left = self.valid_until().remaining();
+            let _ = tokio::time::timeout(left, self.ending.token.cancelled()).await;
+        }
     }
 }

@@ -3,56 +3,26 @@
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempt::Attempt;
-use crate::client::Client;
 use crate::clock::Moment;
-use crate::command;
-use crate::entries::{Entries, Left, Part};
-use crate::error::{Error, Reports, Verdict};
+use crate::command::{self, Token};
+use crate::error::{Error, Loss, Reports, Verdict};
 use crate::keeper::Slot;
 use crate::link::Connection;
-use crate::metrics::Event;
+use crate::lock::Spec;
 use crate::node::Dependent;
-use crate::options::Spec;
+use crate::owner::{Entries, Left, Part};
 use crate::quorum::{Leases, NodeSet};
+use crate::redlock::{Client, Event};
 use crate::release::{Release, Released};
 use crate::round::Late;
-use crate::token::Token;
 
 /// Renewal starts when this part of the ttl has passed.
 pub(crate) const RENEW_AFTER: u32 = 3;
-/// The holder is told of the loss this part of the ttl before validity ends, …
-const WARN_BEFORE: u32 = 10;
-/// … but no earlier than this.
-const LONGEST_WARNING: Duration = Duration::from_secs(1);
-
-/// Why a hold is over.
-#[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Loss {
-    /// The last guard has released it, or was dropped.
-    Released,
-    /// The last guard has left it to whoever has its ticket.
-    Detached,
-    /// It could not be renewed in time, or was not to be: its validity is over or about to end.
-    Expired {
-        /// What each node said last.
-        nodes: Reports,
-    },
-    /// Too many nodes do not know it any more: it was forced, or they have forgotten it.
-    Gone {
-        /// What each node said last.
-        nodes: Reports,
-    },
-    /// It was ephemeral, and its connection has ended.
-    Disconnected,
-}
-
 /// The end of a hold, for those who wait for it.
 #[derive(Default)]
 pub(crate) struct Ending {
@@ -129,7 +99,7 @@ pub(crate) struct State {
     /// Nodes that the last renewal missed, and how often in a row it missed them.
     pub(crate) missed: (NodeSet, u32),
     pub(crate) bound: Option<Bound>,
-    slot: Option<Slot>,
+    pub(crate) slot: Option<Slot>,
     /// Released or detached.
     pub(crate) over: bool,
 }
@@ -276,49 +246,6 @@ impl Hold {
         self.lock().entries.leave(part)
     }
 
-    /// When the holder is to be told that the lock is as good as lost.
-    fn warn_at(state: &State) -> Moment {
-        state
-            .valid_until
-            .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
-    }
-
-    /// Puts the hold on the keeper's agenda again.
-    pub(crate) fn schedule(self: &Arc<Self>) {
-        let mut state = self.lock();
-        if let Some(slot) = state.slot.take() {
-            self.client.keeper.forget(slot);
-        }
-        if state.over || self.ending.is_set() {
-            return;
-        }
-        let warn_at = Self::warn_at(&state);
-        let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
-        state.slot = Some(self.client.keeper.watch(self, at));
-    }
-
-    /// The keeper's call: renews what is due, and tells the holder in time when that does not work.
-    pub(crate) async fn attend(self: Arc<Self>) {
-        let (warn_at, renew_at) = {
-            let state = self.lock();
-            (Self::warn_at(&state), state.renew_at)
-        };
-        if renew_at.is_some_and(|at| at <= Moment::now()) {
-            // The warning must not wait for a renewal that hangs.
-            let _ = tokio::time::timeout(warn_at.remaining(), self.renew_now()).await;
-        }
-        let late = {
-            let mut state = self.lock();
-            let late = Self::warn_at(&state) <= Moment::now();
-            late.then(|| state.reports.take())
-        };
-        if let Some(reports) = late {
-            let nodes = reports.unwrap_or_else(|| self.reports(Verdict::NotAsked));
-            self.lose(Loss::Expired { nodes });
-        }
-        self.schedule();
-    }
-
     /// Ends the hold, once: nothing is renewed from here on. Says whether it was valid until now.
     fn end(&self) -> Option<bool> {
         let valid = self.is_valid();
@@ -350,7 +277,7 @@ impl Hold {
     async fn final_release(&self) -> Release {
         let _turn = self.turn.lock().await;
         let state = self.lock();
-        let request = command::release(&state.spec, self.token);
+        let request = command::release(&state.spec.keys, self.token);
         Release::new(&self.client, state.asked, request, state.ttl)
     }
 
@@ -388,54 +315,6 @@ impl Hold {
         }
     }
 
-    /// Runs a command under `LOCK.GUARD`, for as long as the hold is valid.
-    pub(crate) async fn command(&self, cmd: &redis::Cmd) -> Result<Value, Error> {
-        let fleet = &self.client.fleet;
-        let ([node], [key]) = (fleet.nodes.as_slice(), self.spec.keys.as_slice()) else {
-            let problem = "LOCK.GUARD needs one lock on a single node";
-            return Err(Error::Invalid(problem.to_owned()));
-        };
-        if !self.is_valid() {
-            return Err(self.lost_error());
-        }
-        let no_answer = |verdict: Verdict| Error::NoQuorum {
-            lock: self.spec.name(),
-            nodes: fleet.reports(|_| verdict.clone()),
-        };
-        let (generation, mut connection) = node.shared().map_err(no_answer)?;
-        let request = command::guard(key, self.token, cmd);
-        let sent = Moment::now();
-        let result = tokio::select! {
-            biased;
-            result = connection.send(&request) => result,
-            // The server does not run it after the end of the hold; whether it has run it before
-            // is not known.
-            () = self.is_over() => {
-                return Err(no_answer(Verdict::TimedOut(Moment::now().since(sent))));
-            }
-        };
-        node.heard(generation, &result);
-        let error = match result {
-            Ok(Value::ServerError(error)) => error.into(),
-            Ok(value) => return Ok(value),
-            Err(error) => error,
-        };
-        if error.code() == Some("NOTHELD") {
-            let nodes = fleet.reports(|_| Verdict::NotHeld);
-            self.lose(Loss::Gone { nodes });
-            return Err(self.lost_error());
-        }
-        Err(Error::Command(error))
-    }
-
-    /// Returns when the hold is not valid any more, without the help of any other task.
-    async fn is_over(&self) {
-        while self.is_valid() {
-            let left = self.valid_until().remaining();
-            let _ = tokio::time::timeout(left, self.ending.token.cancelled()).await;
-        }
-    }
-
     /// Releases in the background: for guards that are dropped.
     pub(crate) fn release_in_background(self: &Arc<Self>) {
         if self.end().is_some() {
@@ -446,7 +325,41 @@ impl Hold {
         }
     }
 
-    fn reports(&self, verdict: Verdict) -> Reports {
+    /// Releases some of its locks, in a task of its own: whoever waits for it may be cancelled.
+    pub(crate) async fn release_some(self: &Arc<Self>, locks: Vec<usize>) -> Released {
+        let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
+        let (told, released) = tokio::sync::oneshot::channel();
+        self.client.background.spawn(async move {
+            // Nobody may be there to hear it.
+            let _ = told.send(hold.leave_locks(locks).await);
+        });
+        let released = tokio::time::timeout(patience, released).await;
+        released.map_or(Released::Unknown, |released| {
+            released.unwrap_or(Released::Unknown)
+        })
+    }
+
+    /// Takes the locks out of the hold and releases them. A renewal under way still asks for all of
+    /// them, so this waits for its end.
+    pub(crate) async fn leave_locks(self: Arc<Self>, locks: Vec<usize>) -> Released {
+        let release = {
+            let _turn = self.turn.lock().await;
+            let mut state = self.lock();
+            if state.over {
+                // Released with the rest.
+                return Released::StillHeld;
+            }
+            let left = |key: &Vec<u8>| locks.iter().any(|lock| self.spec.keys[*lock] == *key);
+            let mut rest = Spec::clone(&state.spec);
+            let gone: Vec<Vec<u8>> = rest.keys.extract_if(.., |key| left(key)).collect();
+            state.spec = Arc::new(rest);
+            let request = command::release(&gone, self.token);
+            Release::new(&self.client, state.asked, request, state.ttl)
+        };
+        release.run().await
+    }
+
+    pub(crate) fn reports(&self, verdict: Verdict) -> Reports {
         let fleet = &self.client.fleet;
         fleet.reports(|place| fleet.nodes[place].why_down().unwrap_or(verdict.clone()))
     }

@@ -8,62 +8,51 @@ mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod builder;
-mod census;
-mod client;
 mod clock;
 mod command;
-mod connect;
+#[cfg(feature = "election")]
 mod election;
-mod entries;
 mod error;
+mod fence;
 mod fleet;
 mod guard;
 mod hold;
 mod keeper;
 mod link;
 mod lock;
-mod metrics;
 mod node;
 #[cfg(feature = "observe")]
-mod observer;
-mod options;
+mod observe;
 mod owner;
 mod queue;
 mod quorum;
 mod redlock;
 mod release;
 mod renewal;
+// An answer that lacks a field is refused, also where nobody shows that field.
+#[cfg_attr(not(feature = "observe"), expect(dead_code))]
 mod reply;
 mod round;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
-// An answer that lacks a field is refused, also where nobody shows that field.
-#[cfg_attr(not(feature = "observe"), expect(dead_code))]
-mod status;
-#[cfg(feature = "observe")]
-mod ticket;
-mod token;
 
 pub use crate::builder::Builder;
 pub use crate::clock::Moment;
+#[cfg(feature = "election")]
 pub use crate::election::{Election, Leader, Leadership, Observation};
-pub use crate::error::{Error, NodeReport, Reports, Verdict};
+pub use crate::error::{Error, Loss, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
-pub use crate::hold::Loss;
 pub use crate::link::Credentials;
 pub use crate::lock::Lock;
-pub use crate::metrics::{Event, Metrics};
+pub use crate::lock::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 #[cfg(feature = "observe")]
-pub use crate::observer::{Answer, Observer};
-pub use crate::options::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
+pub use crate::observe::{Answer, Observer, Ticket};
 pub use crate::owner::Owner;
-pub use crate::redlock::Redlock;
+pub use crate::redlock::{Event, Metrics, Redlock};
 pub use crate::release::Released;
 #[cfg(feature = "observe")]
-pub use crate::status::{Holder, LockStatus, NodeStatus};
-#[cfg(feature = "observe")]
-pub use crate::ticket::Ticket;
+pub use crate::reply::{Holder, LockStatus, NodeStatus};
 /// The commands of [`Guard::command`], and the connection settings, are those of this crate.
 pub use redis;
 /// What [`Guard::lost_token`] returns.

@@ -2,34 +2,49 @@
 
 #[cfg(feature = "cluster")]
 mod cluster;
-mod credentials;
 #[cfg(feature = "sentinel")]
 mod sentinel;
-mod server;
 mod settings;
 
-#[cfg(feature = "cluster")]
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+use redis::ConnectionAddr;
 use redis::aio::MultiplexedConnection;
-use redis::{RedisResult, Value};
+use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
+use redis::{
+    AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
+    RedisResult, Value,
+};
 
-use crate::census::Census;
 use crate::clock::Moment;
 use crate::command::{self, Request};
 use crate::error::Verdict;
-use crate::reply;
+use crate::reply::{NodeStatus, value_of};
 
-pub use credentials::Credentials;
-pub(crate) use credentials::Provider;
-#[cfg(feature = "simulation")]
-pub(crate) use server::Server;
-pub(crate) use settings::Settings;
+pub use settings::Credentials;
+pub(crate) use settings::{Provider, Settings};
+
+/// So many connections are kept for the next caller.
+const IDLE_CONNECTIONS: usize = 128;
+
+/// So many requests may be on their way to the socket before a sender has to wait: more than a node
+/// can pile up before it is believed down, so that a release is never stuck behind a full channel.
+const PIPELINE: usize = 8192;
+/// A connection that is idle for this long is probed …
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
+/// … every two seconds …
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
+/// … and given up after so many probes without an answer.
+const KEEPALIVE_PROBES: u32 = 3;
+/// The other side must confirm what it was sent, and answer a probe, within this time.
+#[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where a node is, and how to log in; made by [`Settings`].
 pub(crate) enum Link {
-    Single(Box<server::Server>),
+    Single(Box<Server>),
     #[cfg(feature = "sentinel")]
     Sentinel(Box<sentinel::Sentinel>),
     #[cfg(feature = "cluster")]
@@ -121,10 +136,10 @@ impl Connection {
 
     /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
     /// one when they do not all answer in half of the time there is. Says whether all did.
-    pub(crate) async fn census(
+    pub(crate) async fn status(
         &mut self,
         _patience: Duration,
-    ) -> Result<(Vec<Census>, bool), Verdict> {
+    ) -> Result<(Vec<NodeStatus>, bool), Verdict> {
         let asked = Moment::now();
         match self {
             #[cfg(feature = "cluster")]
@@ -132,42 +147,241 @@ impl Connection {
                 use redis::cluster_routing::ResponsePolicy;
                 let first = cluster::every_master(Some(ResponsePolicy::OneSucceeded));
                 let one = connection.route_command(command::node().cmd, first);
-                let one = said(one.await, asked);
+                let one = node_status(one.await, asked);
                 let every = cluster::every_master(None);
                 let all = connection.route_command(command::node().cmd, every);
                 let patience = (asked + _patience / 2).remaining();
                 match tokio::time::timeout(patience, all).await {
-                    Ok(Ok(Value::Map(masters))) => Ok((masters_say(masters, asked)?, true)),
+                    Ok(Ok(Value::Map(masters))) => Ok((master_status(masters, asked)?, true)),
                     _ => Ok((vec![one?], false)),
                 }
             }
-            one => Ok((vec![said(one.send(&command::node()).await, asked)?], true)),
+            one => {
+                let reply = one.send(&command::node()).await;
+                Ok((vec![node_status(reply, asked)?], true))
+            }
         }
     }
 }
 
-fn said(result: RedisResult<Value>, asked: Moment) -> Result<Census, Verdict> {
-    match result {
-        Ok(Value::ServerError(error)) => Err(reply::trouble(&error.into())),
-        Ok(value) => Census::read(value, asked),
-        Err(error) => Err(reply::trouble(&error)),
-    }
+fn node_status(reply: RedisResult<Value>, asked: Moment) -> Result<NodeStatus, Verdict> {
+    NodeStatus::read(value_of(reply)?, asked)?.checked()
 }
 
 /// A master that has just been replaced may be among those asked; only a cluster of nothing else is
 /// none.
 #[cfg(feature = "cluster")]
-fn masters_say(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Census>, Verdict> {
-    let mut census = Vec::with_capacity(masters.len());
+fn master_status(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<NodeStatus>, Verdict> {
+    let mut found = Vec::with_capacity(masters.len());
     for (_, master) in masters {
-        match said(Ok(master), asked) {
-            Ok(one) => census.push(one),
+        match node_status(Ok(master), asked) {
+            Ok(one) => found.push(one),
             Err(Verdict::Replica) => {}
             Err(verdict) => return Err(verdict),
         }
     }
-    match census.is_empty() {
+    match found.is_empty() {
         true => Err(Verdict::Replica),
-        false => Ok(census),
+        false => Ok(found),
     }
+}
+
+/// A connection for commands that make it wait, used by one caller at a time. It is worth keeping
+/// as long as the shared connection has the same generation.
+pub(crate) struct Own {
+    pub(crate) generation: u64,
+    pub(crate) connection: Connection,
+}
+
+/// Connections on which nothing is under way, kept for the next caller.
+#[derive(Default)]
+pub(crate) struct Idle(Mutex<Vec<Own>>);
+
+impl Idle {
+    fn connections(&self) -> MutexGuard<'_, Vec<Own>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One of this generation; older ones are closed.
+    pub(crate) fn take(&self, generation: u64) -> Option<Own> {
+        let mut idle = self.connections();
+        std::iter::from_fn(|| idle.pop()).find(|own| own.generation == generation)
+    }
+
+    pub(crate) fn keep(&self, own: Own) {
+        let mut idle = self.connections();
+        if idle.len() < IDLE_CONNECTIONS {
+            idle.push(own);
+        }
+    }
+
+    pub(crate) fn close(&self) {
+        self.connections().clear();
+    }
+}
+
+/// One server.
+#[derive(Clone)]
+pub(crate) struct Server {
+    info: ConnectionInfo,
+    client_name: Option<Arc<str>>,
+    provider: Option<Provider>,
+}
+
+impl Server {
+    pub(crate) fn new(
+        info: ConnectionInfo,
+        client_name: Option<Arc<str>>,
+        provider: Option<Provider>,
+    ) -> Self {
+        let tcp = with_limits(info.tcp_settings().clone());
+        Self {
+            info: info.set_tcp_settings(tcp),
+            client_name,
+            provider,
+        }
+    }
+
+    /// The address, without user and password.
+    #[cfg(any(feature = "sentinel", feature = "simulation"))]
+    pub(crate) fn address(&self) -> String {
+        self.info.addr().to_string()
+    }
+
+    #[cfg(feature = "cluster")]
+    pub(crate) fn info(&self) -> &ConnectionInfo {
+        &self.info
+    }
+
+    /// The host alone.
+    #[cfg(feature = "cluster")]
+    pub(crate) fn host(&self) -> String {
+        match self.info.addr() {
+            ConnectionAddr::Tcp(host, _) | ConnectionAddr::TcpTls { host, .. } => host.clone(),
+            other => other.to_string(),
+        }
+    }
+
+    /// The same settings at another address.
+    #[cfg(any(feature = "sentinel", feature = "cluster"))]
+    pub(crate) fn at(&self, host: String, port: u16) -> Self {
+        let addr = match self.info.addr().clone() {
+            ConnectionAddr::TcpTls {
+                insecure,
+                tls_params,
+                ..
+            } => ConnectionAddr::TcpTls {
+                host,
+                port,
+                insecure,
+                tls_params,
+            },
+            _ => ConnectionAddr::Tcp(host, port),
+        };
+        let mut other = self.clone();
+        other.info = other.info.set_addr(addr);
+        other
+    }
+
+    /// Opens a connection as [`Self::open`] does.
+    pub(crate) async fn open_single(&self, patience: Duration) -> RedisResult<Connection> {
+        #[cfg(feature = "simulation")]
+        if let Some(opened) = crate::simulation::open(self, patience).await {
+            return opened.map(Connection::Simulated);
+        }
+        self.open(patience).await.map(Connection::Single)
+    }
+
+    /// How redis-rs is to connect: without a login, which is our own, as redis-rs calls every
+    /// refusal a wrong password or database; and without limits, which are the caller's.
+    pub(crate) fn bare() -> (RedisConnectionInfo, AsyncConnectionConfig) {
+        let config = AsyncConnectionConfig::new()
+            .set_connection_timeout(None)
+            .set_response_timeout(None)
+            .set_pipeline_buffer_size(PIPELINE);
+        let info = RedisConnectionInfo::default().set_skip_set_lib_name();
+        (info, config)
+    }
+
+    /// Opens a connection and logs in. It waits for replies without limit: the caller sets the
+    /// limit, and late replies still count.
+    pub(crate) async fn open(&self, patience: Duration) -> RedisResult<MultiplexedConnection> {
+        let opening = async {
+            let (bare, config) = Self::bare();
+            let client = redis::Client::open(self.info.clone().set_redis_settings(bare))?;
+            let mut connection = client
+                .get_multiplexed_async_connection_with_config(&config)
+                .await?;
+            self.log_in(&mut connection).await?;
+            Ok(connection)
+        };
+        match tokio::time::timeout(patience, opening).await {
+            Ok(opened) => opened,
+            Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
+        }
+    }
+
+    /// One round trip: user and password, database, names.
+    pub(crate) async fn log_in(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
+        let settings = self.info.redis_settings();
+        let credentials = match &self.provider {
+            Some(provider) => Some(provider.ask().await?),
+            None => Credentials::of(&self.info),
+        };
+        let mut steps = Pipeline::new();
+        if settings.protocol() != ProtocolVersion::RESP2 {
+            steps.add_command(command::hello(credentials.as_ref()));
+        } else if let Some(credentials) = &credentials {
+            steps.add_command(command::auth(credentials));
+        }
+        if settings.db() != 0 {
+            steps.add_command(command::select(settings.db()));
+        }
+        let required = steps.len();
+        self.name(&mut steps);
+        if steps.is_empty() {
+            return Ok(());
+        }
+        let count = steps.len();
+        let replies = connection.send_packed_commands(&steps, 0, count).await?;
+        for reply in replies.into_iter().take(required) {
+            if let Value::ServerError(error) = reply {
+                return Err(error.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Names for operators. Nothing depends on them: servers before 7.2 know no SETINFO.
+    fn name(&self, steps: &mut Pipeline) {
+        let settings = self.info.redis_settings();
+        if !settings.skip_set_lib_name() {
+            let library = settings.lib_name().unwrap_or(env!("CARGO_PKG_NAME"));
+            let version = settings.lib_ver().unwrap_or(env!("CARGO_PKG_VERSION"));
+            for (what, value) in [("LIB-NAME", library), ("LIB-VER", version)] {
+                steps.add_command(command::set_info(what, value));
+            }
+        }
+        if let Some(name) = &self.client_name {
+            steps.add_command(command::set_name(name));
+        }
+    }
+}
+
+/// A connection that a firewall has forgotten must not look open forever. What the caller has set
+/// stays.
+fn with_limits(tcp: TcpSettings) -> TcpSettings {
+    let mut tcp = tcp.set_nodelay(true);
+    if tcp.keepalive().is_none() {
+        let keepalive = TcpKeepalive::new()
+            .with_time(KEEPALIVE_AFTER)
+            .with_interval(KEEPALIVE_EVERY)
+            .with_retries(KEEPALIVE_PROBES);
+        tcp = tcp.set_keepalive(keepalive);
+    }
+    #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
+    if tcp.user_timeout().is_none() {
+        tcp = tcp.set_user_timeout(USER_TIMEOUT);
+    }
+    tcp
 }

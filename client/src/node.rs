@@ -1,22 +1,18 @@
-//! One node: its connections, whether it is believed up, and what is known of its clock and
-//! counter.
+//! One node: its connections, and whether it is believed up.
 
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
 use redis::RedisResult;
-use tokio::sync::{Notify, watch};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::census::{Census, micros_since_boot};
-use crate::clock::Moment;
 use crate::command::Request;
 use crate::error::Verdict;
-use crate::link::{Connection, Link};
-use crate::reply::Reply;
+use crate::fence::FenceClock;
+use crate::link::{Connection, Idle, Link, Own};
+use crate::reply::{NodeStatus, Reply, trouble};
 
-/// Idle connections for BLOCK and WAIT that are kept for the next caller.
-const IDLE_CONNECTIONS: usize = 128;
 /// Releases that are repeated for a node which does not accept them.
 const OWED_RELEASES: usize = 10_000;
 
@@ -27,13 +23,15 @@ pub(crate) struct Node {
     pub(crate) connect_timeout: Duration,
     state: RwLock<State>,
     standing: watch::Sender<Standing>,
+    /// What is known of its clock and counter.
+    pub(crate) fences: FenceClock,
     trouble: Notify,
     asked: AtomicBool,
-    dependents: AtomicUsize,
-    owed: AtomicUsize,
-    idle: Mutex<Vec<(u64, Connection)>>,
-    clock_lead: AtomicI64,
-    fence: AtomicU64,
+    /// Cloned by everybody who depends on the node without sending anything.
+    dependents: Arc<()>,
+    /// A permit for each release that is still to be delivered.
+    owed: Arc<Semaphore>,
+    idle: Idle,
 }
 
 struct State {
@@ -64,12 +62,6 @@ pub(crate) enum Known {
     Restarted,
 }
 
-/// A connection for commands that make it wait, used by one caller at a time.
-pub(crate) struct Own {
-    pub(crate) generation: u64,
-    pub(crate) connection: Connection,
-}
-
 impl Node {
     pub(crate) fn new(name: String, link: Link, connect_timeout: Duration) -> Self {
         let state = State {
@@ -83,13 +75,12 @@ impl Node {
             connect_timeout,
             state: RwLock::new(state),
             standing: watch::Sender::default(),
+            fences: FenceClock::default(),
             trouble: Notify::new(),
             asked: AtomicBool::new(false),
-            dependents: AtomicUsize::new(0),
-            owed: AtomicUsize::new(0),
-            idle: Mutex::default(),
-            clock_lead: AtomicI64::new(0),
-            fence: AtomicU64::new(0),
+            dependents: Arc::default(),
+            owed: Arc::new(Semaphore::new(OWED_RELEASES)),
+            idle: Idle::default(),
         }
     }
 
@@ -262,21 +253,29 @@ impl Node {
     /// Whether anybody depends on the node's answering: since the last time of asking, or by
     /// waiting right now.
     pub(crate) fn in_use(&self) -> bool {
-        self.asked.swap(false, Ordering::Relaxed) || self.dependents.load(Ordering::Relaxed) > 0
+        self.asked.swap(false, Ordering::Relaxed) || Arc::strong_count(&self.dependents) > 1
     }
 
     /// Opens a connection and asks who is there.
-    pub(crate) async fn dial(&self) -> Result<(Connection, Vec<Census>), Verdict> {
-        let dial = async {
+    pub(crate) async fn dial(&self) -> Result<(Connection, Vec<NodeStatus>), Verdict> {
+        self.in_time(async {
             let opened = self.link.open(self.connect_timeout).await;
-            let mut connection = opened.map_err(|error| crate::reply::trouble(&error))?;
-            let (census, _) = connection.census(self.connect_timeout).await?;
-            Ok((connection, census))
-        };
-        match tokio::time::timeout(self.connect_timeout, dial).await {
-            Ok(result) => result,
-            Err(_) => Err(Verdict::TimedOut(self.connect_timeout)),
-        }
+            let mut connection = opened.map_err(|error| trouble(&error))?;
+            // Opening takes most of the time when a master of a cluster does not answer.
+            let (status, _) = connection.status(self.connect_timeout / 2).await?;
+            Ok((connection, status))
+        })
+        .await
+    }
+
+    /// Gives up after the connect timeout.
+    async fn in_time<T>(
+        &self,
+        work: impl Future<Output = Result<T, Verdict>>,
+    ) -> Result<T, Verdict> {
+        let timed_out = Err(Verdict::TimedOut(self.connect_timeout));
+        let done = tokio::time::timeout(self.connect_timeout, work).await;
+        done.unwrap_or(timed_out)
     }
 
     /// Whether some master of a cluster may turn its connection away for its old credentials.
@@ -285,24 +284,24 @@ impl Node {
     }
 
     /// Takes a freshly dialled connection into use.
-    pub(crate) fn install(&self, connection: Connection, census: &[Census]) -> Known {
+    pub(crate) fn install(&self, connection: Connection, status: &[NodeStatus]) -> Known {
         {
             let mut state = self.state_mut();
             state.connection = Some(connection);
             self.change(|standing| standing.generation += 1);
         }
         self.close_idle();
-        self.confirm(census)
+        self.confirm(status)
     }
 
     /// It has answered LOCK.NODE: it is up, and its clock and counter are known.
-    pub(crate) fn confirm(&self, census: &[Census]) -> Known {
-        for one in census {
-            self.clock_lead.store(one.clock_lead, Ordering::Relaxed);
-            self.saw_fence(one.fence);
+    pub(crate) fn confirm(&self, status: &[NodeStatus]) -> Known {
+        for one in status {
+            self.fences.set(one.wall_at_boot);
+            self.fences.saw(one.fence);
         }
         let mut state = self.state_mut();
-        let seen = census.iter().map(|one| &one.incarnation);
+        let seen = status.iter().map(|one| &one.incarnation);
         let new: Vec<String> = seen
             .filter(|one| !state.incarnations.contains(one))
             .cloned()
@@ -344,100 +343,54 @@ impl Node {
         self.change(|standing| standing.up = false);
     }
 
-    /// Which processes answered as this node.
-    pub(crate) fn incarnations(&self) -> Vec<String> {
-        self.state().incarnations.clone()
-    }
-
-    /// Its wall clock at `now`, in µs, as far as we know.
-    pub(crate) fn clock(&self, now: Moment) -> u64 {
-        let clock = micros_since_boot(now).saturating_add(self.clock_lead.load(Ordering::Relaxed));
-        u64::try_from(clock).unwrap_or(0)
-    }
-
-    /// A fence that the node would grant as it is: `lead` µs above its clock, and above its
-    /// counter.
-    pub(crate) fn next_fence(&self, now: Moment, lead: u64) -> u64 {
-        let counter = self.fence.load(Ordering::Relaxed);
-        self.clock(now)
-            .saturating_add(lead)
-            .max(counter.saturating_add(1))
-    }
-
-    /// The node has given out this fence.
-    pub(crate) fn saw_fence(&self, fence: u64) {
-        self.fence.fetch_max(fence, Ordering::Relaxed);
+    /// Whether one of these processes has answered as this node.
+    pub(crate) fn is_one_of(&self, status: &[NodeStatus]) -> bool {
+        let known = &self.state().incarnations;
+        status.iter().any(|one| known.contains(&one.incarnation))
     }
 
     /// A connection for commands that make it wait. That it cannot be opened says nothing about the
     /// node: it may only be full.
     pub(crate) async fn own_connection(&self) -> Result<Own, Verdict> {
         let (generation, _) = self.shared()?;
-        while let Some((born, connection)) = self.idle().pop() {
-            if born == generation {
-                return Ok(Own {
-                    generation,
-                    connection,
-                });
-            }
+        if let Some(own) = self.idle.take(generation) {
+            return Ok(own);
         }
-        let opening = self.link.open_another(self.connect_timeout);
-        match tokio::time::timeout(self.connect_timeout, opening).await {
-            Ok(Ok(connection)) => Ok(Own {
+        self.in_time(async {
+            let opened = self.link.open_another(self.connect_timeout).await;
+            let connection = opened.map_err(|error| trouble(&error))?;
+            Ok(Own {
                 generation,
                 connection,
-            }),
-            Ok(Err(error)) => Err(crate::reply::trouble(&error)),
-            Err(_) => Err(Verdict::TimedOut(self.connect_timeout)),
-        }
+            })
+        })
+        .await
     }
 
     /// Takes back a connection on which nothing is under way.
-    pub(crate) fn keep_idle(&self, generation: u64, connection: Connection) {
-        let mut idle = self.idle();
-        if idle.len() < IDLE_CONNECTIONS && generation == self.standing().generation {
-            idle.push((generation, connection));
+    pub(crate) fn keep_idle(&self, own: Own) {
+        if own.generation == self.standing().generation {
+            self.idle.keep(own);
         }
     }
 
     /// Closes the connections that are kept for waiters.
     pub(crate) fn close_idle(&self) {
-        self.idle().clear();
-    }
-
-    fn idle(&self) -> MutexGuard<'_, Vec<(u64, Connection)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+        self.idle.close();
     }
 
     /// Counts a release that is still to be delivered. `None`: there are so many that the leases of
     /// the others run out.
-    pub(crate) fn owe(self: &Arc<Self>) -> Option<Owed> {
-        let owed = Owed(Arc::clone(self));
-        (self.owed.fetch_add(1, Ordering::Relaxed) < OWED_RELEASES).then_some(owed)
+    pub(crate) fn owe(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.owed).try_acquire_owned().ok()
     }
 
-    /// Counts somebody who depends on this node without sending anything: it is then asked now and
-    /// then whether it lives.
-    pub(crate) fn depend(self: &Arc<Self>) -> Dependent {
-        self.dependents.fetch_add(1, Ordering::Relaxed);
-        Dependent(Arc::clone(self))
+    /// Somebody depends on this node without sending anything, while the result exists: the node is
+    /// then asked now and then whether it lives.
+    pub(crate) fn depend(&self) -> Dependent {
+        Dependent(Arc::clone(&self.dependents))
     }
 }
 
-/// Somebody depends on the node while this exists.
-pub(crate) struct Dependent(Arc<Node>);
-
-impl Drop for Dependent {
-    fn drop(&mut self) {
-        self.0.dependents.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-/// A release is still to be delivered while this exists.
-pub(crate) struct Owed(Arc<Node>);
-
-impl Drop for Owed {
-    fn drop(&mut self) {
-        self.0.owed.fetch_sub(1, Ordering::Relaxed);
-    }
-}
+/// See [`Node::depend`].
+pub(crate) struct Dependent(#[expect(dead_code, reason = "it is counted")] Arc<()>);

@@ -14,9 +14,10 @@ use redis::{RedisResult, Value};
 
 use crate::attempt::{Attempt, Outcome};
 use crate::clock::{Moment, pauses};
-use crate::command;
+use crate::command::{self, SHORTEST, Wait};
 use crate::error::Verdict;
-use crate::node::{Dependent, Node, Own};
+use crate::link::Own;
+use crate::node::{Dependent, Node};
 use crate::quorum::NodeSet;
 use crate::release::Release;
 use crate::reply::Reply;
@@ -29,8 +30,6 @@ const RETRIES: usize = 3;
 const RETRY_PAUSE: Duration = Duration::from_micros(500);
 /// Who came out of the queue later than this had to wait: the lock is contended.
 const NO_WAIT: Duration = Duration::from_millis(1);
-/// The server refuses to wait for more milliseconds than this, a lifetime.
-const LONGEST_BLOCK: u64 = 100 * 365 * 86_400_000;
 /// A node of several that stands still for so long is left for the next one. Until then waiters
 /// keep their places. With a single node there is nowhere else to go, and they keep them for
 /// longer.
@@ -235,13 +234,13 @@ impl Attempt {
                 return Err(Stop::Over(Outcome::NoQuorum));
             }
         };
-        let patience = match deadline.map(|deadline| command::millis(deadline.remaining())) {
-            // Too late to wait; 0 would mean forever.
-            Some(0) => return Err(Stop::Over(Outcome::Busy)),
-            Some(millis) => millis.min(LONGEST_BLOCK),
-            None => 0,
+        let wait = match deadline.map(Moment::remaining) {
+            // Too late to wait.
+            Some(left) if left < SHORTEST => return Err(Stop::Over(Outcome::Busy)),
+            Some(left) => Wait::AtMost(left),
+            None => Wait::Forever,
         };
-        let request = command::acquire(&self.spec, self.token, None, Some(patience));
+        let request = command::acquire(&self.spec, self.token, None, wait);
         self.owing.insert(place);
         let waited = Box::pin(async move {
             let result = own.connection.send(&request).await;
@@ -281,7 +280,7 @@ impl Attempt {
         let reply = Reply::read(result);
         let outcome = match &reply {
             Reply::Yes(fence) => {
-                node.saw_fence(*fence);
+                node.fences.saw(*fence);
                 self.ballot.grant(place, *fence, sent);
                 Ok(())
             }
@@ -301,10 +300,14 @@ impl Attempt {
     /// the next round.
     async fn extend_all(&mut self, held: NodeSet) {
         let ttl = self.spec.ttl;
-        let extend = Arc::new(command::extend(&self.spec, self.token, ttl, None));
+        let extend = Arc::new(command::extend(&self.spec.keys, self.token, ttl, None));
         let mut round = Round::new(&self.client.fleet);
         for place in held.iter() {
-            round.ask(Question::new(place, Moment::now()), &extend);
+            round.ask(
+                &self.client.fleet,
+                Question::new(place, Moment::now()),
+                &extend,
+            );
         }
         while round.next().await.is_some() {}
     }
@@ -322,7 +325,7 @@ impl Blocked {
                 continue;
             };
             if result.is_ok() {
-                self.node.keep_idle(own.generation, own.connection);
+                self.node.keep_idle(own);
             }
             if Reply::read(result) == Reply::No {
                 return release.forget();

@@ -10,7 +10,7 @@
 //! such a lease as well as any, with a fence of its own. So renewal counts leases, and only
 //! acquisition counts fences.
 //!
-//! quorum_model.rs checks both over every order of events of a small deployment.
+//! `model.rs` checks both over every order of events of a small deployment.
 
 use std::time::Duration;
 
@@ -339,8 +339,6 @@ impl Ballot {
 }
 
 #[cfg(test)]
-#[path = "quorum_model.rs"]
 mod model;
 #[cfg(test)]
-#[path = "quorum_tests.rs"]
 mod tests;

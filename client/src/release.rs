@@ -4,11 +4,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::client::Client;
 use crate::clock::{Moment, pauses};
 use crate::command::Request;
 use crate::error::Verdict;
 use crate::quorum::{NodeSet, majority};
+use crate::redlock::Client;
 use crate::reply::Reply;
 use crate::round::{Question, Round};
 
@@ -97,7 +97,7 @@ impl Release {
         let places: Vec<usize> = self.left.iter().collect();
         for place in places.into_iter().rev() {
             if electorate.contains(place) {
-                round.ask(Question::new(place, sent), &self.request);
+                round.ask(&fleet, Question::new(place, sent), &self.request);
             }
         }
         let mut replies = Vec::with_capacity(fleet.nodes.len());

@@ -8,10 +8,10 @@ use futures_util::stream::StreamExt;
 use tracing::Instrument;
 
 use crate::clock::Moment;
-use crate::command::{self, Request};
-use crate::error::{Error, Reports, Verdict};
-use crate::hold::{Hold, Loss, RENEW_AFTER};
-use crate::options::Spec;
+use crate::command::{self, Request, SHORTEST, Wait};
+use crate::error::{Error, Loss, Reports, Verdict};
+use crate::hold::{Hold, RENEW_AFTER};
+use crate::lock::Spec;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round};
@@ -112,7 +112,7 @@ impl Hold {
             return Err(self.lost_error());
         }
         let lease = self.capped(lease);
-        if command::millis(lease) == 0 {
+        if lease < SHORTEST {
             // MAXHOLD is reached: what there is runs out.
             self.lock().renew_at = None;
             return Ok(self.valid_until());
@@ -169,8 +169,8 @@ impl<'a> Renewal<'a> {
             hold,
             lease,
             round: Round::new(fleet),
-            extend: Arc::new(command::extend(&spec, hold.token, lease, None)),
-            acquire: Arc::new(command::acquire(&spec, hold.token, fence, None)),
+            extend: Arc::new(command::extend(&spec.keys, hold.token, lease, None)),
+            acquire: Arc::new(command::acquire(&spec, hold.token, fence, Wait::Not)),
             verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
             confirmed: 0,
         };
@@ -202,7 +202,7 @@ impl<'a> Renewal<'a> {
             Some(_) => &self.extend,
             None => &self.acquire,
         };
-        self.round.ask(question, request);
+        self.round.ask(&self.hold.client.fleet, question, request);
     }
 
     /// Notes what a node said. True: the hold is lost.

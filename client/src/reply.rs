@@ -1,10 +1,17 @@
-//! From what came over the wire to what it means.
+//! What a reply means: of the commands that acquire, extend and release, and what a node says about
+//! itself (LOCK.NODE) and about a lock (LOCK.INFO).
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
+use crate::clock::Moment;
+use crate::command;
 use crate::error::Verdict;
+use crate::link::Connection;
+
+/// The oldest module that this client can use: major, minor.
+const OLDEST_MODULE: (u64, u64) = (0, 1);
 
 /// The one rule for replies: a positive number is yes, null is "you do not hold it", the rest is
 /// trouble.
@@ -26,9 +33,8 @@ impl From<Verdict> for Reply {
 impl Reply {
     /// Reads the reply of a LOCK command: a number, or an array with one for each key.
     pub(crate) fn read(result: RedisResult<Value>) -> Self {
-        match result {
-            Err(error) => Self::Trouble(trouble(&error)),
-            Ok(Value::ServerError(error)) => Self::Trouble(trouble(&error.into())),
+        match value_of(result) {
+            Err(verdict) => Self::Trouble(verdict),
             Ok(Value::Nil) => Self::No,
             Ok(Value::Int(number)) => number_of(number),
             Ok(Value::Array(items)) => Self::all(items),
@@ -61,6 +67,15 @@ impl Reply {
             Self::No | Self::Part => no,
             Self::Trouble(verdict) => verdict,
         }
+    }
+}
+
+/// The value of a reply that is no error.
+pub(crate) fn value_of(result: RedisResult<Value>) -> Result<Value, Verdict> {
+    match result {
+        Ok(Value::ServerError(error)) => Err(trouble(&error.into())),
+        Ok(value) => Ok(value),
+        Err(error) => Err(trouble(&error)),
     }
 }
 
@@ -151,6 +166,10 @@ impl Fields {
         number.ok_or_else(|| self.without(wanted))
     }
 
+    pub(crate) fn flag(&self, wanted: &str) -> Result<bool, Verdict> {
+        Ok(self.number(wanted)? == 1)
+    }
+
     pub(crate) fn millis(&self, wanted: &str) -> Result<Duration, Verdict> {
         self.number(wanted).map(Duration::from_millis)
     }
@@ -165,50 +184,199 @@ impl Fields {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// What a node says about itself.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct NodeStatus {
+    /// The version of the module.
+    pub version: String,
+    /// `master` or `replica`, as the server says it.
+    pub role: String,
+    /// Random, new with each start of the server.
+    pub incarnation: String,
+    /// How long it still gives no grants, as it may have forgotten some; zero: it does.
+    pub quarantine: Duration,
+    /// Whether every acknowledged grant is on disk.
+    pub durable: bool,
+    /// The counter of its fences.
+    pub fence: u64,
+    /// Locks that are held.
+    pub locks: u64,
+    /// Requests that wait.
+    pub waiters: u64,
+    /// The longest lease that may be asked for.
+    pub max_ttl: Duration,
+    /// Whether an internal error has stopped it: it refuses every change of a lock.
+    pub failed: bool,
+    /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of
+    /// `round_trip`.
+    pub clock_lead: i64,
+    /// How long the answer took.
+    pub round_trip: Duration,
+    /// What its wall clock showed when our host started.
+    pub(crate) wall_at_boot: Duration,
+}
 
-    #[test]
-    fn numbers_null_and_arrays_follow_the_one_rule() {
-        let array = |items: Vec<Value>| Reply::read(Ok(Value::Array(items)));
-        assert_eq!(Reply::read(Ok(Value::Int(7))), Reply::Yes(7));
-        assert_eq!(Reply::read(Ok(Value::Nil)), Reply::No);
-        assert_eq!(array(vec![Value::Int(7), Value::Int(7)]), Reply::Yes(7));
-        assert_eq!(array(vec![Value::Nil, Value::Nil]), Reply::No);
-        assert_eq!(array(vec![Value::Int(7), Value::Nil]), Reply::Part);
+/// What a node knows of a lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct LockStatus {
+    /// `exclusive`, `shared`, or `free` when somebody waits for it together with another lock.
+    pub mode: String,
+    /// At most so many shared holders; zero: any number.
+    pub limit: u64,
+    /// How many wait.
+    pub waiters: u64,
+    /// For how long the first of them has waited.
+    pub oldest_wait: Duration,
+    /// Who holds it.
+    pub holders: Vec<Holder>,
+}
+
+/// One holder of a lock.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Holder {
+    /// The label that it gave, if any.
+    pub owner: Option<String>,
+    /// A few digits that tell tokens apart, on this node and until its next start.
+    pub fingerprint: String,
+    /// How often it has acquired without releasing.
+    pub holds: u64,
+    /// The fence of its hold.
+    pub fence: u64,
+    /// How long its lease still runs.
+    pub ttl: Duration,
+    /// How long ago it was granted.
+    pub age: Duration,
+}
+
+impl NodeStatus {
+    /// Reads the reply to a question that was asked at `asked`.
+    pub(crate) fn read(value: Value, asked: Moment) -> Result<Self, Verdict> {
+        Self::read_at(value, asked, Moment::now(), SystemTime::now())
     }
 
-    #[test]
-    fn a_node_that_answers_nonsense_is_named_so_and_never_counts() {
-        let nonsense = [
-            Value::Int(0),
-            Value::Int(-3),
-            Value::Okay,
-            Value::Array(Vec::new()),
-            Value::BulkString(b"7".to_vec()),
-        ];
-        for value in nonsense {
-            let reply = Reply::read(Ok(value.clone()));
-            assert!(
-                matches!(reply, Reply::Trouble(Verdict::Garbage(_))),
-                "{value:?} gave {reply:?}"
-            );
+    /// Reads a reply that arrived at `answered`, when our wall clock showed `wall`. The node read
+    /// its clock at some time between question and reply: the middle of the two is compared.
+    fn read_at(
+        value: Value,
+        asked: Moment,
+        answered: Moment,
+        wall: SystemTime,
+    ) -> Result<Self, Verdict> {
+        let answer = Fields::read(value, "LOCK.NODE")?;
+        let round_trip = answered.since(asked);
+        let ours = wall.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let ours = ours.saturating_sub(round_trip / 2);
+        let theirs = Duration::from_micros(answer.number("time")?);
+        let micros = |span: Duration| i64::try_from(span.as_micros()).unwrap_or(i64::MAX);
+        Ok(Self {
+            version: answer.text("version")?,
+            role: answer.text("role")?,
+            incarnation: answer.text("incarnation")?,
+            quarantine: answer.millis("quarantine")?,
+            durable: answer.flag("durable")?,
+            fence: answer.number("fence")?,
+            locks: answer.number("locks")?,
+            waiters: answer.number("waiters")?,
+            max_ttl: answer.millis("max-ttl")?,
+            // Older modules do not have it.
+            failed: answer.flag("failed").unwrap_or(false),
+            clock_lead: micros(theirs).saturating_sub(micros(ours)),
+            round_trip,
+            wall_at_boot: theirs.saturating_sub((asked + round_trip / 2).since_boot()),
+        })
+    }
+
+    /// Refuses a node that cannot serve.
+    pub(crate) fn checked(self) -> Result<Self, Verdict> {
+        if is_older(&self.version, OLDEST_MODULE) {
+            let version = self.version;
+            return Err(Verdict::ModuleTooOld { version });
+        }
+        match self.role.as_str() {
+            "master" => Ok(self),
+            _ => Err(Verdict::Replica),
         }
     }
 
-    #[test]
-    fn the_end_of_a_quarantine_is_read_from_its_error() {
-        let error = redis::make_extension_error(
-            "QUARANTINE".into(),
-            Some("no grants yet, retry in 1500 ms".into()),
-        );
-        let left = Duration::from_millis(1500);
-        assert_eq!(
-            trouble(&error),
-            Verdict::Quarantined {
-                retry_in: Some(left)
-            }
-        );
+    /// Whether a restart may make it forget grants, as far as it says.
+    pub(crate) fn may_forget(&self) -> bool {
+        !self.durable && self.quarantine.is_zero()
     }
 }
+
+/// Whether `version` (`major.minor.patch`) is older than wanted; what cannot be read is.
+fn is_older(version: &str, wanted: (u64, u64)) -> bool {
+    let mut parts = version.split('.').map(|part| part.parse::<u64>().ok());
+    match (parts.next().flatten(), parts.next().flatten()) {
+        (Some(major), Some(minor)) => (major, minor) < wanted,
+        _ => true,
+    }
+}
+
+impl LockStatus {
+    /// Asks for a lock, with so many of its holders, or all; `None`: nobody holds it or waits for
+    /// it.
+    pub(crate) async fn ask(
+        connection: &mut Connection,
+        key: &[u8],
+        holders: Option<usize>,
+    ) -> Result<Option<Self>, Verdict> {
+        let mut answer = value_of(connection.send(&command::info(key, holders)).await);
+        if let (Some(_), Err(Verdict::Refused(error))) = (holders, &answer)
+            && error.code() == Some("ERR")
+        {
+            // Version 0.1.0 of the module does not know COUNT.
+            answer = value_of(connection.send(&command::info(key, None)).await);
+        }
+        match answer? {
+            Value::Nil => Ok(None),
+            value => Self::read(value).map(Some),
+        }
+    }
+
+    pub(crate) fn read(value: Value) -> Result<Self, Verdict> {
+        let answer = Fields::read(value, "LOCK.INFO")?;
+        let holders = match answer.value("holders")? {
+            Value::Array(holders) => holders.iter().cloned().map(Holder::read).collect(),
+            _ => Err(Verdict::Garbage("LOCK.INFO without holders".to_owned())),
+        }?;
+        Ok(Self {
+            mode: answer.text("mode")?,
+            limit: answer.number("limit")?,
+            waiters: answer.number("waiters")?,
+            oldest_wait: answer.millis("oldest-wait")?,
+            holders,
+        })
+    }
+
+    /// What an error message says of a lock that is held: of its holders, the one whose lease ends
+    /// last.
+    pub(crate) fn verdict(&self) -> Verdict {
+        let last = self.holders.iter().max_by_key(|holder| holder.ttl);
+        Verdict::Held {
+            owner: last.and_then(|holder| holder.owner.clone()),
+            remaining: last.map(|holder| holder.ttl),
+            waiters: self.waiters,
+        }
+    }
+}
+
+impl Holder {
+    fn read(value: Value) -> Result<Self, Verdict> {
+        let answer = Fields::read(value, "LOCK.INFO")?;
+        Ok(Self {
+            owner: Some(answer.text("owner")?).filter(|owner| !owner.is_empty()),
+            fingerprint: answer.text("fingerprint")?,
+            holds: answer.number("holds")?,
+            fence: answer.number("fence")?,
+            ttl: answer.millis("ttl")?,
+            age: answer.millis("age")?,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

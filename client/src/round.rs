@@ -40,8 +40,11 @@ pub(crate) type Late<A = Reply> = FuturesUnordered<Asked<A>>;
 
 /// See the module's text. The timer is the caller's own: no other task has to run for it.
 pub(crate) struct Round<A = Reply> {
-    fleet: Arc<Fleet>,
-    patience: Duration,
+    /// Whose nodes are believed down when they do not answer in time; nobody's if they are asked on
+    /// other connections than the shared ones.
+    fleet: Option<Arc<Fleet>>,
+    /// `None`: every question has its own limit.
+    patience: Option<Duration>,
     asked: Late<A>,
     open: Vec<Question>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -49,17 +52,26 @@ pub(crate) struct Round<A = Reply> {
 }
 
 impl<A: From<Verdict> + Send + 'static> Round<A> {
-    /// Every node has the node timeout to answer.
+    /// Every node has the node timeout to answer on the shared connection.
     pub(crate) fn new(fleet: &Arc<Fleet>) -> Self {
         Self::within(fleet, fleet.node_timeout)
     }
 
     pub(crate) fn within(fleet: &Arc<Fleet>, patience: Duration) -> Self {
         Self {
-            fleet: Arc::clone(fleet),
-            patience,
+            fleet: Some(Arc::clone(fleet)),
+            patience: Some(patience),
+            ..Self::unlimited(fleet.nodes.len())
+        }
+    }
+
+    /// Questions on connections of their own, each with a limit of its own.
+    pub(crate) fn unlimited(nodes: usize) -> Self {
+        Self {
+            fleet: None,
+            patience: None,
             asked: FuturesUnordered::new(),
-            open: Vec::with_capacity(fleet.nodes.len()),
+            open: Vec::with_capacity(nodes),
             timer: None,
             over: false,
         }
@@ -67,9 +79,11 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 
     /// Goes on with answers that an earlier round did not wait for.
     pub(crate) fn resume(fleet: &Arc<Fleet>, late: Late<A>, open: Vec<Question>) -> Self {
-        let mut round = Self::new(fleet);
-        (round.asked, round.open) = (late, open);
-        round
+        Self {
+            asked: late,
+            open,
+            ..Self::new(fleet)
+        }
     }
 
     /// Any question whose answer can be awaited.
@@ -88,13 +102,18 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         self.timer = None;
     }
 
+    /// All that is left is waited for no longer than this.
+    pub(crate) fn end_in(&mut self, patience: Duration) {
+        self.patience = Some(patience);
+        self.timer = None;
+    }
+
     /// The next answer; `None` when every question has one.
     pub(crate) async fn next(&mut self) -> Option<(Question, A)> {
         if self.open.is_empty() {
             return None;
         }
         if !self.over {
-            let patience = self.patience;
             tokio::select! {
                 biased;
                 Some((question, answer)) = self.asked.next() => {
@@ -102,15 +121,14 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
                     return Some((question, answer));
                 }
                 // Registered only if the answer is not there yet.
-                () = async {
-                    let start = || Box::pin(tokio::time::sleep(patience));
-                    self.timer.get_or_insert_with(start).await;
-                } => self.over = true,
+                () = time_out(&mut self.timer, self.patience) => self.over = true,
             }
         }
         let question = self.open.pop()?;
-        let verdict = Verdict::TimedOut(self.patience);
-        self.fleet.nodes[question.place].suspect(verdict.clone());
+        let verdict = Verdict::TimedOut(self.patience.unwrap_or(Duration::MAX));
+        if let Some(fleet) = &self.fleet {
+            fleet.nodes[question.place].suspect(verdict.clone());
+        }
         Some((question, A::from(verdict)))
     }
 
@@ -121,9 +139,27 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 }
 
 impl Round {
-    /// Asks a node on the shared connection.
-    pub(crate) fn ask(&mut self, question: Question, request: &Arc<Request>) {
-        let answer = self.fleet.nodes[question.place].ask(Arc::clone(request));
+    /// Asks a node of this fleet on the shared connection.
+    pub(crate) fn ask(&mut self, fleet: &Fleet, question: Question, request: &Arc<Request>) {
+        let answer = fleet.nodes[question.place].ask(Arc::clone(request));
         self.push(question, answer);
+    }
+}
+
+/// Starts the timer if it does not run yet, and returns when it is over.
+async fn time_out(timer: &mut Option<Pin<Box<Sleep>>>, patience: Option<Duration>) {
+    match patience {
+        Some(patience) => {
+            let start = || Box::pin(tokio::time::sleep(patience));
+            timer.get_or_insert_with(start).await;
+        }
+        None => std::future::pending().await,
+    }
+}
+
+/// An answer that may fail: no answer in time is one way to.
+impl<T> From<Verdict> for Result<T, Verdict> {
+    fn from(verdict: Verdict) -> Self {
+        Err(verdict)
     }
 }

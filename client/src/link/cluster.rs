@@ -14,10 +14,9 @@ use redis::cluster_routing::{
 };
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-use super::credentials::Credentials;
-use super::server::Server;
-use super::settings::Settings;
-use crate::command::Request;
+use super::Server;
+use super::settings::{Credentials, Settings};
+use crate::command::{self, Request};
 
 /// A request follows the slot so often before it fails.
 const REDIRECTIONS: u32 = 5;
@@ -85,8 +84,7 @@ impl Cluster {
         }
         let connection = builder.build()?.get_async_connection().await?;
         if let Some(name) = &self.settings.client_name {
-            let mut named = redis::cmd("CLIENT");
-            named.arg("SETNAME").arg(&**name);
+            let named = command::set_name(name);
             let mut connection = connection.clone();
             let naming = async move { connection.route_command(named, every_master(None)).await };
             // For operators only: nothing waits for it.

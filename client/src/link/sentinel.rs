@@ -8,8 +8,9 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-use super::credentials::Credentials;
-use super::server::Server;
+use super::Server;
+use super::settings::Credentials;
+use crate::command;
 
 /// The Sentinels of one master.
 pub(crate) struct Sentinel {
@@ -89,16 +90,15 @@ impl Sentinel {
         }
     }
 
-    /// `SENTINEL GET-MASTER-ADDR-BY-NAME name`.
+    /// Where this Sentinel says the master is.
     async fn master_of(&self, sentinel: &Server, share: Duration) -> RedisResult<(String, u16)> {
         let mut connection = sentinel.open(share).await?;
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.name);
+        let question = command::master_address(&self.name);
         let asking = async {
             let answer = question.query_async(&mut connection).await;
             match (answer, &self.same_login) {
                 (Err(error), Some(login)) if error.code() == Some("NOAUTH") => {
-                    login.command().exec_async(&mut connection).await?;
+                    command::auth(login).exec_async(&mut connection).await?;
                     question.query_async(&mut connection).await
                 }
                 (answer, _) => answer,
@@ -119,7 +119,7 @@ impl Sentinel {
 /// A connection to a server that does not say it is a replica. What else it says is judged later.
 async fn opened(server: &Server, share: Duration) -> RedisResult<MultiplexedConnection> {
     let mut connection = server.open(share).await?;
-    let role = redis::cmd("ROLE");
+    let role = command::role();
     let answer = connection.send_packed_command(&role);
     let Ok(answer) = tokio::time::timeout(share, answer).await else {
         return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());

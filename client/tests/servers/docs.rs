@@ -20,8 +20,8 @@ fn every_test_that_the_documentation_names_exists() {
     let mut count = 0;
     for (file, test) in named {
         let source = match file {
-            "quorum" => read("src/quorum_tests.rs"),
-            "quorum_model" => read("src/quorum_model.rs"),
+            "quorum" => read("src/quorum/tests.rs"),
+            "quorum_model" => read("src/quorum/model/walk.rs"),
             file => read(&format!("tests/servers/{file}.rs")),
         };
         // A test, and not just any function.

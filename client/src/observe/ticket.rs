@@ -75,7 +75,7 @@ impl Redlock {
         token: impl AsRef<[u8]>,
     ) -> Released {
         self.client.fleet.first_answers(None).await;
-        let request = command::release_ticket(name.as_ref(), token.as_ref());
+        let request = command::release(&[name.as_ref().to_vec()], token.as_ref());
         let everywhere = self.client.fleet.everybody();
         Release::new(&self.client, everywhere, request, OWED_FOR)
             .run()
@@ -94,12 +94,17 @@ impl Redlock {
     ) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
         fleet.first_answers(None).await;
-        let extend = Arc::new(command::extend_ticket(name.as_ref(), token.as_ref(), ttl));
+        let extend = Arc::new(command::extend(
+            &[name.as_ref().to_vec()],
+            token.as_ref(),
+            ttl,
+            None,
+        ));
         let sent = Moment::now();
         let mut verdicts = vec![Verdict::NotAsked; fleet.nodes.len()];
         let mut round = Round::new(fleet);
         for place in 0..fleet.nodes.len() {
-            round.ask(Question::new(place, sent), &extend);
+            round.ask(fleet, Question::new(place, sent), &extend);
         }
         while let Some((question, reply)) = round.next().await {
             verdicts[question.place] = match reply {

@@ -1,0 +1,248 @@
+//! Looking at nodes and locks from outside: without a quorum, without holding anything. Every node
+//! answers for itself.
+
+mod ticket;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+use redis::{Cmd, Value};
+use tokio::sync::{Mutex, MutexGuard};
+
+use crate::clock::Moment;
+use crate::command::{self, Request};
+use crate::error::{Error, Verdict};
+use crate::link::{Connection, Link};
+use crate::reply::{LockStatus, NodeStatus, Reply, trouble, value_of};
+use crate::round::{Question, Round};
+
+pub use ticket::Ticket;
+
+/// Questions about listed locks that are under way at once.
+const AT_ONCE: usize = 100;
+
+/// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
+pub struct Observer {
+    nodes: Vec<Arc<Watched>>,
+}
+
+/// One node, and the connection to it if there is one. Its lock lets one question at a time go to
+/// the node.
+struct Watched {
+    name: String,
+    link: Link,
+    connect_timeout: Duration,
+    node_timeout: Duration,
+    connection: Mutex<Option<Connection>>,
+}
+
+/// What one node answered.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Answer<T> {
+    /// The node's address, without user and password.
+    pub node: String,
+    /// The answer, or why there is none.
+    pub result: Result<T, Verdict>,
+}
+
+impl<T> Answer<T> {
+    /// An answer, for those who put several together.
+    pub fn new(node: String, result: Result<T, Verdict>) -> Self {
+        Self { node, result }
+    }
+}
+
+impl Observer {
+    pub(crate) fn new(
+        links: Vec<(String, Link)>,
+        connect_timeout: Duration,
+        node_timeout: Duration,
+    ) -> Result<Self, Error> {
+        #[cfg(feature = "cluster")]
+        if links
+            .iter()
+            .any(|(_, link)| matches!(link, Link::Cluster(_)))
+        {
+            let problem = "a cluster is looked at master by master: list them as nodes";
+            return Err(Error::Invalid(problem.to_owned()));
+        }
+        let watched = |(name, link)| {
+            Arc::new(Watched {
+                name,
+                link,
+                connect_timeout,
+                node_timeout,
+                connection: Mutex::default(),
+            })
+        };
+        let nodes = links.into_iter().map(watched).collect();
+        Ok(Self { nodes })
+    }
+
+    /// What each node says about itself.
+    pub async fn nodes(&self) -> Vec<Answer<NodeStatus>> {
+        self.each(|node| async move {
+            let line = node.line().await?;
+            let asked = Moment::now();
+            NodeStatus::read(line.ask(&command::node()).await?, asked)
+        })
+        .await
+    }
+
+    /// What each node knows of this lock; `None`: it is free there, and nobody waits.
+    pub async fn lock(&self, name: impl AsRef<[u8]>) -> Vec<Answer<Option<LockStatus>>> {
+        let name: Arc<[u8]> = name.as_ref().into();
+        self.each(|node| {
+            let name = Arc::clone(&name);
+            async move { node.line().await?.status(&name).await }
+        })
+        .await
+    }
+
+    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what
+    /// the node knows of them, in the order of their names.
+    pub async fn locks(&self, pattern: Option<&str>) -> Vec<Answer<Vec<(Vec<u8>, LockStatus)>>> {
+        self.each(|node| {
+            let pattern = pattern.map(str::to_owned);
+            async move { node.line().await?.locks(pattern.as_deref()).await }
+        })
+        .await
+    }
+
+    /// Ends every hold of this lock on every node, for administrators; each says how many holders
+    /// there were.
+    pub async fn force(&self, name: impl AsRef<[u8]>) -> Vec<Answer<u64>> {
+        let request = Arc::new(command::force(name.as_ref()));
+        self.each(|node| {
+            let request = Arc::clone(&request);
+            async move {
+                let value = node.line().await?.ask(&request).await?;
+                match Reply::read(Ok(value)) {
+                    Reply::Yes(holders) => Ok(holders),
+                    Reply::No | Reply::Part => Ok(0),
+                    Reply::Trouble(verdict) => Err(verdict),
+                }
+            }
+        })
+        .await
+    }
+
+    /// Sends any command to every node, for checks that the other methods do not cover. A command
+    /// that names a key is for one master of a cluster: the others reply with an error.
+    pub async fn command(&self, cmd: &Cmd) -> Vec<Answer<Value>> {
+        let request = Arc::new(command::any(cmd));
+        self.each(|node| {
+            let request = Arc::clone(&request);
+            async move { node.line().await?.ask(&request).await }
+        })
+        .await
+    }
+
+    /// The same question to all nodes at once; each of its steps has a limit of its own.
+    async fn each<T, F>(&self, question: impl Fn(Arc<Watched>) -> F) -> Vec<Answer<T>>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T, Verdict>> + Send + 'static,
+    {
+        let mut round: Round<Result<T, Verdict>> = Round::unlimited(self.nodes.len());
+        let mut answers = Vec::with_capacity(self.nodes.len());
+        for (place, node) in self.nodes.iter().enumerate() {
+            let asked = question(Arc::clone(node));
+            round.push(Question::new(place, Moment::now()), asked);
+            answers.push(Answer::new(node.name.clone(), Err(Verdict::NotAsked)));
+        }
+        while let Some((question, result)) = round.next().await {
+            if result.is_err() {
+                // The next question begins with a new connection.
+                *self.nodes[question.place].connection.lock().await = None;
+            }
+            answers[question.place].result = result;
+        }
+        answers
+    }
+}
+
+impl Watched {
+    /// The connection there is, or a new one.
+    async fn line(&self) -> Result<Line<'_>, Verdict> {
+        let mut turn = self.connection.lock().await;
+        let connection = match turn.as_ref() {
+            Some(connection) => connection.clone(),
+            None => {
+                let opening = self.link.open(self.connect_timeout);
+                let opened = tokio::time::timeout(self.connect_timeout, opening).await;
+                let opened = opened.map_err(|_| Verdict::TimedOut(self.connect_timeout))?;
+                opened.map_err(|error| trouble(&error))?
+            }
+        };
+        *turn = Some(connection.clone());
+        Ok(Line {
+            connection,
+            node_timeout: self.node_timeout,
+            _turn: turn,
+        })
+    }
+}
+
+/// The right to ask a node.
+struct Line<'a> {
+    connection: Connection,
+    node_timeout: Duration,
+    _turn: MutexGuard<'a, Option<Connection>>,
+}
+
+impl Line<'_> {
+    async fn in_time<T>(
+        &self,
+        asked: impl Future<Output = Result<T, Verdict>>,
+    ) -> Result<T, Verdict> {
+        let answered = tokio::time::timeout(self.node_timeout, asked).await;
+        answered.unwrap_or(Err(Verdict::TimedOut(self.node_timeout)))
+    }
+
+    async fn ask(&self, request: &Request) -> Result<Value, Verdict> {
+        let mut connection = self.connection.clone();
+        let asked = async move { value_of(connection.send(request).await) };
+        self.in_time(asked).await
+    }
+
+    async fn status(&self, name: &[u8]) -> Result<Option<LockStatus>, Verdict> {
+        let mut connection = self.connection.clone();
+        let asked = async move { LockStatus::ask(&mut connection, name, None).await };
+        self.in_time(asked).await
+    }
+
+    async fn locks(&self, pattern: Option<&str>) -> Result<Vec<(Vec<u8>, LockStatus)>, Verdict> {
+        let mut names: Vec<Vec<u8>> = Vec::new();
+        let mut cursor = b"0".to_vec();
+        loop {
+            let page = self.ask(&command::scan(&cursor, pattern)).await?;
+            let page = redis::from_redis_value::<(Vec<u8>, Vec<Vec<u8>>)>(page);
+            let (next, found) = page.map_err(|_| Verdict::Garbage("no page of SCAN".to_owned()))?;
+            names.extend(found);
+            cursor = next;
+            if cursor == b"0" {
+                break;
+            }
+        }
+        names.sort_unstable();
+        names.dedup();
+        let looks = names.into_iter().map(|name| async {
+            // It may have been released since it was listed.
+            let status = self.status(&name).await?;
+            Ok(status.map(|status| (name, status)))
+        });
+        let looks = stream::iter(looks).buffered(AT_ONCE);
+        looks.try_filter_map(future::ok).try_collect().await
+    }
+}
+
+impl std::fmt::Debug for Observer {
+    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let names = self.nodes.iter().map(|node| &node.name);
+        out.debug_list().entries(names).finish()
+    }
+}
