@@ -47,7 +47,7 @@ pub(crate) struct Attempt {
     queue_node: Option<usize>,
     overtaking: bool,
     /// What was not waited for, as the outcome was decided without it.
-    pub(crate) late: Option<(Late, Vec<Question>)>,
+    pub(crate) late: Late,
     /// A BLOCK request under way.
     pub(crate) blocked: Option<Blocked>,
     /// The connection that a BLOCK request was granted on: an ephemeral hold ends with it.
@@ -66,7 +66,7 @@ impl Attempt {
             owing: NodeSet::default(),
             queue_node: None,
             overtaking: false,
-            late: None,
+            late: Late::new(),
             blocked: None,
             granted_on: None,
             generation: 0,
@@ -99,8 +99,7 @@ impl Attempt {
                 None => break self.failure(),
             }
         };
-        let (late, open) = round.leave();
-        self.late = (!open.is_empty()).then_some((late, open));
+        self.late = round.leave();
         outcome
     }
 
@@ -125,7 +124,7 @@ impl Attempt {
         ));
         let ballot = Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl);
         let earlier = std::mem::replace(&mut self.ballot, ballot);
-        self.late = None;
+        self.late.clear();
         self.generation = fleet.nodes[0].standing().generation;
         let mut round = Round::new(&fleet);
         for place in 0..fleet.nodes.len() {
@@ -277,11 +276,10 @@ impl Attempt {
     /// Waits for those, too, without whom the outcome was decided: what is wrong with the nodes is
     /// all that the caller gets.
     pub(crate) async fn describe_all(&mut self) -> Reports {
-        if let Some((late, open)) = self.late.take() {
-            let mut round = Round::resume(&self.client.fleet, late, open);
-            while let Some((question, reply)) = round.next().await {
-                self.count(question, reply);
-            }
+        let late = std::mem::take(&mut self.late);
+        let mut round = Round::resume(&self.client.fleet, late);
+        while let Some((question, reply)) = round.next().await {
+            self.count(question, reply);
         }
         self.describe().await
     }

@@ -14,6 +14,10 @@ use crate::lock::Spec;
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// The server refuses to wait for longer than this, a lifetime.
 const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 86_400);
+/// Room for the arguments of a usual request, so that it does not grow step by step.
+const USUAL_ARGUMENTS: usize = 12;
+/// Room for their bytes.
+const USUAL_SIZE: usize = 160;
 /// Keys that a node is asked to go through in one step of a listing.
 #[cfg(feature = "observe")]
 const SCAN_COUNT: usize = 1_000;
@@ -95,17 +99,10 @@ fn request(
     several: &str,
     arguments: impl FnOnce(&mut Cmd),
 ) -> Request {
-    let mut cmd = match keys {
-        [key] => {
-            let mut cmd = redis::cmd(single);
-            cmd.arg(key);
-            cmd
-        }
-        keys => {
-            let mut cmd = redis::cmd(several);
-            cmd.arg(keys.len()).arg(keys);
-            cmd
-        }
+    let mut cmd = Cmd::with_capacity(USUAL_ARGUMENTS, USUAL_SIZE);
+    match keys {
+        [key] => cmd.arg(single).arg(key),
+        keys => cmd.arg(several).arg(keys.len()).arg(keys),
     };
     arguments(&mut cmd);
     Request::new(cmd, keys.first().map(Vec::as_slice))

@@ -75,7 +75,7 @@ pub(crate) struct Hold {
     pub(crate) ending: Arc<Ending>,
     state: Mutex<State>,
     /// Answers to the acquisition that nobody has read yet.
-    pub(crate) late: Mutex<Option<Late>>,
+    pub(crate) late: Mutex<Late>,
     /// Ends a renewal under way.
     pub(crate) leaving: Notify,
     /// One renewal at a time: answers of two would mix.
@@ -145,7 +145,7 @@ impl Hold {
             since: started,
             ending: Arc::default(),
             state: Mutex::new(state),
-            late: Mutex::new(attempt.late.take().map(|(late, _)| late)),
+            late: Mutex::new(std::mem::take(&mut attempt.late)),
             leaving: Notify::new(),
             turn: tokio::sync::Mutex::default(),
             spec,

@@ -1,4 +1,4 @@
-//! Who looks after the holds of a client: one task for all of them, so that a grant costs no task
+//! The task that looks after all holds of a client: one for all of them, so that a grant costs none
 //! of its own. A delay queue of the runtime would stop while the host is suspended, and leases do
 //! not; so the agenda is kept by CLOCK_BOOTTIME, in a map.
 
@@ -19,7 +19,7 @@ use crate::hold::{Hold, State};
 const LONGEST_NAP: Duration = Duration::from_secs(1);
 /// While holds come and go, the keeper naps for this part of the node timeout only. Its timer is
 /// then due before that of any request, and setting the latter does not wake the thread of the
-/// runtime that sleeps until the next timer: a tenth of the throughput of one worker.
+/// runtime that sleeps until the next timer.
 const BUSY_NAP: u32 = 2;
 
 /// The holder is told of the loss this part of the ttl before validity ends, …

@@ -46,7 +46,7 @@ impl NodeSet {
         self.0.count_ones() as usize
     }
 
-    pub(crate) fn iter(self) -> impl Iterator<Item = usize> {
+    pub(crate) fn iter(self) -> impl Iterator<Item = usize> + Clone {
         let mut left = self.0;
         std::iter::from_fn(move || {
             let node = left.trailing_zeros() as usize;
@@ -102,13 +102,12 @@ pub(crate) fn lease_for(span: Duration) -> Duration {
 }
 
 /// Until when a majority surely keeps its lease: the majority-th latest of the nodes' ends.
-pub(crate) fn held_until(ends: impl Iterator<Item = Moment>, majority: usize) -> Option<Moment> {
-    let mut ends: Vec<Moment> = ends.collect();
-    if ends.len() < majority {
-        return None;
-    }
-    ends.sort_unstable_by(|a, b| b.cmp(a));
-    ends.get(majority - 1).copied()
+pub(crate) fn held_until(
+    ends: impl Iterator<Item = Moment> + Clone,
+    majority: usize,
+) -> Option<Moment> {
+    let lasting = |end: &Moment| ends.clone().filter(|other| other >= end).count();
+    ends.clone().filter(|end| lasting(end) >= majority).max()
 }
 
 /// What one node has granted to a hold.
@@ -292,14 +291,15 @@ impl Ballot {
     /// The lowest fence that a majority of the grants can still be raised to. A node whose clock
     /// runs far ahead, so that the others would refuse its fence, is thereby left out.
     fn common_fence(&self, majority: usize) -> Option<u64> {
-        let mut fences: Vec<u64> = Vec::with_capacity(self.votes.len());
-        for vote in &self.votes {
-            if let Vote::Granted { fence, .. } = vote {
-                fences.push(*fence);
-            }
-        }
-        fences.sort_unstable();
-        fences.get(majority - 1).copied()
+        let fences = self.votes.iter().filter_map(|vote| match vote {
+            Vote::Granted { fence, .. } => Some(*fence),
+            _ => None,
+        });
+        let below = |fence: &u64| fences.clone().filter(|other| other <= fence).count();
+        fences
+            .clone()
+            .filter(|fence| below(fence) >= majority)
+            .min()
     }
 
     /// What follows from the votes, at `now`.

@@ -4,7 +4,6 @@ use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
-use futures_util::stream::StreamExt;
 use tracing::Instrument;
 
 use crate::clock::Moment;
@@ -14,7 +13,7 @@ use crate::hold::{Hold, RENEW_AFTER};
 use crate::lock::Spec;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
-use crate::round::{Question, Round};
+use crate::round::{Question, Round, answered};
 
 /// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
 /// too, and then each time after twice as long, up to the time between renewals.
@@ -143,10 +142,7 @@ impl Hold {
     /// Nodes whose grants came after the majority was complete hold the lock, too.
     fn read_late_answers(&self) {
         let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(mut late) = late.take() else {
-            return;
-        };
-        while let Some(Some((question, reply))) = late.next().now_or_never() {
+        while let Some((question, reply)) = answered(&mut late).now_or_never() {
             let mut state = self.lock();
             let unknown = state.leases.of(question.place).is_none();
             if let (Reply::Yes(fence), None, true) = (reply, question.exactly, unknown) {
@@ -154,6 +150,7 @@ impl Hold {
                 state.leases.grant(question.place, fence, end);
             }
         }
+        late.clear();
     }
 }
 

@@ -1,11 +1,12 @@
 //! One round: a question to each of several nodes at once; for each of them the answer, or that it
 //! timed out. What the answers mean is for others to count.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::task::Poll;
 use std::time::Duration;
 
-use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::time::Sleep;
 
 use crate::clock::Moment;
@@ -33,10 +34,28 @@ impl Question {
     }
 }
 
-type Asked<A> = Pin<Box<dyn Future<Output = (Question, A)> + Send>>;
+/// A question whose answer is on its way.
+pub(crate) struct Asked<A> {
+    question: Question,
+    answer: Pin<Box<dyn Future<Output = A> + Send>>,
+}
 
 /// Answers that were not waited for: the outcome was decided without them.
-pub(crate) type Late<A = Reply> = FuturesUnordered<Asked<A>>;
+pub(crate) type Late<A = Reply> = Vec<Asked<A>>;
+
+/// The next answer of these, in any order. They are few, so all are polled; a list of those that
+/// are ready would cost more.
+pub(crate) async fn answered<A>(asked: &mut Late<A>) -> (Question, A) {
+    poll_fn(|context| {
+        for position in 0..asked.len() {
+            if let Poll::Ready(answer) = asked[position].answer.as_mut().poll(context) {
+                return Poll::Ready((asked.swap_remove(position).question, answer));
+            }
+        }
+        Poll::Pending
+    })
+    .await
+}
 
 /// See the module's text. The timer is the caller's own: no other task has to run for it.
 pub(crate) struct Round<A = Reply> {
@@ -46,7 +65,6 @@ pub(crate) struct Round<A = Reply> {
     /// `None`: every question has its own limit.
     patience: Option<Duration>,
     asked: Late<A>,
-    open: Vec<Question>,
     timer: Option<Pin<Box<Sleep>>>,
     over: bool,
 }
@@ -70,18 +88,16 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         Self {
             fleet: None,
             patience: None,
-            asked: FuturesUnordered::new(),
-            open: Vec::with_capacity(nodes),
+            asked: Vec::with_capacity(nodes),
             timer: None,
             over: false,
         }
     }
 
     /// Goes on with answers that an earlier round did not wait for.
-    pub(crate) fn resume(fleet: &Arc<Fleet>, late: Late<A>, open: Vec<Question>) -> Self {
+    pub(crate) fn resume(fleet: &Arc<Fleet>, late: Late<A>) -> Self {
         Self {
             asked: late,
-            open,
             ..Self::new(fleet)
         }
     }
@@ -92,9 +108,8 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         question: Question,
         answer: impl Future<Output = A> + Send + 'static,
     ) {
-        self.open.push(question);
-        self.asked
-            .push(Box::pin(async move { (question, answer.await) }));
+        let answer = Box::pin(answer);
+        self.asked.push(Asked { question, answer });
     }
 
     /// What was asked now has the whole time to be answered.
@@ -110,21 +125,18 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 
     /// The next answer; `None` when every question has one.
     pub(crate) async fn next(&mut self) -> Option<(Question, A)> {
-        if self.open.is_empty() {
+        if self.asked.is_empty() {
             return None;
         }
         if !self.over {
             tokio::select! {
                 biased;
-                Some((question, answer)) = self.asked.next() => {
-                    self.open.retain(|open| open.place != question.place);
-                    return Some((question, answer));
-                }
+                answered = answered(&mut self.asked) => return Some(answered),
                 // Registered only if the answer is not there yet.
                 () = time_out(&mut self.timer, self.patience) => self.over = true,
             }
         }
-        let question = self.open.pop()?;
+        let question = self.asked.pop()?.question;
         let verdict = Verdict::TimedOut(self.patience.unwrap_or(Duration::MAX));
         if let Some(fleet) = &self.fleet {
             fleet.nodes[question.place].suspect(verdict.clone());
@@ -132,9 +144,9 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         Some((question, A::from(verdict)))
     }
 
-    /// Leaves the rest: what of it is still on the way, and for which questions.
-    pub(crate) fn leave(self) -> (Late<A>, Vec<Question>) {
-        (self.asked, self.open)
+    /// Leaves what is still on the way.
+    pub(crate) fn leave(self) -> Late<A> {
+        self.asked
     }
 }
 
