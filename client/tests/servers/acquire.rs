@@ -255,7 +255,7 @@ async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
             break;
         }
     }
-    assert_eq!(seen, 1, "the waiter is seen at the turnstile");
+    assert_eq!(seen, 1, "the waiter is seen in the queue");
     waiter.abort();
 }
 
@@ -290,10 +290,10 @@ async fn of_several_locks_busy_names_the_owner_of_the_one_that_is_held() {
 }
 
 #[tokio::test]
-async fn a_grant_that_replicas_do_not_confirm_is_given_back() {
+async fn a_grant_that_replicas_do_not_confirm_is_released() {
     let servers = [Server::with(["repl-diskless-sync-delay 0"])];
     let client = patient(&servers).await;
-    // A quarter of the ttl is waited for replicas: what is free after that was given back, and has
+    // A quarter of the ttl is waited for replicas: what is free after that was released, and has
     // not run out.
     let ttl = Duration::from_secs(20);
     let lock = client.lock("x").ttl(ttl).replicas(1);

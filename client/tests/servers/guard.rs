@@ -187,7 +187,7 @@ async fn a_guard_that_is_dropped_on_a_thread_without_a_runtime_releases_too() {
 }
 
 #[tokio::test]
-async fn a_release_during_a_renewal_is_the_last_word() {
+async fn a_release_during_a_renewal_comes_last() {
     let servers = Server::start_many::<3>();
     let proxy = Proxy::to(servers[2].port());
     let client = Redlock::builder()

@@ -213,7 +213,7 @@ async fn a_lost_reply_leaves_no_orphan() {
 }
 
 #[tokio::test]
-async fn a_grant_that_comes_after_the_failure_is_given_back() {
+async fn a_grant_that_comes_after_the_failure_is_released() {
     let servers = Server::start_many::<3>();
     let proxy = Proxy::to(servers[0].port());
     let client = behind(&servers, &proxy).await;

@@ -141,7 +141,7 @@ async fn a_pause_while_acquiring(servers: &[Server]) {
     paused.signal(Signal::CONT);
     // At the first node that it can reach.
     let waiting = || servers.iter().any(|server| waiters(server, "account") == 1);
-    until("it has asked anew", waiting).await;
+    until("it has asked again", waiting).await;
     let early = paused.output.try_recv();
     assert!(early.is_err(), "{early:?} while another one holds");
     assert_eq!(second.says("read "), "0");
