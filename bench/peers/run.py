@@ -155,23 +155,23 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: list[dict], sides: dict) -> list[list[str]]:
-    """Each library beside the usual lock of its language that is best at the same thing."""
+    """Each library beside each usual lock of its language."""
     by_name, rows = {one["lock"]: one for one in results}, []
     for entry in sides.values():
-        usual = [by_name[name] for name in entry["usual"]]
-        rate = max(one["grants_per_second"] for one in usual)
-        wait = min(one["wait_max_ms"] for one in usual)
         for name in entry["ours"]:
             own = by_name[name]
-            rows += [
-                [name, *rest, "met" if met else "not met"]
-                for *rest, met in (
-                    ratio("grants/s over the usual lock", own["grants_per_second"] / rate, 1, 1),
-                    ratio("longest wait over the usual lock", own["wait_max_ms"] / wait, -1, 0.5),
-                    ratio("least/most served", own["share"], 1, 0.9),
-                    ratio("commands per grant", own["commands_per_grant"], -1, 2.5),
-                )
+            checks = [
+                ratio("least/most served", own["share"], 1, 0.9),
+                ratio("commands per grant", own["commands_per_grant"], -1, 2.5),
             ]
+            for usual in (by_name[other] for other in entry["usual"]):
+                rate = own["grants_per_second"] / usual["grants_per_second"]
+                wait = own["wait_max_ms"] / usual["wait_max_ms"]
+                checks += [
+                    ratio(f"grants/s over {usual['lock']}", rate, 1, 1),
+                    ratio(f"longest wait over {usual['lock']}", wait, -1, 0.5),
+                ]
+            rows += [[name, *rest, "met" if met else "not met"] for *rest, met in checks]
     return rows
 
 

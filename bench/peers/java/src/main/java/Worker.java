@@ -10,8 +10,11 @@ import org.redisson.Redisson;
 import org.redisson.api.RLock;
 import org.redisson.config.Config;
 import org.redislock.Held;
+import org.redislock.JedisLocks;
 import org.redislock.LockOptions;
 import org.redislock.RedisLocks;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
 
 /** Workers that compete for one lock: Worker PEER PORT WORKERS SECONDS (protocol: ../run.py). */
 public final class Worker {
@@ -35,7 +38,10 @@ public final class Worker {
             };
         }
         var uri = RedisURI.create("127.0.0.1", port);
-        var locks = RedisLocks.of(RedisClient.create(uri), uri);
+        var config = DefaultJedisClientConfig.builder().build();
+        RedisLocks locks = peer.equals("redislock on Jedis")
+                ? JedisLocks.of(new HostAndPort("127.0.0.1", port), config)
+                : RedisLocks.of(RedisClient.create(uri), uri);
         var options = LockOptions.ttl(Duration.ofSeconds(30));
         return work -> {
             try (Held held = locks.acquire("bench", options)) {

@@ -4,12 +4,19 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 
-/** ms on a clock that goes on while the host sleeps, as leases on the server do. */
+/**
+ * ms since the boot. Leases run on while the host sleeps, and so does this clock on Linux. It has
+ * steps of 10 ms, and reading it is slow.
+ */
 final class BootClock {
     private static final Path UPTIME = Path.of("/proc/uptime");
     private static final boolean HAS_UPTIME = Files.isReadable(UPTIME);
-    /** How coarse it is. */
     static final long STEP = HAS_UPTIME ? 10 : 1;
+    private static volatile long ahead; // of System.nanoTime, in ms
+
+    static {
+        now();
+    }
 
     private BootClock() {}
 
@@ -17,11 +24,18 @@ final class BootClock {
         if (HAS_UPTIME) {
             try {
                 String text = Files.readString(UPTIME);
-                return (long) (Double.parseDouble(text.substring(0, text.indexOf(' '))) * 1000);
+                long time = (long) (Double.parseDouble(text.substring(0, text.indexOf(' '))) * 1000);
+                ahead = time - System.nanoTime() / 1_000_000 - 1;
+                return time;
             } catch (IOException gone) {
-                throw new IllegalStateException("/proc/uptime cannot be read any longer", gone);
+                throw new IllegalStateException("/proc/uptime can no longer be read", gone);
             }
         }
         return System.nanoTime() / 1_000_000;
+    }
+
+    /** Fast, and never later than now(). */
+    static long stamp() {
+        return System.nanoTime() / 1_000_000 + ahead;
     }
 }

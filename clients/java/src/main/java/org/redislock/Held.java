@@ -2,50 +2,88 @@ package org.redislock;
 
 import java.time.Duration;
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionStage;
-import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
-import java.util.concurrent.TimeoutException;
-import java.util.concurrent.atomic.AtomicBoolean;
 import org.redislock.LockException.Lost;
-import org.redislock.LockException.NoAnswer;
-import org.redislock.LockException.Refused;
 
-/** A lock that is held. Closing releases it. */
+/** A lock that is held: what is known of it, by the clock of this host. Closing releases it. */
 public final class Held implements AutoCloseable {
-    private final Hold hold;
-    private final AtomicBoolean released = new AtomicBoolean();
+    static final ExecutorService THREADS = Executors.newCachedThreadPool(Held::daemon);
+    private static final ScheduledThreadPoolExecutor TIMER =
+            new ScheduledThreadPoolExecutor(1, Held::daemon);
 
-    Held(Hold hold) {
-        this.hold = hold;
+    static {
+        TIMER.setRemoveOnCancelPolicy(true);
+    }
+
+    final List<String> keys;
+    final LockOptions options;
+    private final Link link;
+    private final String token;
+    private final long fence;
+    /** Completed at the loss or the release, with the ms of validity that were left. */
+    private final CompletableFuture<Long> end = new CompletableFuture<>();
+    private long ttl;
+    private long sent; // when the last confirmed command was sent
+    private long validUntil;
+    private int entries = 1;
+    private Future<?> alarm;
+    private Future<?> renewal;
+
+    Held(Link link, List<String> keys, LockOptions options, String token, long fence, long sent) {
+        this.link = link;
+        this.keys = keys;
+        this.options = options;
+        this.token = token;
+        this.fence = fence;
+        this.ttl = options.ttl().toMillis();
+        confirm(sent, ttl);
+    }
+
+    private static Thread daemon(Runnable work) {
+        Thread thread = new Thread(work, "redislock");
+        thread.setDaemon(true);
+        return thread;
     }
 
     /** Grows from holder to holder. Show it to the resource that the lock protects. */
     public long fence() {
-        return hold.fence;
+        return fence;
     }
 
     /** True from a little before the lock may pass to somebody else. */
     public boolean isLost() {
-        return released.get() || hold.isLost();
+        long now = BootClock.now();
+        synchronized (this) {
+            if (!end.isDone() && now >= lossAt()) {
+                finish(validUntil - now);
+            }
+        }
+        return end.isDone();
     }
 
     /** Completed at that moment, with what is left of the validity; and by the release. */
     public CompletionStage<Duration> lost() {
-        return hold.end.thenApply(Duration::ofMillis);
+        return end.thenApplyAsync(Duration::ofMillis, THREADS);
     }
 
     /** How long nobody else is granted the lock. */
-    public Duration validFor() {
-        return released.get() ? Duration.ZERO : Duration.ofMillis(hold.validFor());
+    public synchronized Duration validFor() {
+        long left = end.isDone() ? 0 : validUntil - BootClock.now();
+        return Duration.ofMillis(Math.max(0, left));
     }
 
     /** Throws Lost if the lock is lost. Call it before steps that need the lock. */
     public void check() {
         if (isLost()) {
-            throw new Lost("the lock is not held any longer");
+            throw new Lost("the lock is no longer held");
         }
     }
 
@@ -57,16 +95,13 @@ public final class Held implements AutoCloseable {
      */
     public Object guard(String... command) throws InterruptedException {
         check();
-        List<String> words = new ArrayList<>(List.of("LOCK.GUARD", hold.keys.get(0), hold.token));
+        List<String> words = new ArrayList<>(List.of("LOCK.GUARD", keys.get(0), token));
         words.addAll(List.of(command));
         try {
-            return hold.link.ask(hold.keys.get(0), Link.ANSWER, words, Link.ANSWER);
-        } catch (Refused | NoAnswer error) {
-            LockException explained = LockException.explain(error, hold.link.followsMaster);
-            if (explained instanceof Lost) {
-                hold.end.complete(0L);
-            }
-            throw explained;
+            return link.ask(keys.get(0), () -> words, Link.ANSWER);
+        } catch (Lost lost) {
+            finish(0);
+            throw lost;
         }
     }
 
@@ -77,31 +112,166 @@ public final class Held implements AutoCloseable {
      */
     public boolean release() {
         boolean wasHeld = !isLost();
-        if (!released.compareAndSet(false, true)) {
-            return false;
+        long until;
+        synchronized (this) {
+            if (--entries != 0) {
+                return wasHeld && entries > 0;
+            }
+            finish(0);
+            until = Math.max(BootClock.stamp(), validUntil) + ttl / 50;
         }
-        if (!hold.leave()) {
-            return wasHeld;
-        }
-        hold.end.complete(0L);
-        long until = Math.max(BootClock.now(), hold.validUntil()) + hold.ttl() / 50;
-        var delivered = CompletableFuture.supplyAsync(
-                () -> Hold.releaseAll(hold.link, hold.keys, hold.token, until, true), Hold.WORKERS);
         try {
-            return wasHeld && delivered.get(Link.ANSWER, TimeUnit.MILLISECONDS) != Boolean.FALSE;
-        } catch (TimeoutException | ExecutionException undelivered) {
-            return wasHeld;
+            List<String> words = command(keys, "RELEASE", token, "ALL");
+            return wasHeld && isPositive(link.ask(keys.get(0), () -> words, Link.ANSWER));
+        } catch (LockException undelivered) {
+            THREADS.execute(() -> releaseAll(link, keys, token, until, true));
         } catch (InterruptedException interrupted) {
+            THREADS.execute(() -> releaseAll(link, keys, token, until, true));
             Thread.currentThread().interrupt();
-            return wasHeld;
         }
+        return wasHeld;
     }
 
     /** Releases; throws Lost if the lock was lost before that. */
     @Override
     public void close() {
-        if (!released.get() && !release()) {
+        if (entries > 0 && !release()) {
             throw new Lost("the lock was lost before it was released");
         }
+    }
+
+    /** The holder is told of the loss a little before validity ends. */
+    private synchronized long lossAt() {
+        return validUntil - ttl / 10;
+    }
+
+    private synchronized void finish(long left) {
+        for (Future<?> timer : new Future<?>[] {alarm, renewal}) {
+            if (timer != null) {
+                timer.cancel(false);
+            }
+        }
+        end.complete(Math.max(0, left));
+    }
+
+    /** The lease began after the sending, so it does not end before this. A loss is final. */
+    private synchronized void confirm(long at, long lease) {
+        if (!end.isDone()) {
+            sent = Math.max(sent, at);
+            validUntil = Math.max(validUntil, at + lease - lease / 100 - 3 - BootClock.STEP);
+        }
+    }
+
+    /** Sends EXTEND and counts from there. Returns whether this hold is still there. */
+    boolean extend(long lease, long limit) throws InterruptedException {
+        long at = BootClock.stamp();
+        List<String> words = command(keys, "EXTEND", token, Long.toString(lease));
+        Object reply = link.ask(keys.get(0), () -> words, limit);
+        if (!listed(reply).stream().allMatch(one -> one instanceof Long got && got == fence)) {
+            return false;
+        }
+        confirm(at, lease);
+        return true;
+    }
+
+    /** The signal of the loss has a timer of its own: a renewal without an answer cannot delay it. */
+    synchronized void begin() {
+        watch();
+        if (options.renews()) {
+            renewIn(sent + every() - BootClock.stamp());
+        }
+    }
+
+    private long every() {
+        return options.renewEvery() != null ? options.renewEvery().toMillis() : ttl / 3;
+    }
+
+    private synchronized void watch() {
+        if (!isLost()) {
+            long delay = Math.max(1, lossAt() - BootClock.stamp());
+            alarm = TIMER.schedule(this::watch, delay, TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private synchronized void renewIn(long delay) {
+        if (!end.isDone()) {
+            Runnable work = () -> THREADS.execute(this::renew);
+            renewal = TIMER.schedule(work, Math.max(0, delay), TimeUnit.MILLISECONDS);
+        }
+    }
+
+    private void renew() {
+        try {
+            long left = lossAt() - BootClock.stamp();
+            if (!extend(ttl, Math.max(1, Math.min(Link.ANSWER, left)))) {
+                finish(0);
+            }
+            renewIn(sent + every() - BootClock.stamp());
+        } catch (LockException | InterruptedException failed) {
+            link.source.rediscover();
+            renewIn(ttl / 20);
+        }
+    }
+
+    /** The owner holds these keys already: make sure of it, and for long enough. */
+    Held enterAgain(long longer) throws InterruptedException {
+        long lease = Math.max(ttl, longer);
+        if (!extend(lease, Link.ANSWER) || end.isDone()) {
+            finish(0);
+            throw new Lost("the owner's hold of this lock was lost");
+        }
+        synchronized (this) {
+            ttl = lease;
+            entries++;
+        }
+        return this;
+    }
+
+    /**
+     * RELEASE ALL until it is done or the lease is over. After a request without an answer (not
+     * `granted`), null is not the end: it may still arrive.
+     */
+    static void releaseAll(
+            Link link, List<String> keys, String token, long until, boolean granted) {
+        List<String> words = command(keys, "RELEASE", token, "ALL");
+        try {
+            for (long pause = 50;; pause = Math.min(1_000, pause * 2)) {
+                try {
+                    Object reply = link.ask(keys.get(0), () -> words, Link.ANSWER);
+                    if (granted || isPositive(reply)) {
+                        return;
+                    }
+                } catch (LockException failed) {
+                    link.source.rediscover();
+                }
+                if (BootClock.stamp() + pause > until) {
+                    return;
+                }
+                Thread.sleep(pause);
+            }
+        } catch (InterruptedException ended) {
+            Thread.currentThread().interrupt();
+        }
+    }
+
+    private static boolean isPositive(Object reply) {
+        return listed(reply).stream().allMatch(one -> one instanceof Long count && count > 0);
+    }
+
+    /** The replies for each key. */
+    static List<?> listed(Object reply) {
+        return reply instanceof List<?> list ? list : Collections.singletonList(reply);
+    }
+
+    static List<String> command(List<String> keys, String verb, String token, String... rest) {
+        List<String> words = new ArrayList<>();
+        words.add((keys.size() > 1 ? "LOCK.M" : "LOCK.") + verb);
+        if (keys.size() > 1) {
+            words.add(Integer.toString(keys.size()));
+        }
+        words.addAll(keys);
+        words.add(token);
+        words.addAll(List.of(rest));
+        return words;
     }
 }

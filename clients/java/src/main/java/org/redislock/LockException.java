@@ -7,26 +7,21 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 
 /** The base of everything that this library throws. */
+@SuppressWarnings("serial")
 public class LockException extends RuntimeException {
-    private static final long serialVersionUID = 1;
-
     LockException(String message) {
         super(message);
     }
 
     /** Somebody else holds the lock, and the wait is over. */
     public static final class Busy extends LockException {
-        private static final long serialVersionUID = 1;
-
         Busy(String message) {
             super(message);
         }
     }
 
-    /** The lock was held and is not held any longer. Stop what needs it. */
+    /** The lock was held and is no longer held. Stop what needs it. */
     public static final class Lost extends LockException {
-        private static final long serialVersionUID = 1;
-
         Lost(String message) {
             super(message);
         }
@@ -34,20 +29,21 @@ public class LockException extends RuntimeException {
 
     /** No server, no answer, or it cannot serve locks now. Trying again later may help. */
     public static class Unavailable extends LockException {
-        private static final long serialVersionUID = 1;
+        /** It was sent and not answered: the server may carry it out, now or later. */
+        final boolean mayBeDone;
 
-        Unavailable(String message) {
+        Unavailable(String message, boolean mayBeDone) {
             super(message);
+            this.mayBeDone = mayBeDone;
         }
     }
 
     /** The server may have forgotten grants and pauses granting. */
     public static final class Quarantined extends Unavailable {
-        private static final long serialVersionUID = 1;
         private final Duration retryAfter;
 
         Quarantined(String message, Duration retryAfter) {
-            super(message);
+            super(message, false);
             this.retryAfter = retryAfter;
         }
 
@@ -58,8 +54,6 @@ public class LockException extends RuntimeException {
 
     /** Trying again does not help: the message says what to change on the server or the client. */
     public static final class Misconfigured extends LockException {
-        private static final long serialVersionUID = 1;
-
         Misconfigured(String message) {
             super(message);
         }
@@ -67,34 +61,8 @@ public class LockException extends RuntimeException {
 
     /** The arguments can never be right. */
     public static final class InvalidRequest extends LockException {
-        private static final long serialVersionUID = 1;
-
         InvalidRequest(String message) {
             super(message);
-        }
-    }
-
-    // ---- inside ----
-
-    /** The server's error reply. Nothing was changed. */
-    static final class Refused extends Exception {
-        private static final long serialVersionUID = 1;
-        final String code;
-
-        Refused(String message) {
-            super(message);
-            this.code = message.split(" ", 2)[0];
-        }
-    }
-
-    /** No reply: if it was sent, the command may have been carried out, now or later. */
-    static final class NoAnswer extends Exception {
-        private static final long serialVersionUID = 1;
-        final boolean sent;
-
-        NoAnswer(String message, boolean sent) {
-            super(message);
-            this.sent = sent;
         }
     }
 
@@ -112,29 +80,25 @@ public class LockException extends RuntimeException {
             "CROSSSLOT", "several keys of one lock need a common {hash tag} in a cluster",
             "WRONGTYPE", "the key holds other data: use another name for the lock");
 
-    /** The exception for the user. `followsMaster`: the client finds the new master by itself. */
-    static LockException explain(Exception error, boolean followsMaster) {
-        if (!(error instanceof Refused refused)) {
-            return new Unavailable("no answer from the server: " + error.getMessage());
-        }
-        String text = refused.getMessage();
+    /** The exception for an error reply. `followsMaster`: the client finds the new master. */
+    static LockException refused(String text, boolean followsMaster) {
+        String code = text.split(" ", 2)[0];
         if (text.toLowerCase().contains("unknown command")) {
             return new Misconfigured(
                     "the server has no redislock module: start it with loadmodule redislock.so");
         }
-        if (refused.code.equals("NOTHELD")) {
-            return new Lost("the lock is not held any longer, the command was not run");
+        if (code.equals("NOTHELD")) {
+            return new Lost("the lock is no longer held, the command was not run");
         }
-        if (refused.code.equals("QUARANTINE")) {
+        if (code.equals("QUARANTINE")) {
             Matcher found = RETRY_IN.matcher(text);
             long retryIn = found.find() ? Long.parseLong(found.group(1)) : 100;
             return new Quarantined(text, Duration.ofMillis(retryIn));
         }
-        boolean deposed = followsMaster && refused.code.equals("READONLY");
-        if (deposed || TRANSIENT.contains(refused.code)) {
-            return new Unavailable(text);
+        if (TRANSIENT.contains(code) || (code.equals("READONLY") && followsMaster)) {
+            return new Unavailable(text, false);
         }
-        String advice = ADVICE.get(refused.code);
+        String advice = ADVICE.get(code);
         return new Misconfigured(advice == null ? text : text + ": " + advice);
     }
 }

@@ -1,7 +1,9 @@
 package org.redislock;
 
 import java.util.ArrayList;
+import java.util.Collections;
 import java.util.List;
+import java.util.Objects;
 import org.redislock.LockException.InvalidRequest;
 
 /**
@@ -9,27 +11,23 @@ import org.redislock.LockException.InvalidRequest;
  * stands for one line of work, it is not for threads side by side.
  */
 public final class Owner {
-    private final List<Hold> holds = new ArrayList<>();
+    final List<Held> holds = new ArrayList<>();
 
-    synchronized void add(Hold hold) {
-        holds.add(hold);
-    }
-
-    /** The hold that covers the keys; null if the owner holds none of them. */
-    synchronized Hold covering(List<String> keys, LockOptions options) {
-        holds.removeIf(Hold::isLost);
-        for (Hold hold : holds) {
-            long common = keys.stream().filter(hold.keys::contains).count();
-            if (common == keys.size()) {
-                boolean sameLimit = java.util.Objects.equals(hold.options.limit(), options.limit());
-                if (hold.options.isShared() && !(options.isShared() && sameLimit)) {
-                    throw new InvalidRequest("the owner holds this lock shared: release it first");
-                }
-                return hold;
+    /** What the owner holds of these keys: all of them, or null. */
+    Held covering(List<String> keys, LockOptions options) {
+        holds.removeIf(Held::isLost);
+        for (Held held : holds) {
+            if (Collections.disjoint(held.keys, keys)) {
+                continue;
             }
-            if (common > 0) {
+            if (!held.keys.containsAll(keys)) {
                 throw new InvalidRequest("the owner holds some of these keys: release them first");
             }
+            boolean sameLimit = Objects.equals(held.options.limit(), options.limit());
+            if (held.options.isShared() && !(options.isShared() && sameLimit)) {
+                throw new InvalidRequest("the owner holds this lock shared: release it first");
+            }
+            return held;
         }
         return null;
     }

@@ -2,12 +2,10 @@ package org.redislock.conformance;
 
 import com.fasterxml.jackson.databind.JsonNode;
 import com.fasterxml.jackson.databind.ObjectMapper;
-import io.lettuce.core.AbstractRedisClient;
 import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.SocketOptions;
-import io.lettuce.core.api.StatefulRedisConnection;
 import io.lettuce.core.cluster.RedisClusterClient;
 import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.StatusOutput;
@@ -21,31 +19,41 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.Function;
 import java.util.logging.LogManager;
 import org.redislock.Held;
+import org.redislock.JedisLocks;
 import org.redislock.LockException;
 import org.redislock.LockOptions;
 import org.redislock.Owner;
 import org.redislock.RedisLocks;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.Jedis;
+import redis.clients.jedis.util.SafeEncoder;
 
-/** The library behind the driver protocol (clients/README.md). */
+/** The library behind the driver protocol (clients/README.md): on Lettuce; jedis: on Jedis. */
 public final class Driver {
-    /** What the runner opened: the user's client, its connection, and the locks on it. */
+    /** What the runner opened: a plain command on the user's client, its end, and the locks. */
     private record Opened(
-            AbstractRedisClient client, StatefulRedisConnection<String, String> connection,
-            RedisLocks locks) {}
+            Function<List<String>, Object> command, Runnable close, RedisLocks locks) {}
 
+    @SuppressWarnings("serial")
     private static final class Skip extends RuntimeException {
-        private static final long serialVersionUID = 1;
+        Skip(String why) {
+            super(why);
+        }
     }
 
     private static final ObjectMapper JSON = new ObjectMapper();
+    private static boolean useJedis;
     private final Map<String, Opened> clients = new ConcurrentHashMap<>();
     private final Map<String, Held> helds = new ConcurrentHashMap<>();
     private final Map<String, Owner> owners = new ConcurrentHashMap<>();
     private final Map<Integer, Thread> acquiring = new ConcurrentHashMap<>();
 
     public static void main(String[] words) throws Exception {
+        useJedis = List.of(words).contains("jedis");
         LogManager.getLogManager().reset(); // that servers go away is what the scenarios are about
         var driver = new Driver();
         var input = new BufferedReader(new InputStreamReader(System.in));
@@ -67,7 +75,7 @@ public final class Driver {
         try {
             answer.put("ok", work(ask));
         } catch (Skip skip) {
-            answer.put("skip", "the compiler refuses this");
+            answer.put("skip", skip.getMessage());
         } catch (Throwable error) {
             answer.put("error", told(error));
         }
@@ -102,10 +110,7 @@ public final class Driver {
         Held held = ask.has("held") ? helds.get(ask.get("held").asText()) : null;
         switch (ask.get("op").asText()) {
             case "open" -> {
-                Opened before = clients.put(ask.get("client").asText(), open(ask));
-                if (before != null && before.connection() != null) {
-                    before.connection().closeAsync();
-                }
+                clients.put(ask.get("client").asText(), useJedis ? openJedis(ask) : open(ask));
             }
             case "acquire" -> {
                 Held got = acquire(ask);
@@ -131,15 +136,10 @@ public final class Driver {
                 return reply(held.guard(words(ask.get("command")).toArray(String[]::new)));
             }
             case "command" -> {
-                List<String> command = words(ask.get("command"));
-                var args = new CommandArgs<>(StringCodec.UTF8);
-                command.subList(1, command.size()).forEach(args::add);
-                var connection = clients.get(ask.get("client").asText()).connection();
-                var type = CommandType.valueOf(command.get(0));
-                var output = new StatusOutput<>(StringCodec.UTF8);
-                return reply(connection.sync().dispatch(type, output, args));
+                var client = clients.get(ask.get("client").asText());
+                return reply(client.command().apply(words(ask.get("command"))));
             }
-            case "close" -> clients.get(ask.get("client").asText()).client().shutdown();
+            case "close" -> clients.get(ask.get("client").asText()).close().run();
             default -> throw new IllegalArgumentException("unknown op");
         }
         return Map.of();
@@ -163,7 +163,7 @@ public final class Driver {
         int port = first.get(1).asInt();
         if (ask.get("mode").asText().equals("cluster")) {
             var client = RedisClusterClient.create(RedisURI.create(host, port));
-            return new Opened(client, null, RedisLocks.of(client));
+            return new Opened(null, client::shutdown, RedisLocks.of(client));
         }
         var uri = ask.get("mode").asText().equals("sentinel")
                 ? RedisURI.Builder.sentinel(host, port, ask.get("master").asText())
@@ -177,19 +177,46 @@ public final class Driver {
         var client = RedisClient.create(uri.build());
         var patient = SocketOptions.builder().connectTimeout(Duration.ofMinutes(1)).build();
         client.setOptions(ClientOptions.builder().socketOptions(patient).build());
-        return new Opened(client, client.connect(), RedisLocks.of(client, uri.build()));
+        var connection = client.connect();
+        Function<List<String>, Object> command = words -> {
+            var args = new CommandArgs<>(StringCodec.UTF8);
+            words.subList(1, words.size()).forEach(args::add);
+            var type = CommandType.valueOf(words.get(0));
+            return connection.sync().dispatch(type, new StatusOutput<>(StringCodec.UTF8), args);
+        };
+        return new Opened(command, client::shutdown, RedisLocks.of(client, uri.build()));
+    }
+
+    private static Opened openJedis(JsonNode ask) {
+        if (!ask.get("mode").asText().equals("single")) {
+            throw new Skip("JedisLocks has one master");
+        }
+        JsonNode first = ask.get("addresses").get(0);
+        var at = new HostAndPort(first.get(0).asText(), first.get(1).asInt());
+        var config = DefaultJedisClientConfig.builder();
+        if (ask.has("username")) {
+            config.user(ask.get("username").asText()).password(ask.get("password").asText());
+        }
+        if (ask.has("timeout")) {
+            config.timeoutMillis(ask.get("timeout").asInt());
+        }
+        var jedis = new Jedis(at, config.build());
+        Function<List<String>, Object> command = words -> SafeEncoder.encodeObject(
+                jedis.sendCommand(() -> words.get(0).getBytes(),
+                        words.subList(1, words.size()).toArray(String[]::new)));
+        return new Opened(command, jedis::close, JedisLocks.of(at, config.build()));
     }
 
     private Held acquire(JsonNode ask) throws InterruptedException {
         if (!ask.get("ttl").isNumber() || ask.get("name").isNumber()) {
-            throw new Skip();
+            throw new Skip("the compiler refuses this");
         }
         LockOptions options = LockOptions.ttl(Duration.ofMillis(ask.get("ttl").asLong()));
         if (!ask.get("wait").isNull()) {
             options = options.waitAtMost(Duration.ofMillis(ask.get("wait").asLong()));
         }
         if (ask.has("limit") && !ask.has("shared")) {
-            throw new Skip();
+            throw new Skip("the compiler refuses this");
         }
         if (ask.has("shared")) {
             JsonNode limit = ask.get("limit");

@@ -1,0 +1,89 @@
+package org.redislock;
+
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.util.List;
+import java.util.concurrent.CompletableFuture;
+import java.util.concurrent.CompletionException;
+import redis.clients.jedis.DefaultJedisClientConfig;
+import redis.clients.jedis.HostAndPort;
+import redis.clients.jedis.JedisClientConfig;
+import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.util.SafeEncoder;
+
+/** Locks of the redislock module for Jedis, on one master. */
+public final class JedisLocks {
+    private JedisLocks() {}
+
+    /** With the settings that the program gives its Jedis client. */
+    public static RedisLocks of(HostAndPort master, JedisClientConfig config) {
+        return new RedisLocks(new JedisSource(master, config));
+    }
+
+    /** A connection of Jedis blocks, so each request runs in a thread of the library. */
+    private record JedisSource(HostAndPort master, JedisClientConfig config) implements Source {
+        @Override
+        public String address(String key) {
+            return master.toString();
+        }
+
+        @Override
+        public CompletableFuture<Connection> connect(String address) {
+            var patient = DefaultJedisClientConfig.builder().from(config)
+                    .connectionTimeoutMillis((int) Link.ANSWER)
+                    .socketTimeoutMillis((int) Link.ANSWER) // of the login
+                    .build();
+            return inThread(() -> new One(new redis.clients.jedis.Connection(master, patient)));
+        }
+
+        @Override
+        public boolean followsMaster() {
+            return false;
+        }
+
+        @Override
+        public boolean isClosed() {
+            return false;
+        }
+
+        @Override
+        public void close() {}
+    }
+
+    private static <T> CompletableFuture<T> inThread(java.util.function.Supplier<T> work) {
+        return CompletableFuture.supplyAsync(() -> {
+            try {
+                return work.get();
+            } catch (JedisDataException refused) {
+                throw new CompletionException(new Source.ErrorReply(refused.getMessage()));
+            }
+        }, Held.THREADS);
+    }
+
+    private record One(redis.clients.jedis.Connection connection) implements Source.Connection {
+        @Override
+        public CompletableFuture<Object> send(List<String> words) {
+            return inThread(() -> {
+                connection.setTimeoutInfinite();
+                byte[] name = words.get(0).getBytes(StandardCharsets.US_ASCII);
+                connection.sendCommand(
+                        () -> name, words.subList(1, words.size()).toArray(String[]::new));
+                return SafeEncoder.encodeObject(connection.getOne());
+            });
+        }
+
+        @Override
+        public boolean isOpen() {
+            return connection.isConnected() && !connection.isBroken();
+        }
+
+        @Override
+        public void close() {
+            try {
+                connection.forceDisconnect(); // also ends a read in another thread
+            } catch (IOException closed) {
+                // it is what we want
+            }
+        }
+    }
+}
