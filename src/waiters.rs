@@ -11,8 +11,8 @@ use std::sync::LazyLock;
 
 use foldhash::HashMap;
 use redis_module::raw;
-use redislock_core::few::Few;
 use redislock_core::queue::WaiterId;
+use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
 
 use crate::alarm;
@@ -90,7 +90,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         answer: None,
         replied: false,
     }));
-    let keys: Few<_> = keys.map(Arg::raw).collect();
+    let keys: SmallList<_> = keys.map(Arg::raw).collect();
     // SAFETY: a valid context and keys; the private data is freed by `free_parked`, which the
     // server calls once.
     let client = unsafe {

@@ -124,7 +124,7 @@ fn arrival_order_is_kept_on_every_key() {
 }
 
 #[test]
-fn crossed_requests_do_not_block_each_other_for_ever() {
+fn crossed_requests_do_not_block_each_other_forever() {
     let server = Server::start();
     let mut c = server.connect();
     fences(&c.call("LOCK.MACQUIRE 2 a b me 600000"));
@@ -228,7 +228,7 @@ fn an_extension_may_raise_the_fences() {
 }
 
 #[test]
-fn a_circle_through_several_keys_is_told() {
+fn a_deadlock_through_several_keys_is_told() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE a one 600000"));

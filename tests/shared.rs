@@ -410,7 +410,7 @@ fn a_crowd_whose_leases_end_together_is_ended_in_slices() {
         .collect();
     c.pipeline(&lines);
     wait_until_gone(&mut c, "job");
-    // Each step ends a part of the crowd; the sum is what counts, not how fast it was.
+    // Each step ends some of the holds; the sum is what counts, not how fast it was.
     assert_eq!(info_number(&mut c, "lock", "lock_expiries"), 5_000);
     assert_eq!(info_number(&mut c, "lock", "lock_locks"), 0);
 }

@@ -154,7 +154,7 @@ fn a_change_of_roles_does_not_look_at_every_ephemeral_hold() {
 }
 
 /// Very many hold one lock; one of them longer than the others.
-fn crowd(c: &mut Connection) {
+fn many_holders(c: &mut Connection) {
     for first in (0..LOCKS).step_by(10_000) {
         let lines: Vec<_> = (first..first + 10_000)
             .map(|n| {
@@ -172,7 +172,7 @@ fn a_command_on_a_lock_with_very_many_holders_does_not_look_at_each() {
     let replica = Server::options().replica_of(&server).start();
     let (mut c, mut r) = (server.connect(), replica.connect());
     for command in ["LOCK.FORCE room", "DEL room"] {
-        crowd(&mut c);
+        many_holders(&mut c);
         wait_for_sync(&mut c, &mut r);
         let told = cost(&server, "LOCK.INFO room COUNT 1");
         assert!(told <= AT_ONCE, "LOCK.INFO: {told:?}");

@@ -119,7 +119,7 @@ fn a_wait_ends_with_null_when_its_time_is_up_and_not_before() {
 }
 
 #[test]
-fn block_zero_waits_for_ever() {
+fn block_zero_waits_forever() {
     let (server, mut c) = held();
     let mut waiter = waiter(&server, "you", "BLOCK 0");
     assert!(waiter.is_silent_for(Duration::from_millis(400)));
@@ -290,7 +290,7 @@ fn info_tells_how_many_wait_and_for_how_long() {
 }
 
 #[test]
-fn a_wait_that_closes_a_circle_is_answered_at_once() {
+fn a_wait_that_would_cause_a_deadlock_is_answered_at_once() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job one 600000"));

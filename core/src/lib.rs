@@ -8,13 +8,13 @@
 
 mod bytes;
 pub mod fence;
-pub mod few;
 pub mod lock;
 pub mod payload;
 pub mod quarantine;
 pub mod queue;
 pub mod replication_lease;
 pub mod slots;
+pub mod small;
 pub mod stats;
 pub mod table;
 pub mod time;

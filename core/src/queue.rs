@@ -9,28 +9,28 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::HashMap;
 
-use crate::few::{Few, FewSet};
 use crate::lock::{Lock, Terms};
 use crate::slots::LockId;
+use crate::small::{SmallList, SmallSet};
 use crate::time::MonoTime;
 use crate::token::{Key, Token};
 
-/// Names one waiting request; a later arrival has a higher number. Its last bits are a seat, which
+/// Names one waiting request; a later arrival has a higher number. Its last bits are a slot, which
 /// many have one after the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
-const SEAT_BITS: u32 = 20;
+const SLOT_BITS: u32 = 20;
 
 /// Room for this many is kept when nobody waits any more.
-const KEPT_SEATS: usize = 1024;
+const KEPT_SLOTS: usize = 1024;
 
 /// The most that can wait at once.
-pub const SEATS: usize = 1 << SEAT_BITS;
+pub const SLOTS: usize = 1 << SLOT_BITS;
 
 impl WaiterId {
-    fn seat(self) -> usize {
-        self.0 as usize % SEATS
+    fn slot(self) -> usize {
+        self.0 as usize % SLOTS
     }
 }
 
@@ -38,7 +38,7 @@ impl WaiterId {
 #[derive(Debug)]
 pub struct Waiter {
     /// The keys it wants all at once, in the order of the request.
-    pub keys: Few<Key>,
+    pub keys: SmallList<Key>,
     /// What it asks for.
     pub terms: Terms,
     /// When it gives up, on the monotonic clock; never, where there is none.
@@ -69,7 +69,7 @@ impl Waiter {
 /// A place from which to go on through all requests and their keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
-    seat: usize,
+    slot: usize,
     key: usize,
 }
 
@@ -77,9 +77,9 @@ pub struct Place {
 #[derive(Debug, Default)]
 pub struct Line {
     /// In order of arrival.
-    pub waiting: FewSet<WaiterId>,
+    pub waiting: SmallSet<WaiterId>,
     /// Those of them whose owner waits for something else, too.
-    pub linked: FewSet<WaiterId>,
+    pub linked: SmallSet<WaiterId>,
     /// The lock at that key when it was last seen; none while the key is free or unknown.
     pub lock: Option<LockId>,
 }
@@ -87,11 +87,11 @@ pub struct Line {
 /// All who wait.
 #[derive(Debug, Default)]
 pub struct Queue {
-    /// Where everyone who waits has a seat, as the number says.
-    seats: Vec<Option<(WaiterId, Arc<Waiter>)>>,
-    free_seats: Vec<u32>,
+    /// Where everyone who waits has a slot, as the number says.
+    slots: Vec<Option<(WaiterId, Arc<Waiter>)>>,
+    free_slots: Vec<u32>,
     lines: HashMap<Key, Line>,
-    by_token: HashMap<Token, FewSet<WaiterId>>,
+    by_token: HashMap<Token, SmallSet<WaiterId>>,
     deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
     /// How many wait for more than one key: only they can wait for a key that is free.
@@ -102,7 +102,7 @@ impl Queue {
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
-        self.seats.len() - self.free_seats.len()
+        self.slots.len() - self.free_slots.len()
     }
 
     /// Whether nobody waits.
@@ -117,14 +117,14 @@ impl Queue {
         self.with_several_keys > 0
     }
 
-    /// Puts a request at the end of the lines of its keys. Fewer than [`SEATS`] wait.
+    /// Puts a request at the end of the lines of its keys. Fewer than [`SLOTS`] wait.
     pub fn join(&mut self, waiter: Waiter) -> WaiterId {
-        let seat = self.free_seats.pop().unwrap_or_else(|| {
-            self.seats.push(None);
-            self.seats.len() as u32 - 1
+        let slot = self.free_slots.pop().unwrap_or_else(|| {
+            self.slots.push(None);
+            self.slots.len() as u32 - 1
         });
         self.last += 1;
-        let id = WaiterId(self.last << SEAT_BITS | u64::from(seat));
+        let id = WaiterId(self.last << SLOT_BITS | u64::from(slot));
         for key in &waiter.keys {
             match self.lines.get_mut(key) {
                 Some(line) => line.waiting.insert(id),
@@ -135,8 +135,8 @@ impl Queue {
                 }
             }
         }
-        let before: Few<_> = self.of(&waiter.terms.token).take(2).collect();
-        if let Few::One(other) = before
+        let before: SmallList<_> = self.of(&waiter.terms.token).take(2).collect();
+        if let SmallList::One(other) = before
             && let Some(other) = self.get(other).cloned().map(|waiter| (other, waiter))
         {
             self.link(other.0, &other.1.keys);
@@ -152,19 +152,19 @@ impl Queue {
             .entry(waiter.terms.token.clone())
             .or_default()
             .insert(id);
-        if let Some(seat) = self.seats.get_mut(id.seat()) {
-            *seat = Some((id, Arc::new(waiter)));
+        if let Some(slot) = self.slots.get_mut(id.slot()) {
+            *slot = Some((id, Arc::new(waiter)));
         }
         id
     }
 
     /// Takes a request out of every line; also the locks for which nobody waits any more.
     pub fn leave(&mut self, id: WaiterId) -> Option<(Arc<Waiter>, Vec<LockId>)> {
-        let seat = self.seats.get_mut(id.seat())?;
-        let (_, waiter) = seat.take_if(|(sits, _)| *sits == id)?;
-        self.free_seats.push(id.seat() as u32);
-        if self.free_seats.len() == self.seats.len() && self.seats.len() > KEPT_SEATS {
-            (self.seats, self.free_seats) = Default::default();
+        let slot = self.slots.get_mut(id.slot())?;
+        let (_, waiter) = slot.take_if(|(its, _)| *its == id)?;
+        self.free_slots.push(id.slot() as u32);
+        if self.free_slots.len() == self.slots.len() && self.slots.len() > KEPT_SLOTS {
+            (self.slots, self.free_slots) = Default::default();
         }
         let mut emptied = Vec::new();
         for key in &waiter.keys {
@@ -202,8 +202,8 @@ impl Queue {
     /// A waiting request.
     #[must_use]
     pub fn get(&self, id: WaiterId) -> Option<&Arc<Waiter>> {
-        let (sits, waiter) = self.seats.get(id.seat())?.as_ref()?;
-        (*sits == id).then_some(waiter)
+        let (its, waiter) = self.slots.get(id.slot())?.as_ref()?;
+        (*its == id).then_some(waiter)
     }
 
     /// The line of a key.
@@ -239,7 +239,7 @@ impl Queue {
     #[must_use]
     pub fn key_from(&self, mut place: Place) -> Option<(Key, Place)> {
         loop {
-            let waiter = self.seats.get(place.seat)?;
+            let waiter = self.slots.get(place.slot)?;
             if let Some((_, waiter)) = waiter
                 && let Some(key) = waiter.keys.get(place.key)
             {
@@ -247,7 +247,7 @@ impl Queue {
                 return Some((key.clone(), place));
             }
             place = Place {
-                seat: place.seat + 1,
+                slot: place.slot + 1,
                 key: 0,
             };
         }
@@ -261,8 +261,8 @@ impl Queue {
     /// Everyone who waits, by arrival.
     #[must_use]
     pub fn ids(&self) -> Vec<WaiterId> {
-        let seated = self.seats.iter().flatten();
-        let mut ids: Vec<_> = seated.map(|(id, _)| *id).collect();
+        let all = self.slots.iter().flatten();
+        let mut ids: Vec<_> = all.map(|(id, _)| *id).collect();
         ids.sort_unstable();
         ids
     }

@@ -143,5 +143,5 @@ fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
         .lock(&key("a"))
         .and_then(|lock| lock.hold(&token("x")))
         .map(|hold| hold.count);
-    assert_eq!(count, Some(1), "granted anew, not re-entered");
+    assert_eq!(count, Some(1), "granted again, not re-entered");
 }

@@ -1,4 +1,4 @@
-//! Several keys at once: all or none, order on every key, who may pass whom, circles of waits.
+//! Several keys at once: all or none, order on every key, who may pass whom, deadlocks.
 
 use redislock_core::lock::{Mode, OverCap, Terms};
 use redislock_core::table::{Denial, Granted, Verdict};
@@ -164,7 +164,7 @@ fn a_lock_that_a_waiter_was_granted_in_the_same_decision_is_not_made_twice() {
 }
 
 #[test]
-fn a_circle_of_two_is_told_at_once() {
+fn a_deadlock_of_two_is_told_at_once() {
     let mut node = node();
     node.hold("a", "k");
     node.hold("b", "l");
@@ -173,13 +173,13 @@ fn a_circle_of_two_is_told_at_once() {
     assert_eq!(
         node.ask("b", "k", Mode::Exclusive, Wait::No),
         Verdict::Busy,
-        "who does not wait closes no circle"
+        "who does not wait causes no deadlock"
     );
     assert_eq!(node.table.waiters(), 1);
 }
 
 #[test]
-fn a_circle_over_many_keys_and_modes_is_told() {
+fn a_deadlock_over_many_keys_and_modes_is_told() {
     let mut node = node();
     for (owner, name) in [("a", "k"), ("b", "l"), ("c", "m")] {
         node.ask(owner, name, SHARED, Wait::No);
@@ -197,7 +197,7 @@ fn a_circle_over_many_keys_and_modes_is_told() {
 }
 
 #[test]
-fn a_circle_through_a_place_in_line_is_told() {
+fn a_deadlock_through_a_place_in_line_is_told() {
     let mut node = node();
     node.hold("x", "k");
     node.hold("b", "l");
@@ -213,7 +213,7 @@ fn a_circle_through_a_place_in_line_is_told() {
     node.hold("b", "l");
     node.wait("a", "kc");
     node.wait("c", "cl");
-    // a is ahead of c; b waits behind a, which waits for x alone: no circle.
+    // a is ahead of c; b waits behind a, which waits for x alone: no cycle.
     node.wait("b", "k");
     // c waits for b, so whoever c waits behind may not wait for c: y may.
     node.wait("y", "c");
@@ -221,7 +221,7 @@ fn a_circle_through_a_place_in_line_is_told() {
 }
 
 #[test]
-fn a_line_closes_a_circle_when_the_one_ahead_depends_on_the_newcomer() {
+fn a_queue_causes_a_deadlock_when_the_one_ahead_depends_on_the_newcomer() {
     let mut node = node();
     node.hold("n", "k");
     node.hold("x", "m");
@@ -248,7 +248,7 @@ fn one_holder_of_a_full_semaphore_that_can_go_on_is_enough() {
 }
 
 #[test]
-fn an_ended_lease_is_part_of_no_circle() {
+fn an_ended_lease_is_part_of_no_deadlock() {
     let mut node = node();
     node.hold("a", "k");
     node.advance(5 * SECOND);

@@ -15,7 +15,7 @@ fn numbered(n: usize) -> Key {
 }
 
 /// Many owners share a lock for a second.
-fn crowd(node: &mut Node) {
+fn many_holders(node: &mut Node) {
     for n in 0..MANY {
         let terms = Terms {
             mode: SHARED,
@@ -30,7 +30,7 @@ fn crowd(node: &mut Node) {
 #[test]
 fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
     let mut node = Node::new(ROOMY);
-    crowd(&mut node);
+    many_holders(&mut node);
     node.advance(SECOND);
     node.hold("a", "k");
     let (changes, _) = node.take();
@@ -56,7 +56,7 @@ fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
 #[test]
 fn of_many_ended_holders_some_are_taken_off_and_the_requesters_own_is_among_them() {
     let mut node = Node::new(ROOMY);
-    crowd(&mut node);
+    many_holders(&mut node);
     let live = Terms {
         mode: SHARED,
         ..terms(&token("live"), 10 * SECOND)
@@ -236,7 +236,7 @@ fn a_change_of_roles_unties_every_hold_at_once_and_forgets_the_ties_in_slices() 
 #[test]
 fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
     let mut node = Node::new(ROOMY);
-    crowd(&mut node);
+    many_holders(&mut node);
     assert_eq!(node.force(&key("k")), MANY as u64);
     node.take();
     assert_eq!(node.table.locks(), 0);
@@ -245,7 +245,7 @@ fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
     assert_eq!(node.table.holding_owners(), 0);
 
     let mut replica = Node::new(ROOMY);
-    crowd(&mut node);
+    many_holders(&mut node);
     replica.sync(&node);
     assert_eq!(replica.table.holding_owners(), MANY);
     // The whole lock, as it is written when very much of it has changed.

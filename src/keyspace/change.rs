@@ -1,8 +1,8 @@
 //! How the keys are changed: by an output of core, and by an effect that was decided elsewhere.
 
 use redislock_core::Table;
-use redislock_core::few::Few;
 use redislock_core::slots::LockId;
+use redislock_core::small::SmallList;
 use redislock_core::table::{Denial, Events, Found, Loaded, Output, Presence, Touched};
 use redislock_core::token::Key;
 use redislock_core::wire::{Change, Header};
@@ -24,7 +24,7 @@ pub(super) enum Place {
 }
 
 /// Finds the keys of all touched locks.
-pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Few<Place> {
+pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> SmallList<Place> {
     let mut next = 0;
     let place = |touched: &Touched| {
         let is_own = |opened: &&Opened<'_>| is_at(table, opened, touched);

@@ -16,24 +16,24 @@
 use foldhash::{HashMap, HashSet};
 
 use super::Table;
-use crate::few::FewSet;
 use crate::lock::{Hold, Lock, Mode, Terms};
 use crate::queue::{Line, Waiter, WaiterId};
 use crate::slots::LockId;
+use crate::small::SmallSet;
 use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
 /// What each owner holds that others may wait for: every shared lock (who waits for one is not told
 /// to each of its holders), and each exclusive lock that is waited for.
 #[derive(Debug, Default)]
-pub(super) struct Holdings(HashMap<Token, FewSet<LockId>>);
+pub(super) struct Holdings(HashMap<Token, SmallSet<LockId>>);
 
 impl Holdings {
     pub(super) fn add(&mut self, token: &Token, id: LockId) {
         match self.0.get_mut(token) {
             Some(held) => held.insert(id),
             None => {
-                let mut held = FewSet::default();
+                let mut held = SmallSet::default();
                 held.insert(id);
                 self.0.insert(token.clone(), held);
             }
@@ -49,7 +49,7 @@ impl Holdings {
         }
     }
 
-    pub(super) fn of(&self, token: &Token) -> Option<&FewSet<LockId>> {
+    pub(super) fn of(&self, token: &Token) -> Option<&SmallSet<LockId>> {
         self.0.get(token)
     }
 }

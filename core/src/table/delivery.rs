@@ -8,9 +8,9 @@
 use foldhash::HashMap;
 
 use super::{Found, Keyspace, Table};
-use crate::few::{Few, FewSet};
 use crate::queue::WaiterId;
 use crate::slots::LockId;
+use crate::small::{SmallList, SmallSet};
 use crate::time::Now;
 use crate::token::{Key, Token};
 
@@ -22,7 +22,7 @@ const AT_ONCE: usize = 64;
 struct Grant {
     token: Token,
     /// The holds whose count has grown by it: where, and under which fence.
-    counted: Few<(Key, u64)>,
+    counted: SmallList<(Key, u64)>,
     keys: usize,
 }
 
@@ -30,7 +30,7 @@ struct Grant {
 #[derive(Debug, Default)]
 pub(super) struct Undelivered {
     grants: HashMap<WaiterId, Grant>,
-    by_token: HashMap<Token, FewSet<WaiterId>>,
+    by_token: HashMap<Token, SmallSet<WaiterId>>,
     /// The keys of all grants.
     keys: usize,
 }
@@ -46,7 +46,7 @@ impl Undelivered {
         &mut self,
         id: WaiterId,
         token: &Token,
-        counted: Few<(Key, u64)>,
+        counted: SmallList<(Key, u64)>,
         keys: usize,
     ) {
         self.keys += keys;

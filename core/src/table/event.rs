@@ -252,7 +252,7 @@ impl Table {
 
     /// The value of `id` was freed.
     pub fn forget(&mut self, id: LockId) {
-        // A letter about a value that was flushed long ago may come when another lock has its
+        // A notice about a value that was flushed long ago may come when another lock has its
         // place.
         let Some(entry) = self.slots.remove(id) else {
             return;

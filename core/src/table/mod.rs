@@ -3,7 +3,7 @@
 //!
 //! Every call that may change something collects what follows from it in an [`Output`]: which keys
 //! changed and how, and who is answered. The caller takes it with [`Table::take_output`] and
-//! applies it once. `request.rs` has what clients ask for, `outcome.rs` what they are told,
+//! applies it once. `output.rs` says what is in it, `request.rs` has what clients ask for, `outcome.rs` what they are told,
 //! `serve.rs` how waiters are granted, `event.rs` what happens without being asked, `legacy.rs`
 //! strings that count as locks.
 
@@ -14,6 +14,7 @@ mod event;
 mod legacy;
 mod order;
 mod outcome;
+mod output;
 mod remains;
 mod request;
 mod serve;
@@ -30,20 +31,21 @@ pub use event::Loaded;
 pub use legacy::LegacyString;
 use legacy::Strings;
 pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
+pub use output::{Events, Output, Presence, Touched, Wake};
 use remains::{Remains, Untied};
 use spaces::Spaces;
 
 use foldhash::{HashMap, HashMapExt};
 
 use crate::fence::FenceCounter;
-use crate::few::FewSet;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::{Quarantine, Reason};
 use crate::queue::{Place, Queue, WaiterId};
 use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Slots};
+use crate::small::SmallSet;
 use crate::stats::{Counters, Histogram};
-use crate::time::{LeaseClock, LeaseTime, Micros, Millis, MonoTime, Now};
+use crate::time::{LeaseClock, LeaseTime, Micros, Millis, MonoTime};
 use crate::token::{Key, Token};
 use crate::wheel::Wheel;
 use crate::wire::{self, Header};
@@ -89,106 +91,9 @@ pub trait Keyspace {
     fn find(&mut self, table: &Table, key: &Key) -> Found;
 }
 
-/// What happened to a lock in one decision, and how often; told in this order.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Events {
-    /// Leases that ended.
-    pub expired: u32,
-    /// Releases.
-    pub released: u32,
-    /// An administrator ended the holds.
-    pub forced: u32,
-    /// Extensions.
-    pub extended: u32,
-    /// Grants and re-entries.
-    pub acquired: u32,
-}
-
-/// Changed holds of a shared lock that are written one by one.
-const PARTS: usize = 160;
 /// So many ended holds are taken off a shared lock in one decision: with what else it may change,
 /// fewer than [`PARTS`].
 const TAKEN_AT_ONCE: usize = 32;
-
-/// What a decision means for the key of a lock.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Presence {
-    /// The key is to be made.
-    New,
-    /// The key stays; its lock has changed in place.
-    Kept,
-    /// The key is to be deleted.
-    Gone,
-}
-
-/// One lock that a decision has changed.
-#[derive(Debug)]
-pub struct Touched {
-    /// The lock. It names nothing any more if it is gone.
-    pub id: LockId,
-    /// Where it was, if it is gone; [`Table::key`] tells it of the others.
-    pub gone_from: Option<Key>,
-    /// What becomes of the key.
-    pub presence: Presence,
-    /// Where in [`Output::effect`] the change to replicate is.
-    pub change: std::ops::Range<usize>,
-    /// What to tell about it.
-    pub events: Events,
-    /// The holds that changed, if the lock is shared and need not be written whole.
-    changed: Vec<Token>,
-    whole: bool,
-    end_before: Option<LeaseTime>,
-}
-
-/// What follows from a decision.
-#[derive(Debug, Default)]
-pub struct Output {
-    /// The locks that changed, each once.
-    pub touched: Vec<Touched>,
-    /// The effect to replicate: its header, and the changes behind it. Empty if nobody listens.
-    pub effect: Vec<u8>,
-    /// Where the changes begin.
-    pub header_len: usize,
-    /// Who is to be told what.
-    pub answers: Vec<(WaiterId, Answer)>,
-    /// The first of the leases that end sooner than known before, on the monotonic clock.
-    pub soonest_end: Option<MonoTime>,
-    /// Leases that have ended and were not told of at once: at which key, and how many.
-    pub ended_before: Vec<(Key, u32)>,
-}
-
-impl Output {
-    /// Nothing follows.
-    #[must_use]
-    pub const fn new() -> Self {
-        Self {
-            touched: Vec::new(),
-            effect: Vec::new(),
-            header_len: 0,
-            answers: Vec::new(),
-            soonest_end: None,
-            ended_before: Vec::new(),
-        }
-    }
-
-    /// Forgets everything but the memory.
-    pub fn clear(&mut self) {
-        self.touched.clear();
-        self.effect.clear();
-        self.answers.clear();
-        self.ended_before.clear();
-        self.soonest_end = None;
-    }
-}
-
-/// When the caller has to let the table go on, without being asked by a client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wake {
-    /// At this moment, on the monotonic clock.
-    At(MonoTime),
-    /// As soon as the caller has done with what it is doing.
-    Soon,
-}
 
 /// One lock with its key.
 #[derive(Debug)]
@@ -237,9 +142,9 @@ pub struct Table {
     wheel: Wheel,
     queue: Queue,
     /// Keys in whose lines something has changed, to be served when writing is allowed.
-    unserved: FewSet<Key>,
+    unserved: SmallSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
-    next_up: FewSet<WaiterId>,
+    next_up: SmallSet<WaiterId>,
     /// Strings at keys that are waited for.
     strings: Strings,
     holdings: Holdings,
@@ -281,8 +186,8 @@ impl Table {
             spaces: Spaces::default(),
             wheel: Wheel::default(),
             queue: Queue::default(),
-            unserved: FewSet::default(),
-            next_up: FewSet::default(),
+            unserved: SmallSet::default(),
+            next_up: SmallSet::default(),
             strings: Strings::default(),
             holdings: Holdings::default(),
             deadlock_steps: 0,
@@ -416,53 +321,6 @@ impl Table {
         Some((line.waiting.len(), first.since))
     }
 
-    /// Whether the last calls have led to something.
-    #[must_use]
-    pub fn has_output(&self) -> bool {
-        let Output {
-            touched,
-            answers,
-            ended_before,
-            ..
-        } = &self.output;
-        !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
-    }
-
-    /// Whether the last calls have led to nothing but this: nobody holds the lock any more.
-    #[must_use]
-    pub fn only_frees(&self, id: LockId) -> bool {
-        let Output {
-            touched,
-            answers,
-            ended_before,
-            ..
-        } = &self.output;
-        let only = matches!(&touched[..], [touched] if touched.id == id);
-        let is_free = self.slots.get(id).is_some_and(|entry| entry.lock.is_free());
-        only && is_free && answers.is_empty() && ended_before.is_empty()
-    }
-
-    /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
-    /// earlier output that was applied and cleared: its memory is used again.
-    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Output) -> Output {
-        self.finish(now, listened_to);
-        std::mem::replace(&mut self.output, spare)
-    }
-
-    /// When the caller of a decision has to let the table go on: the first lease of its output ends,
-    /// a string is to be looked at, or more can be served. What was known before has its alarm.
-    #[must_use]
-    pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
-        if self.has_more_to_serve(now) {
-            return Some(Wake::Soon);
-        }
-        let end = output.and_then(|output| output.soonest_end);
-        match (end, self.next_look()) {
-            (Some(end), Some(look)) => Some(Wake::At(end.min(look))),
-            (end, look) => end.or(look).map(Wake::At),
-        }
-    }
-
     /// What every effect begins with.
     #[must_use]
     pub fn header(&self) -> Header {
@@ -487,43 +345,6 @@ impl Table {
     pub fn take_in(&mut self, header: Header) {
         self.raise_fence(header.fence);
         self.quarantine.remember(header.quarantine);
-    }
-
-    /// Notes that a lock is about to change.
-    fn touch(&mut self, id: LockId) -> Option<&mut Touched> {
-        let entry = self.slots.get_mut(id)?;
-        if entry.touch == 0 {
-            self.output.touched.push(Touched {
-                id,
-                gone_from: None,
-                presence: if entry.lock.is_free() {
-                    Presence::New
-                } else {
-                    Presence::Kept
-                },
-                change: 0..0,
-                events: Events::default(),
-                changed: Vec::new(),
-                whole: !matches!(entry.lock, Lock::Shared(_)),
-                end_before: entry.lock.first_end(),
-            });
-            entry.touch = self.output.touched.len() as u32;
-        }
-        self.output.touched.get_mut(entry.touch as usize - 1)
-    }
-
-    /// Notes that the hold of `token` in a lock is about to change, and how that is told.
-    fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
-        if let Some(touched) = self.touch(id) {
-            tell(&mut touched.events);
-            // Past some changes the whole lock is as cheap to write, and looking for doubles is
-            // not.
-            if touched.changed.len() >= PARTS {
-                touched.whole = true;
-            } else if !touched.whole && !touched.changed.contains(token) {
-                touched.changed.push(token.clone());
-            }
-        }
     }
 
     /// A lock for a key at which there is none yet.
@@ -551,57 +372,6 @@ impl Table {
     fn may_have_lines(&self) -> bool {
         let waits_without_lock = self.queue.has_several_keys() || !self.strings.is_empty();
         waits_without_lock || self.has_unserved() || self.sweep.is_some()
-    }
-
-    /// Writes down what became of each touched lock, removes those that nobody holds any more, and
-    /// sets deadlines.
-    fn finish(&mut self, now: Now, listened_to: bool) {
-        let lease_now = self.clock.at(now.mono);
-        let mut effect = std::mem::take(&mut self.output.effect);
-        if listened_to {
-            wire::begin_effect(self.header(), &mut effect);
-        }
-        self.output.header_len = effect.len();
-        for touched in &mut self.output.touched {
-            let Some(entry) = self.slots.get_mut(touched.id) else {
-                continue;
-            };
-            entry.touch = 0;
-            if listened_to {
-                let start = effect.len();
-                if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
-                    wire::put_whole(&entry.lock, lease_now, &mut effect);
-                } else {
-                    wire::put_part(&entry.lock, &touched.changed, lease_now, &mut effect);
-                }
-                touched.change = start..effect.len();
-            }
-            match entry.lock.first_end() {
-                Some(end) => {
-                    self.spaces
-                        .lasts(&entry.key, entry.lock.last_end().unwrap_or(end));
-                    if touched.end_before.is_none_or(|before| end < before) {
-                        self.wheel.set(touched.id.index(), end);
-                        let end = self.clock.when(end);
-                        let soonest = &mut self.output.soonest_end;
-                        *soonest = Some(soonest.map_or(end, |soonest| soonest.min(end)));
-                    }
-                }
-                None => {
-                    touched.presence = Presence::Gone;
-                    self.wheel.unset(touched.id.index());
-                    if let Some(entry) = self.slots.remove(touched.id) {
-                        let key = self.spaces.outside(&entry.key);
-                        self.spaces.left(&entry.key, entry.attached);
-                        if let Some(key) = key.as_ref().filter(|_| entry.queued) {
-                            self.queue.forget_lock(key, touched.id);
-                        }
-                        touched.gone_from = key;
-                    }
-                }
-            }
-        }
-        self.output.effect = effect;
     }
 
     /// A hold has ended: what is kept about it elsewhere ends too. `known`: see

@@ -2,11 +2,11 @@
 
 use super::LegacyString;
 use crate::fence::FenceError;
-use crate::few::Few;
 use crate::lock::{OverCap, Refusal};
 use crate::quarantine::Reason;
 use crate::queue::WaiterId;
 use crate::slots::LockId;
+use crate::small::SmallList;
 use crate::time::Micros;
 
 /// One key that a request names, and the lock that was found there.
@@ -42,7 +42,7 @@ pub enum Denial {
 }
 
 /// Locks were granted or re-entered: the fence of each key, in the order of the request.
-pub type Granted = Few<u64>;
+pub type Granted = SmallList<u64>;
 
 /// What became of a request for locks.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,10 +4,10 @@ use foldhash::HashSet;
 
 use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted};
 use crate::fence::check_lead;
-use crate::few::Few;
 use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
-use crate::queue::{HeldUpAt, SEATS, Waiter, WaiterId};
+use crate::queue::{HeldUpAt, SLOTS, Waiter, WaiterId};
 use crate::slots::LockId;
+use crate::small::SmallList;
 use crate::time::{LeaseTime, Micros, Now, Wait};
 use crate::token::{Key, Token};
 
@@ -232,10 +232,10 @@ impl Table {
         token: &Token,
         now: Now,
         keyspace: &mut dyn Keyspace,
-    ) -> Few<Option<LockId>> {
+    ) -> SmallList<Option<LockId>> {
         let mut settle = |lock: LockId| self.settle(lock, Some(token), now, keyspace);
         if let [want] = wanted {
-            return Few::One(want.lock.filter(|lock| settle(*lock)));
+            return SmallList::One(want.lock.filter(|lock| settle(*lock)));
         }
         // All of them first: settling one may lead to a grant of another.
         for want in wanted {
@@ -426,10 +426,10 @@ impl Table {
         wait: Wait,
         now: Now,
     ) -> Result<WaiterId, Denial> {
-        if self.queue.len() >= self.limits.max_waiters.min(SEATS - 1) {
+        if self.queue.len() >= self.limits.max_waiters.min(SLOTS - 1) {
             return Err(Denial::TooManyWaiters);
         }
-        let keys: Few<_> = wanted
+        let keys: SmallList<_> = wanted
             .iter()
             .map(|want| Key::new(want.db, want.name))
             .collect();

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use foldhash::HashSet;
 
 use super::{Answer, Denial, Found, Keyspace, LegacyString, TAKEN_AT_ONCE, Table};
-use crate::few::Few;
 use crate::lock::{Hold, Lock, Standing};
 use crate::queue::{Waiter, WaiterId};
 use crate::slots::LockId;
+use crate::small::SmallList;
 use crate::time::{LeaseTime, Now};
 use crate::token::{Key, Token};
 
@@ -24,7 +24,7 @@ enum Look {
 
 /// Whether a waiter can have its locks now.
 enum Turn {
-    Comes(Few<Option<LockId>>),
+    Comes(SmallList<Option<LockId>>),
     NotYet,
     Never(Denial),
 }
@@ -261,7 +261,7 @@ impl Table {
         if let Some(key) = changed.or_else(|| keys.first().filter(|_| alone)) {
             match self.look_for(id, &waiter, key, &mut passed, now, keyspace) {
                 Ok(Look::NotYet) => return Turn::NotYet,
-                Ok(Look::Comes(lock)) if alone => return Turn::Comes(Few::One(lock)),
+                Ok(Look::Comes(lock)) if alone => return Turn::Comes(SmallList::One(lock)),
                 Ok(Look::Comes(_)) => {}
                 Err(denial) => return Turn::Never(denial),
             }
@@ -298,7 +298,7 @@ impl Table {
             }
             None => {
                 locks.rotate_right(first);
-                Turn::Comes(Few::Many(locks))
+                Turn::Comes(SmallList::Many(locks))
             }
         }
     }
@@ -386,7 +386,7 @@ impl Table {
             let held = lock.and_then(|id| self.fence_of(id, token)).is_some();
             !(held && waiter.terms.once)
         };
-        let adds: Few<_> = locks.iter().map(adds).collect();
+        let adds: SmallList<_> = locks.iter().map(adds).collect();
         let key = |at: usize| keys.get(at).cloned().unwrap_or_default();
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {

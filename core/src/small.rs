@@ -5,14 +5,14 @@ use std::ops::Deref;
 
 /// A list.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Few<T> {
+pub enum SmallList<T> {
     /// One element.
     One(T),
     /// Any other number of them.
     Many(Vec<T>),
 }
 
-impl<T> Few<T> {
+impl<T> SmallList<T> {
     /// Keeps those that are to be kept.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         match self {
@@ -23,7 +23,7 @@ impl<T> Few<T> {
     }
 }
 
-impl<T> Deref for Few<T> {
+impl<T> Deref for SmallList<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
@@ -34,7 +34,7 @@ impl<T> Deref for Few<T> {
     }
 }
 
-impl<T> FromIterator<T> for Few<T> {
+impl<T> FromIterator<T> for SmallList<T> {
     fn from_iter<I: IntoIterator<Item = T>>(elements: I) -> Self {
         let mut elements = elements.into_iter();
         match (elements.next(), elements.next()) {
@@ -46,7 +46,7 @@ impl<T> FromIterator<T> for Few<T> {
     }
 }
 
-impl<'a, T> IntoIterator for &'a Few<T> {
+impl<'a, T> IntoIterator for &'a SmallList<T> {
     type Item = &'a T;
     type IntoIter = std::slice::Iter<'a, T>;
 
@@ -57,13 +57,13 @@ impl<'a, T> IntoIterator for &'a Few<T> {
 
 /// An ordered set.
 #[derive(Debug)]
-pub struct FewSet<T> {
+pub struct SmallSet<T> {
     /// The only element, if there is one only. `more` is empty then.
     one: Option<T>,
     more: BTreeSet<T>,
 }
 
-impl<T> Default for FewSet<T> {
+impl<T> Default for SmallSet<T> {
     fn default() -> Self {
         Self {
             one: None,
@@ -72,7 +72,7 @@ impl<T> Default for FewSet<T> {
     }
 }
 
-impl<T: Ord> FewSet<T> {
+impl<T: Ord> SmallSet<T> {
     /// Whether it has no element.
     #[must_use]
     pub fn is_empty(&self) -> bool {
@@ -132,7 +132,7 @@ impl<T: Ord> FewSet<T> {
     }
 }
 
-impl<T: Ord> Extend<T> for FewSet<T> {
+impl<T: Ord> Extend<T> for SmallSet<T> {
     fn extend<I: IntoIterator<Item = T>>(&mut self, elements: I) {
         elements
             .into_iter()
@@ -148,35 +148,35 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_few_set_is_a_set(steps in prop::collection::vec((0..4_u8, 0..5_u8), 0..40)) {
-            let (mut few, mut set) = (FewSet::default(), BTreeSet::new());
+        fn a_small_set_is_a_set(steps in prop::collection::vec((0..4_u8, 0..5_u8), 0..40)) {
+            let (mut small, mut set) = (SmallSet::default(), BTreeSet::new());
             for (step, element) in steps {
                 match step {
                     0 | 1 => {
-                        few.insert(element);
+                        small.insert(element);
                         set.insert(element);
                     }
                     2 => {
-                        few.remove(&element);
+                        small.remove(&element);
                         set.remove(&element);
                     }
-                    _ => prop_assert_eq!(few.pop_first(), set.pop_first()),
+                    _ => prop_assert_eq!(small.pop_first(), set.pop_first()),
                 }
-                prop_assert!(few.iter().eq(&set));
+                prop_assert!(small.iter().eq(&set));
                 prop_assert_eq!(
-                    (few.len(), few.is_empty(), few.first(), few.contains(&element)),
+                    (small.len(), small.is_empty(), small.first(), small.contains(&element)),
                     (set.len(), set.is_empty(), set.first(), set.contains(&element))
                 );
             }
         }
 
         #[test]
-        fn a_few_list_is_a_list(list in prop::collection::vec(0..9_u8, 0..4), least in 0..9_u8) {
-            let mut few: Few<_> = list.iter().copied().collect();
-            prop_assert_eq!(&few[..], &list[..]);
-            few.retain(|element| *element >= least);
+        fn a_small_list_is_a_list(list in prop::collection::vec(0..9_u8, 0..4), least in 0..9_u8) {
+            let mut small: SmallList<_> = list.iter().copied().collect();
+            prop_assert_eq!(&small[..], &list[..]);
+            small.retain(|element| *element >= least);
             let kept: Vec<_> = list.into_iter().filter(|element| *element >= least).collect();
-            prop_assert_eq!(&few[..], &kept[..]);
+            prop_assert_eq!(&small[..], &kept[..]);
         }
     }
 }

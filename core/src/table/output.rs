@@ -1,0 +1,243 @@
+//! What follows from a decision: which keys change and how, what is replicated, who is answered.
+
+use super::{Answer, Table};
+use crate::lock::Lock;
+use crate::queue::WaiterId;
+use crate::slots::LockId;
+use crate::time::{LeaseTime, MonoTime, Now};
+use crate::token::{Key, Token};
+use crate::wire;
+
+/// What happened to a lock in one decision, and how often; told in this order.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Events {
+    /// Leases that ended.
+    pub expired: u32,
+    /// Releases.
+    pub released: u32,
+    /// An administrator ended the holds.
+    pub forced: u32,
+    /// Extensions.
+    pub extended: u32,
+    /// Grants and re-entries.
+    pub acquired: u32,
+}
+
+/// Changed holds of a shared lock that are written one by one.
+const PARTS: usize = 160;
+/// What a decision means for the key of a lock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// The key is to be made.
+    New,
+    /// The key stays; its lock has changed in place.
+    Kept,
+    /// The key is to be deleted.
+    Gone,
+}
+
+/// One lock that a decision has changed.
+#[derive(Debug)]
+pub struct Touched {
+    /// The lock. It names nothing any more if it is gone.
+    pub id: LockId,
+    /// Where it was, if it is gone; [`Table::key`] tells it of the others.
+    pub gone_from: Option<Key>,
+    /// What becomes of the key.
+    pub presence: Presence,
+    /// Where in [`Output::effect`] the change to replicate is.
+    pub change: std::ops::Range<usize>,
+    /// What to tell about it.
+    pub events: Events,
+    /// The holds that changed, if the lock is shared and need not be written whole.
+    changed: Vec<Token>,
+    pub(super) whole: bool,
+    pub(super) end_before: Option<LeaseTime>,
+}
+
+/// What follows from a decision.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// The locks that changed, each once.
+    pub touched: Vec<Touched>,
+    /// The effect to replicate: its header, and the changes behind it. Empty if nobody listens.
+    pub effect: Vec<u8>,
+    /// Where the changes begin.
+    pub header_len: usize,
+    /// Who is to be told what.
+    pub answers: Vec<(WaiterId, Answer)>,
+    /// The first of the leases that end sooner than known before, on the monotonic clock.
+    pub soonest_end: Option<MonoTime>,
+    /// Leases that have ended and were not told of at once: at which key, and how many.
+    pub ended_before: Vec<(Key, u32)>,
+}
+
+impl Output {
+    /// Nothing follows.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self {
+            touched: Vec::new(),
+            effect: Vec::new(),
+            header_len: 0,
+            answers: Vec::new(),
+            soonest_end: None,
+            ended_before: Vec::new(),
+        }
+    }
+
+    /// Forgets everything but the memory.
+    pub fn clear(&mut self) {
+        self.touched.clear();
+        self.effect.clear();
+        self.answers.clear();
+        self.ended_before.clear();
+        self.soonest_end = None;
+    }
+}
+
+/// When the caller has to let the table go on, without being asked by a client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wake {
+    /// At this moment, on the monotonic clock.
+    At(MonoTime),
+    /// As soon as the caller has done with what it is doing.
+    Soon,
+}
+
+impl Table {
+    /// Whether the last calls have led to something.
+    #[must_use]
+    pub fn has_output(&self) -> bool {
+        let Output {
+            touched,
+            answers,
+            ended_before,
+            ..
+        } = &self.output;
+        !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
+    }
+
+    /// Whether the last calls have led to nothing but this: nobody holds the lock any more.
+    #[must_use]
+    pub fn only_frees(&self, id: LockId) -> bool {
+        let Output {
+            touched,
+            answers,
+            ended_before,
+            ..
+        } = &self.output;
+        let only = matches!(&touched[..], [touched] if touched.id == id);
+        let is_free = self.slots.get(id).is_some_and(|entry| entry.lock.is_free());
+        only && is_free && answers.is_empty() && ended_before.is_empty()
+    }
+
+    /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
+    /// earlier output that was applied and cleared: its memory is used again.
+    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Output) -> Output {
+        self.finish(now, listened_to);
+        std::mem::replace(&mut self.output, spare)
+    }
+
+    /// When the caller of a decision has to let the table go on: the first lease of its output ends,
+    /// a string is to be looked at, or more can be served. What was known before has its alarm.
+    #[must_use]
+    pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
+        if self.has_more_to_serve(now) {
+            return Some(Wake::Soon);
+        }
+        let end = output.and_then(|output| output.soonest_end);
+        match (end, self.next_look()) {
+            (Some(end), Some(look)) => Some(Wake::At(end.min(look))),
+            (end, look) => end.or(look).map(Wake::At),
+        }
+    }
+
+    /// Notes that a lock is about to change.
+    pub(super) fn touch(&mut self, id: LockId) -> Option<&mut Touched> {
+        let entry = self.slots.get_mut(id)?;
+        if entry.touch == 0 {
+            self.output.touched.push(Touched {
+                id,
+                gone_from: None,
+                presence: if entry.lock.is_free() {
+                    Presence::New
+                } else {
+                    Presence::Kept
+                },
+                change: 0..0,
+                events: Events::default(),
+                changed: Vec::new(),
+                whole: !matches!(entry.lock, Lock::Shared(_)),
+                end_before: entry.lock.first_end(),
+            });
+            entry.touch = self.output.touched.len() as u32;
+        }
+        self.output.touched.get_mut(entry.touch as usize - 1)
+    }
+
+    /// Notes that the hold of `token` in a lock is about to change, and how that is told.
+    pub(super) fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
+        if let Some(touched) = self.touch(id) {
+            tell(&mut touched.events);
+            // Past some changes the whole lock is as cheap to write, and looking for doubles is
+            // not.
+            if touched.changed.len() >= PARTS {
+                touched.whole = true;
+            } else if !touched.whole && !touched.changed.contains(token) {
+                touched.changed.push(token.clone());
+            }
+        }
+    }
+
+    /// Writes down what became of each touched lock, removes those that nobody holds any more, and
+    /// sets deadlines.
+    fn finish(&mut self, now: Now, listened_to: bool) {
+        let lease_now = self.clock.at(now.mono);
+        let mut effect = std::mem::take(&mut self.output.effect);
+        if listened_to {
+            wire::begin_effect(self.header(), &mut effect);
+        }
+        self.output.header_len = effect.len();
+        for touched in &mut self.output.touched {
+            let Some(entry) = self.slots.get_mut(touched.id) else {
+                continue;
+            };
+            entry.touch = 0;
+            if listened_to {
+                let start = effect.len();
+                if touched.whole || !matches!(entry.lock, Lock::Shared(_)) {
+                    wire::put_whole(&entry.lock, lease_now, &mut effect);
+                } else {
+                    wire::put_part(&entry.lock, &touched.changed, lease_now, &mut effect);
+                }
+                touched.change = start..effect.len();
+            }
+            match entry.lock.first_end() {
+                Some(end) => {
+                    self.spaces
+                        .lasts(&entry.key, entry.lock.last_end().unwrap_or(end));
+                    if touched.end_before.is_none_or(|before| end < before) {
+                        self.wheel.set(touched.id.index(), end);
+                        let end = self.clock.when(end);
+                        let soonest = &mut self.output.soonest_end;
+                        *soonest = Some(soonest.map_or(end, |soonest| soonest.min(end)));
+                    }
+                }
+                None => {
+                    touched.presence = Presence::Gone;
+                    self.wheel.unset(touched.id.index());
+                    if let Some(entry) = self.slots.remove(touched.id) {
+                        let key = self.spaces.outside(&entry.key);
+                        self.spaces.left(&entry.key, entry.attached);
+                        if let Some(key) = key.as_ref().filter(|_| entry.queued) {
+                            self.queue.forget_lock(key, touched.id);
+                        }
+                        touched.gone_from = key;
+                    }
+                }
+            }
+        }
+        self.output.effect = effect;
+    }
+}
