@@ -128,9 +128,27 @@ done
 inside promtool test rules /usr/share/redislock/prometheus/alerts.test.yml >"$work/promtool.log" 2>&1 || fail "promtool test rules"
 ok "the package installs, says how to go on, and its alert rules pass their tests"
 
+# ---- 2b. the command of the container file, and its health check, without a container engine -----
+
+container_file=packaging/container/Containerfile
+healthy() { inside sh -c "$(sed -n 's/^    CMD //p' "$container_file")"; }
+cp "$root$conf" "$work/conf"
+if [ "$server" = valkey ]; then
+    inside install -d -o valkey -g valkey /data
+    inside sh -c "cat /usr/share/redislock/redislock.conf >>$conf"
+    # The words are quoted, as in a shell.
+    eval "set -- $(sed -n '/^ENTRYPOINT/,$p' "$container_file" | grep -o '"[^"]*"' | tr '\n' ' ')"
+    chroot --userspec=valkey:valkey "$root" "$@" >"$work/container.log" 2>&1 &
+    server_pid=$!
+    until_true 30 "the command of the container file serves, and is healthy" healthy
+    stop_server
+    ! healthy 2>/dev/null || fail "the health check finds a server that has ended healthy"
+    cat "$work/conf" >"$root$conf"
+    ok "the command and the health check of the container file work"
+fi
+
 # ---- 3. a module where the service must not map code ---------------------------------------------
 
-cp "$root$conf" "$work/conf"
 install -m 755 "$root/usr/lib/redis/modules/redislock.so" "$root/var/lib/$server/redislock.so"
 echo "loadmodule /var/lib/$server/redislock.so" >>"$root$conf"
 start_server

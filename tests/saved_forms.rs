@@ -13,7 +13,7 @@ use redislock_testkit::{Connection, Server, SteppedServer, Value, granted};
 
 /// Every form that a lock is saved in: exclusive and entered again, with a binary token, a label
 /// and a cap; shared with and without a limit; in another database; tied to a connection; several.
-const REQUESTS: [&[&[u8]]; 10] = [
+const REQUESTS: [&[&[u8]]; 12] = [
     &[
         b"LOCK.ACQUIRE",
         b"exclusive",
@@ -54,6 +54,8 @@ const REQUESTS: [&[&[u8]]; 10] = [
         b"604800000",
     ],
     &[b"LOCK.RELEASE", b"limited", b"two"],
+    &[b"LOCK.ACQUIRE", b"gone", b"one", b"604800000"],
+    &[b"LOCK.RELEASE", b"gone", b"one"],
     &[b"SELECT", b"2"],
     &[
         b"LOCK.ACQUIRE",
