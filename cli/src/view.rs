@@ -72,6 +72,16 @@ impl View {
         Self::new(self.builder, urls, self.is_cluster)
     }
 
+    /// A view of each node by itself.
+    pub fn split(self) -> Result<Vec<Self>, Failure> {
+        if self.urls.len() < 2 {
+            return Ok(vec![self]);
+        }
+        let one =
+            |url: &String| Self::new(self.builder.clone(), vec![url.clone()], self.is_cluster);
+        self.urls.iter().map(one).collect()
+    }
+
     /// What the nodes together know of a lock.
     pub async fn lock(&self, key: &str) -> LockSummary {
         LockSummary::of(&self.concerned(self.observer.lock(key).await))

@@ -73,9 +73,11 @@ async fn metrics(State(pages): State<Shared>) -> impl IntoResponse {
     let arrived = Moment::now();
     let mut pages = pages.lock().await;
     if pages.begun.is_none_or(|begun| begun < arrived) {
-        pages.begun = Some(Moment::now());
+        // A client that leaves ends this in the middle: only a whole page counts.
+        let begun = Moment::now();
         let sample = pages.collector.collect().await;
         pages.text = page::write(&sample);
+        pages.begun = Some(begun);
     }
     ([(CONTENT_TYPE, OPENMETRICS)], pages.text.clone())
 }

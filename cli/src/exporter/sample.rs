@@ -1,6 +1,7 @@
 //! What the nodes say at one time: asked, nothing judged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::Value;
@@ -44,7 +45,8 @@ pub struct Node {
 pub struct Collector {
     place: Where,
     urls: NodeUrls,
-    view: Option<View>,
+    /// Each node by itself: one that hangs does not delay the others, and is asked once.
+    nodes: Vec<Arc<View>>,
     /// The problem of each node when it was asked last.
     told: BTreeMap<String, Option<String>>,
     json: bool,
@@ -57,7 +59,7 @@ impl Collector {
         Ok(Self {
             place,
             urls,
-            view: None,
+            nodes: Vec::new(),
             told: BTreeMap::new(),
             json,
         })
@@ -67,10 +69,7 @@ impl Collector {
     pub async fn collect(&mut self) -> Sample {
         let begun = Moment::now();
         self.look_for_nodes().await;
-        let nodes = match &self.view {
-            Some(view) => ask(view).await,
-            None => Vec::new(),
-        };
+        let nodes = ask(&self.nodes).await;
         let quorum = match &self.urls {
             NodeUrls::Masters(urls) => urls.len() / 2 + 1,
             NodeUrls::Sentinel { .. } => 1,
@@ -81,7 +80,7 @@ impl Collector {
         }
         let mut nodes: Vec<Node> = nodes.into_iter().map(|(node, _)| node).collect();
         // A name that is listed twice would make the page invalid.
-        let mut names = std::collections::BTreeSet::new();
+        let mut names = BTreeSet::new();
         nodes.retain(|node| names.insert(node.name.clone()));
         Sample {
             nodes,
@@ -94,12 +93,12 @@ impl Collector {
     /// ones known are asked.
     async fn look_for_nodes(&mut self) {
         let is_cluster = matches!(self.urls, NodeUrls::Cluster { .. });
-        if self.view.is_some() && !is_cluster {
+        if !self.nodes.is_empty() && !is_cluster {
             return;
         }
-        match self.place.view().await {
-            Ok(view) => {
-                self.view = Some(view);
+        match self.place.view().await.and_then(View::split) {
+            Ok(nodes) => {
+                self.nodes = nodes.into_iter().map(Arc::new).collect();
                 self.tell("cluster", None);
             }
             Err(failure) => self.tell("cluster", Some(&failure.text)),
@@ -123,37 +122,68 @@ impl Collector {
     }
 }
 
+/// What one node replied. It is asked no further if it does not reply to the first question.
+struct Replies {
+    status: Answer<NodeStatus>,
+    info: Option<Result<Value, Verdict>>,
+    raw: Option<Result<Value, Verdict>>,
+}
+
 /// Each node, with what is to be told about it.
-async fn ask(view: &View) -> Vec<(Node, Option<String>)> {
-    let statuses = view.nodes().await;
-    let mut command = redis::cmd("INFO");
-    command.arg("server").arg("lock");
-    let infos = view.observer.command(&command).await;
-    let raw = view.observer.command(&redis::cmd("LOCK.NODE")).await;
+async fn ask(nodes: &[Arc<View>]) -> Vec<(Node, Option<String>)> {
+    let asked: Vec<_> = nodes
+        .iter()
+        .map(|view| tokio::spawn(ask_one(Arc::clone(view))))
+        .collect();
+    let (mut statuses, mut rest) = (Vec::new(), Vec::new());
+    for replies in asked {
+        // A task that was ended with the program has nothing to say.
+        if let Ok(Some(replies)) = replies.await {
+            statuses.push(replies.status);
+            rest.push((replies.info, replies.raw));
+        }
+    }
     let grants: Vec<bool> = (0..statuses.len())
         .map(|place| problem(&statuses, place).is_none())
         .collect();
-    let all = statuses.into_iter().zip(infos).zip(raw).zip(grants);
-    all.map(|(((status, info), raw), grants)| node(status, info.result, raw.result, grants))
+    let all = statuses.into_iter().zip(rest).zip(grants);
+    all.map(|((status, (info, raw)), grants)| node(status, info, raw, grants))
         .collect()
+}
+
+async fn ask_one(view: Arc<View>) -> Option<Replies> {
+    let status = view.nodes().await.pop()?;
+    let (mut info, mut raw) = (None, None);
+    if status.result.is_ok() {
+        let mut command = redis::cmd("INFO");
+        command.arg("server").arg("lock");
+        let mut answers = view.observer.command(&command).await;
+        info = answers.pop().map(|answer| answer.result);
+        let mut answers = view.observer.command(&redis::cmd("LOCK.NODE")).await;
+        raw = answers.pop().map(|answer| answer.result);
+    }
+    Some(Replies { status, info, raw })
 }
 
 fn node(
     status: Answer<NodeStatus>,
-    info: Result<Value, Verdict>,
-    raw: Result<Value, Verdict>,
+    info: Option<Result<Value, Verdict>>,
+    raw: Option<Result<Value, Verdict>>,
     grants: bool,
 ) -> (Node, Option<String>) {
-    let failed = status.result.as_ref().err().or(info.as_ref().err());
+    let of_info = info.as_ref().and_then(|info| info.as_ref().err());
+    let failed = status.result.as_ref().err().or(of_info);
     let why = failed.map(|verdict| {
         let problem = verdict.to_string();
         format!("{problem}: {}", remedy(&problem))
     });
+    let problem = failed.map(kind_of);
+    let info = info.and_then(Result::ok);
     let node = Node {
         name: status.node,
-        problem: failed.map(kind_of),
+        problem,
         status: status.result.ok(),
-        details: raw.ok().map(details),
+        details: raw.and_then(Result::ok).map(details),
         info: info
             .map(|info| info_fields(&text(&info)))
             .unwrap_or_default(),

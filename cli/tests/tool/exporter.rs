@@ -4,6 +4,8 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redislock_testkit::cluster::node_options;
 use redislock_testkit::process::{Outcome, Running, outcome};
@@ -234,6 +236,29 @@ fn an_exporter_starts_before_its_nodes() {
         Some(0.0)
     );
     assert_eq!(page.value("redislock_nodes_granting"), Some(0.0));
+}
+
+/// Each question to it would take the whole timeout, and Prometheus does not wait for long.
+#[test]
+fn a_node_that_accepts_and_says_nothing_is_asked_once() {
+    let [server] = masters::<1>();
+    let silent = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap();
+    let accepted = Arc::new(AtomicUsize::new(0));
+    let counted = Arc::clone(&accepted);
+    std::thread::spawn(move || {
+        let mut open = Vec::new();
+        for stream in silent.incoming() {
+            counted.fetch_add(1, Ordering::SeqCst);
+            open.push(stream);
+        }
+    });
+    let exporter = Exporter::start(&format!("{},redis://{address}", server.url()));
+    let page = exporter.scrape();
+    assert_eq!(accepted.load(Ordering::SeqCst), 1);
+    assert_eq!(page.of("redislock_up", &server), Some(1.0));
+    let down = page.value(&format!("redislock_up{{node=\"{address}\"}}"));
+    assert_eq!(down, Some(0.0));
 }
 
 #[test]
