@@ -228,8 +228,9 @@ impl Table {
                     touched.presence = Presence::Gone;
                     self.wheel.unset(touched.id.index());
                     if let Some(entry) = self.slots.remove(touched.id) {
-                        let key = self.spaces.outside(&entry.key);
+                        let db = self.spaces.db(&entry.key);
                         self.spaces.left(&entry.key, entry.attached);
+                        let key = db.map(|db| entry.key.into_db(db));
                         if let Some(key) = key.as_ref().filter(|_| entry.queued) {
                             self.queue.forget_lock(key, touched.id);
                         }
