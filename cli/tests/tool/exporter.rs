@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redislock_testkit::cluster::node_options;
 use redislock_testkit::process::{Outcome, Running, outcome};
-use redislock_testkit::sentinel::{NAME, watch};
-use redislock_testkit::{Server, free_port, wait_until};
+use redislock_testkit::sentinel::{Deployment, NAME, watch};
+use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
@@ -430,6 +430,20 @@ fn a_master_behind_sentinel_and_a_cluster_are_served() {
     wait_until("the master is found", || {
         exporter.scrape().value("redislock_nodes") == Some(1.0)
     });
+}
+
+#[test]
+fn a_failover_of_sentinel_is_followed() {
+    let mut deployment = Deployment::start(&Server::options());
+    let exporter = Exporter::start(&format!(
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        deployment.sentinels[0].port()
+    ));
+    let grants = || exporter.scrape().value("redislock_nodes_granting");
+    assert_eq!(grants(), Some(1.0));
+    deployment.master.kill();
+    assert_eq!(grants(), Some(0.0));
+    wait_patiently("the promoted master is served", || grants() == Some(1.0));
 }
 
 #[test]
