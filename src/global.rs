@@ -6,7 +6,7 @@
 //! (`RM_Call`). So no state is thread-local. It is in one of three places:
 //!
 //! 1. [`Global`]: used only by the thread that holds the global lock. Nearly everything is here.
-//! 2. The notices of `node.rs`, behind a mutex: for the one callback that runs without the lock, on
+//! 2. The notices of `node/`, behind a mutex: for the one callback that runs without the lock, on
 //!    a background thread of the server (`free` in `data_type.rs`).
 //! 3. Atomics, for single flags and numbers.
 //!
@@ -14,10 +14,10 @@
 //! event). Code that calls the server therefore has no [`Global`] borrowed, with one exception:
 //! core looks at keys while the node is borrowed (`keyspace/`). That calls nobody back, except on
 //! Redis 7.0, where a look deletes a key whose time is up and tells other modules of it. The table
-//! is lent to callbacks meanwhile (`lend` in `node.rs`): values can be saved and measured, keys can
+//! is lent to callbacks meanwhile (`node/lend.rs`): values can be saved and measured, keys can
 //! be removed, renamed and moved (that leaves a notice), databases can be flushed and swapped (that is
 //! taken in before the decision changes a key), LOCK commands and RESTORE are refused. Other events
-//! are dealt with when the decision is whole (`when_whole` in `node.rs`).
+//! are dealt with when the decision is whole (`when_whole` in `node/lend.rs`).
 
 use std::cell::RefCell;
 

@@ -19,7 +19,7 @@
 //! | `reply.rs` | how outcomes are worded, for those who waited and those who did not | |
 //! | `info.rs` | what INFO shows | `config`, `node` |
 //! | `config.rs` | the options, their defaults and ranges | `node` |
-//! | `node.rs` | the node's state, and how callbacks reach it | `removals` |
+//! | `node/` | the node's state, and how callbacks reach it | `removals` |
 //! | `removals.rs` | held locks that something else than their holders ended: for the log | |
 //! | | **the last group, which every file may use** | |
 //! | `server.rs` | what the server allows outside a command, and how it is configured | `ffi` |

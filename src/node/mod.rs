@@ -1,0 +1,260 @@
+//! This node's state: the table of locks, and the notices that callbacks leave for it.
+//!
+//! The server calls back at any moment: in the middle of a deletion of ours, on a background
+//! thread. So these callbacks never touch the table. They leave a notice, and whoever uses the
+//! table next reads the notices first. `global.rs` states the thread model.
+
+mod lend;
+mod notices;
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use lazy_static::lazy_static;
+use redislock_core::Table;
+use redislock_core::quarantine::Reason;
+use redislock_core::queue::WaiterId;
+use redislock_core::slots::LockId;
+use redislock_core::table::{Keyspace, Limits};
+use redislock_core::time::{Micros, Now};
+use redislock_core::token::Key;
+
+pub use lend::{catch_up, is_lent, is_whole, lend, move_databases, read, when_whole};
+pub use notices::{
+    Notice, deleting, forget_unlinked, freed, is_not_deleted, just_deleted, just_unlinked, opening,
+    post, removed, started, unlinked,
+};
+
+use crate::clock;
+use crate::global::Global;
+use crate::removals::{Caller, Cause, Removal};
+
+/// Whether more is to be done than fits into a slice.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum More {
+    No,
+    /// For everybody it is as if it were done.
+    Later,
+    /// Somebody waits for it.
+    Soon,
+}
+
+/// What a flush has led to.
+#[derive(Clone, Copy, Default)]
+pub struct Flush {
+    /// How many locks it removed.
+    pub locks: usize,
+    /// Whether there is a quarantine because of it.
+    pub quarantines: bool,
+}
+
+/// Everything that belongs to this node.
+pub struct Node {
+    pub table: Table,
+    /// Grants that could not be delivered, to be taken back when writing is allowed.
+    pub undeliverable: Vec<WaiterId>,
+    /// Keys at which a string was removed or changed, to be looked at.
+    pub changed_strings: Vec<Key>,
+    /// Locks whose values were freed, to be forgotten.
+    freed: Vec<Vec<LockId>>,
+    /// What removed the keys of those of them that are not forgotten yet, and who, where it is
+    /// known.
+    removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
+    /// Locks that were removed while they were held, to be counted and logged.
+    pub removals: VecDeque<Removal>,
+    /// What flushes have led to, to be told.
+    pub flush: Flush,
+    /// Whether the AOF or a replica may be listening to what is replicated; see
+    /// [`crate::server::nobody_listens`].
+    pub listened_to: bool,
+    /// The fence counter is to go into the stream once more.
+    pub counter_is_due: bool,
+    /// Random, new with each start.
+    pub incarnation: String,
+    /// The longest slice of expiry so far.
+    pub longest_slice: Micros,
+    /// The most time that the main thread itself has spent in a slice.
+    pub longest_slice_cpu: Micros,
+}
+
+lazy_static! {
+    static ref NODE: Global<Node> = Global::new(Node {
+        table: Table::new(Limits::DEFAULT),
+        undeliverable: Vec::new(),
+        changed_strings: Vec::new(),
+        freed: Vec::new(),
+        removed_by: HashMap::default(),
+        removals: VecDeque::new(),
+        flush: Flush::default(),
+        listened_to: true,
+        counter_is_due: false,
+        incarnation: uuid::Uuid::new_v4().to_string(),
+        longest_slice: Micros::ZERO,
+        longest_slice_cpu: Micros::ZERO,
+    });
+    static ref FINGERPRINTS: RandomState = RandomState::new();
+}
+static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
+/// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
+pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
+    NODE.with(|node| {
+        if notices::are_there() {
+            notices::read_all(node);
+        }
+        let result = use_it(node);
+        ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
+        result
+    })
+}
+
+/// Whether somebody waits for a lock, as of the last use of the table. For callbacks, which must
+/// not touch it.
+pub fn anyone_waits() -> bool {
+    ANYONE_WAITS.load(Ordering::Relaxed)
+}
+
+/// Whether somebody waits until the string at a key is gone; yes if that cannot be told now. For
+/// callbacks.
+pub fn waits_for_string(key: &Key) -> bool {
+    NODE.try_with(|node| node.table.waits_for_string(key))
+        .unwrap_or(true)
+}
+
+/// A number that tells byte strings apart and says nothing about them: keyed again with each start,
+/// never 0.
+pub fn fingerprint(bytes: &[u8]) -> u64 {
+    FINGERPRINTS.hash_one(bytes) | 1
+}
+
+impl Node {
+    fn flushed(&mut self, db: Option<u32>, now: Now) {
+        let (before, table) = (self.table.locks(), &mut self.table);
+        let left = table.flushed(db, now);
+        self.flush.locks += before - table.locks();
+        let before = table.quarantine.left(now.mono);
+        table.quarantine.enter_for(Reason::Flush, left, now.mono);
+        self.flush.quarantines |= before != table.quarantine.left(now.mono);
+    }
+
+    /// The role of this node has changed. What concerns the locks and their clients is decided in
+    /// [`Table::role_changed`]; what callbacks have left for it goes with it.
+    pub fn role_changed(&mut self) {
+        // Each field is named, so that a new one cannot be forgotten here.
+        let Self {
+            table,
+            undeliverable,
+            changed_strings,
+            listened_to,
+            freed: _,
+            removed_by: _,
+            removals: _,
+            flush: _,
+            counter_is_due: _,
+            incarnation: _,
+            longest_slice: _,
+            longest_slice_cpu: _,
+        } = self;
+        table.role_changed();
+        undeliverable.clear();
+        changed_strings.clear();
+        // A change of roles may bring a backlog.
+        *listened_to = true;
+    }
+
+    /// CONFIG RESETSTAT: counts begin again.
+    pub fn reset_statistics(&mut self) {
+        self.table.reset_statistics();
+        self.longest_slice = Micros::ZERO;
+        self.longest_slice_cpu = Micros::ZERO;
+    }
+
+    /// Whether something is left to do that no deadline tells of.
+    pub fn has_work(&self) -> bool {
+        let Self {
+            table,
+            undeliverable,
+            changed_strings,
+            freed,
+            counter_is_due,
+            removals,
+            ..
+        } = self;
+        let of_table = table.has_unserved() || table.is_closing() || table.is_sweeping();
+        let to_forget = !freed.is_empty() || table.has_remains();
+        let to_tell = !removals.is_empty() || !undeliverable.is_empty();
+        let to_look_at = !changed_strings.is_empty();
+        of_table || to_forget || to_tell || to_look_at || *counter_is_due
+    }
+
+    /// Forgets what nobody can reach any more, of at most so many locks or holds.
+    pub fn forget(&mut self, most: usize) -> More {
+        self.table.clear_remains(most);
+        let freed = self.forget_freed(most);
+        if self.table.has_remains() {
+            More::Later
+        } else {
+            freed
+        }
+    }
+
+    /// Forgets locks whose values were freed, at most so many.
+    fn forget_freed(&mut self, most: usize) -> More {
+        for _ in 0..most {
+            match self.freed.last_mut().map(Vec::pop) {
+                Some(Some(id)) => {
+                    self.note_removal(id);
+                    self.table.forget(id);
+                }
+                Some(None) => _ = self.freed.pop(),
+                None => break,
+            }
+        }
+        if self.freed.is_empty() {
+            More::No
+        } else {
+            More::Later
+        }
+    }
+
+    /// Notes that a lock is gone, if it was held and its key was removed.
+    fn note_removal(&mut self, id: LockId) {
+        let by = self.removed_by.remove(&id);
+        if self.table.lock(id).is_some() && !self.table.is_attached(id) {
+            let now = self.table.lease_now(clock::mono());
+            let (cause, caller) = by.unwrap_or((Cause::Other, None));
+            if let Some(mut removal) = Removal::of(&self.table, id, cause, now) {
+                removal.caller = caller;
+                self.removals.push_back(removal);
+            }
+        }
+    }
+
+    /// Goes on with what is done in slices: `most` things of those that are due.
+    pub fn go_on(&mut self, most: usize, now: Now, keys: &mut dyn Keyspace) -> More {
+        let Self {
+            table,
+            undeliverable,
+            ..
+        } = self;
+        let kinds = [table.is_closing(), table.is_sweeping()];
+        // Leases end all the time.
+        let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
+        // All of them: an owner that was told no must not find that it holds the lock.
+        for waiter in undeliverable.drain(..) {
+            table.undeliverable(waiter, now, keys);
+        }
+        table.close(share, now, keys);
+        table.sweep(share, keys);
+        let leases = table.expire(share, now, keys);
+        table.serve(now, keys);
+        let waiters = table.is_sweeping() || table.has_more_to_serve(now);
+        if leases || waiters {
+            More::Soon
+        } else if table.is_closing() {
+            More::Later
+        } else {
+            More::No
+        }
+    }
+}
