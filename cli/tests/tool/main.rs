@@ -19,6 +19,7 @@ mod signals;
 mod terminal;
 mod tool;
 mod unreachable;
+mod users;
 
 use redislock_testkit::Server;
 

@@ -2,8 +2,9 @@
 //! print is compared. Numbers, and the width of columns, may differ.
 
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
-use redislock_testkit::{Server, wait_until};
+use redislock_testkit::{Server, SteppedServer, Value, wait_until};
 
 use crate::masters;
 use crate::tool::{holder, redlock};
@@ -121,16 +122,17 @@ fn a_stuck_lock() {
 
 /// Three nodes without any other problem.
 fn sound() -> [Server; 3] {
-    let servers = Server::options()
-        .configs(["lock.quarantine 300", "lock.max-waiters 100"])
-        .start_many();
-    for server in &servers {
-        wait_until("the quarantine is over", || {
-            let info: String = server.run(&["INFO", "lock"]);
-            info.contains("lock_quarantine_ms:0\r")
-        });
-    }
+    let servers = Server::options().configs(SOUND).start_many();
+    servers.iter().for_each(wait_for_the_end_of_the_quarantine);
     servers
+}
+
+const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
+
+fn wait_for_the_end_of_the_quarantine(server: &Server) {
+    wait_until("the quarantine is over", || {
+        server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
+    });
 }
 
 #[test]
@@ -155,4 +157,18 @@ fn a_node_in_quarantine() {
     let servers = [first, second, third];
     prints_as_written(nodes, &servers);
     prints_as_written(reason, &servers);
+}
+
+#[test]
+fn clock_trouble() {
+    let blocks = blocks("Clock trouble");
+    let [doctor] = blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    let [first, _, third] = sound();
+    let options = Server::options().configs(SOUND);
+    let ahead = SteppedServer::start_ahead(options, Duration::from_secs(3));
+    wait_for_the_end_of_the_quarantine(&ahead.server);
+    let servers = [first, ahead.server, third];
+    prints_as_written(doctor, &servers);
 }
