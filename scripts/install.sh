@@ -1,6 +1,6 @@
 #!/bin/sh
-# Installs what `make release` has built: module, tool, man pages, completions, drop-ins for systemd,
-# alert rules, dashboard.
+# Installs what `make release` has built: module, tool, man pages, completions, files for systemd,
+# Prometheus and Grafana.
 #
 #   PREFIX=/usr/local   where it will be
 #   DESTDIR=            a folder in front of it, for packages
@@ -72,10 +72,11 @@ for file in alerts.yml alerts.test.yml; do
     put 644 "packaging/prometheus/$file" "$prefix/share/redislock/prometheus/$file"
 done
 
+units=$prefix/lib/systemd/system
 for unit in redis-server redis-server@ valkey-server valkey-server@; do
-    fill 644 packaging/systemd/redislock.conf "$prefix/lib/systemd/system/$unit.service.d/redislock.conf"
+    fill 644 packaging/systemd/redislock.conf "$units/$unit.service.d/redislock.conf"
 done
-fill 644 packaging/systemd/redlock-exporter.service "$prefix/lib/systemd/system/redlock-exporter.service"
+fill 644 packaging/systemd/redlock-exporter.service "$units/redlock-exporter.service"
 # An administrator has edited it: it stays.
 [ -e "$dest$etc/default/redlock-exporter" ] ||
     put 640 packaging/redlock-exporter.default "$etc/default/redlock-exporter"

@@ -49,7 +49,8 @@ modules=/usr/lib/redis/modules
 
 unit_files() {
     for folder in /usr/lib/systemd/system /usr/local/lib/systemd/system; do
-        cat "$root$folder/$server-server.service" "$root$folder/$server-server.service.d"/*.conf 2>/dev/null || true
+        unit=$root$folder/$server-server.service
+        cat "$unit" "$unit.d"/*.conf 2>/dev/null || true
     done
 }
 # The paths of a setting, without links.
@@ -61,7 +62,8 @@ unit_paths() {
 unit_value() { unit_files | sed -n "s/^$1=//p" | tail -n 1; }
 
 start_server() {
-    [ "$(unit_paths NoExecPaths)" = / ] || fail "the unit file has no NoExecPaths=/: nothing to show here"
+    [ "$(unit_paths NoExecPaths)" = / ] ||
+        fail "the unit file has no NoExecPaths=/: nothing to show here"
     [ "$(unit_value ProtectSystem)" = strict ] || fail "the unit file has no ProtectSystem=strict"
     user=$(unit_value User)
     : >"$work/server.log"
@@ -92,7 +94,8 @@ start_server() {
 # The server has ended because it may not map the code of the module.
 must_not_map() {
     ! wait "$server_pid" || fail "$1"
-    cat "$work/server.log" "$root$server_log" | grep -q 'failed to map segment' || fail "the server ended for another reason"
+    cat "$work/server.log" "$root$server_log" | grep -q 'failed to map segment' ||
+        fail "the server ended for another reason"
 }
 serving() { [ "$(cli PING)" = PONG ]; }
 stop_server() {
@@ -105,18 +108,22 @@ grants() { [ "$(cli LOCK.NODE | sed -n '/^quarantine$/{n;p;}')" = 0 ]; }
 
 mkdir -p "$root$modules"
 echo by hand >"$root$modules/redislock.so"
-! inside dpkg -i /root/redislock.deb >"$work/dpkg.log" 2>&1 || fail "the package replaced a file made by hand"
-grep -q "$modules/redislock.so was not installed by a package: move it away" "$work/dpkg.log" || fail "no sentence about the file"
+! inside dpkg -i /root/redislock.deb >"$work/dpkg.log" 2>&1 ||
+    fail "the package replaced a file made by hand"
+grep -q "$modules/redislock.so was not installed by a package: move it away" "$work/dpkg.log" ||
+    fail "no sentence about the file"
 [ "$(cat "$root$modules/redislock.so")" = 'by hand' ] || fail "the file made by hand was changed"
 [ ! -e "$root/usr/bin/redlock" ] || fail "half of the package was installed"
-! inside dpkg-query -W redislock 2>/dev/null | grep -q '[0-9]' || fail "dpkg believes that the package is there"
+! inside dpkg-query -W redislock 2>/dev/null | grep -q '[0-9]' ||
+    fail "dpkg believes that the package is there"
 rm -r "$root/usr/lib/${server}"
 ok "a module made by hand is not replaced, and nothing is half-installed"
 
 # ---- 2. install ----------------------------------------------------------------------------------
 
 inside dpkg -i /root/redislock.deb >"$work/dpkg.log" 2>&1 || fail "dpkg -i"
-grep -q 'to load the module: cat /usr/share/redislock/redislock.conf' "$work/dpkg.log" || fail "the package does not say how to go on"
+grep -q 'to load the module: cat /usr/share/redislock/redislock.conf' "$work/dpkg.log" ||
+    fail "the package does not say how to go on"
 inside redlock --version >/dev/null || fail "redlock does not start"
 for file in "$modules/redislock.so" /usr/share/man/man1/redlock-doctor.1.gz \
     /usr/share/bash-completion/completions/redlock /usr/share/redislock/grafana/redislock.json; do
@@ -125,7 +132,9 @@ done
 for file in "$root/usr/lib/redis/modules/redislock.so" "$root/usr/bin/redlock"; do
     ! readelf -S "$file" | grep -q '\.symtab' || fail "$file is not stripped"
 done
-inside promtool test rules /usr/share/redislock/prometheus/alerts.test.yml >"$work/promtool.log" 2>&1 || fail "promtool test rules"
+rule_tests=/usr/share/redislock/prometheus/alerts.test.yml
+inside promtool test rules "$rule_tests" >"$work/promtool.log" 2>&1 ||
+    fail "promtool test rules"
 ok "the package installs, says how to go on, and its alert rules pass their tests"
 
 # ---- 2b. the command of the container file, and its health check, without a container engine -----
@@ -166,25 +175,32 @@ cli LOCK.ACQUIRE job me 1000 | grep -q '^QUARANTINE' || fail "no quarantine afte
 
 env_file=$root/etc/default/redlock-exporter
 # shellcheck disable=SC2046 # each line of the file is one variable
-chroot --userspec=nobody "$root" env $(grep -v '^#' "$env_file") redlock exporter >"$work/exporter.log" 2>&1 &
+chroot --userspec=nobody "$root" env $(grep -v '^#' "$env_file") \
+    redlock exporter >"$work/exporter.log" 2>&1 &
 until_true 30 "the exporter serves" curl -fs http://127.0.0.1:9936/healthz
 {
     printf 'global:\n  evaluation_interval: 1s\n'
-    sed 's/scrape_interval: .*/scrape_interval: 1s/' "$root/usr/share/redislock/prometheus/scrape.yml"
+    sed 's/scrape_interval: .*/scrape_interval: 1s/' \
+        "$root/usr/share/redislock/prometheus/scrape.yml"
 } >"$root/root/prometheus.yml"
 inside prometheus --config.file=/root/prometheus.yml --storage.tsdb.path=/root/tsdb \
     --web.listen-address=127.0.0.1:9090 >"$work/prometheus.log" 2>&1 &
-alerting() { curl -fs http://127.0.0.1:9090/api/v1/alerts | grep -q "\"alertname\":\"$1\".*\"state\":\"firing\""; }
+alerts() { curl -fs http://127.0.0.1:9090/api/v1/alerts >"$work/alerts"; }
+alerting() { alerts && grep -q "\"alertname\":\"$1\".*\"state\":\"firing\"" "$work/alerts"; }
 until_true 60 "Prometheus raises RedislockQuarantined" alerting RedislockQuarantined
 ok "Prometheus raises an alert for the quarantine"
 
-inside prometheus-redis-exporter -redis.addr redis://127.0.0.1:6379 -script /usr/share/redislock/redis_exporter.lua >"$work/redis_exporter.log" 2>&1 &
-script_values() { curl -fs http://127.0.0.1:9121/metrics | grep -q 'redis_script_values{.*key="lock_up".*} 1$'; }
+inside prometheus-redis-exporter -redis.addr redis://127.0.0.1:6379 \
+    -script /usr/share/redislock/redis_exporter.lua >"$work/redis_exporter.log" 2>&1 &
+script_values() {
+    curl -fs http://127.0.0.1:9121/metrics | grep -q 'redis_script_values{.*key="lock_up".*} 1$'
+}
 until_true 30 "redis_exporter has the values of the script" script_values
 ok "redis_exporter reads the module with the script"
 
 until_true 60 "the quarantine ends" grants
-until_true 60 "the alert ends" sh -c "! curl -fs http://127.0.0.1:9090/api/v1/alerts | grep -q RedislockQuarantined"
+calm() { alerts && ! grep -q RedislockQuarantined "$work/alerts"; }
+until_true 60 "the alert ends" calm
 ok "the alert ends with the quarantine"
 
 # ---- 5. break something, and be told -------------------------------------------------------------
@@ -194,7 +210,8 @@ doctor() { inside redlock doctor --node "$nodes" 2>&1; }
 doctor >"$work/doctor.log" || fail "doctor finds problems in a new installation"
 cli CONFIG SET maxmemory-policy allkeys-lru >/dev/null
 ! doctor >"$work/doctor.log" || fail "doctor finds nothing"
-grep -q 'fix: set maxmemory-policy noeviction' "$work/doctor.log" || fail "doctor does not say what to change"
+grep -q 'fix: set maxmemory-policy noeviction' "$work/doctor.log" ||
+    fail "doctor does not say what to change"
 cli CONFIG SET maxmemory-policy noeviction >/dev/null
 doctor >"$work/doctor.log" || fail "doctor finds problems after the repair"
 ok "doctor says what is wrong and what to change"
@@ -204,19 +221,23 @@ ok "doctor says what is wrong and what to change"
 cli CONFIG REWRITE >/dev/null
 fence=$(cli LOCK.ACQUIRE held me 30000)
 inside dpkg -i /root/newer.deb >"$work/dpkg.log" 2>&1 || fail "dpkg -i of the newer package"
-grep -q "$conf loads the module: restart that server" "$work/dpkg.log" || fail "the upgrade does not say to restart"
-[ "$(cli LOCK.RELEASE nothing me)" = '' ] || fail "the running server does not serve during the upgrade"
+grep -q "$conf loads the module: restart that server" "$work/dpkg.log" ||
+    fail "the upgrade does not say to restart"
+[ "$(cli LOCK.RELEASE nothing me)" = '' ] ||
+    fail "the running server does not serve during the upgrade"
 stop_server
 start_server
 until_true 30 "the server serves after the upgrade" serving
 cli LOCK.NODE | grep -qx "$newer" || fail "the server does not run version $newer"
-[ "$(cli LOCK.INFO held me | sed -n '/^fence$/{n;p;}')" = "$fence" ] || fail "the lock was lost by the upgrade"
+[ "$(cli LOCK.INFO held me | sed -n '/^fence$/{n;p;}')" = "$fence" ] ||
+    fail "the lock was lost by the upgrade"
 ok "an upgrade to $newer keeps the lock that is held"
 
 # ---- 7. remove -----------------------------------------------------------------------------------
 
 inside dpkg -r redislock >"$work/dpkg.log" 2>&1 || fail "dpkg -r"
-grep -q "$conf still loads the module" "$work/dpkg.log" || fail "no word about the server that needs the module"
+grep -q "$conf still loads the module" "$work/dpkg.log" ||
+    fail "no word about the server that needs the module"
 [ "$(cli LOCK.RELEASE held me)" = 1 ] || fail "the running server lost the module"
 stop_server
 inside dpkg -P redislock >"$work/dpkg.log" 2>&1 || fail "dpkg -P"
