@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the conformance suite against the client libraries of every language whose tools are installed,
-# and, with Python, the recipes of docs/RECIPES.md.
+# the programs of docs/CLIENTS.md and, with Python, the recipes of docs/RECIPES.md.
 #
 #   clients.sh [language ...]     python, node, go, java, rust; all without arguments
 #
@@ -45,6 +45,8 @@ export REDIS_SERVER
 failed=
 # shellcheck disable=SC2086 # languages are words
 python3 clients/conformance/run.py $chosen || failed=yes
+# shellcheck disable=SC2086
+python3 clients/conformance/snippets.py $chosen || failed=yes
 # shellcheck disable=SC2086
 [ -z "${PLANTED:-}" ] || python3 clients/conformance/run.py --planted $chosen || failed=yes
 case " $chosen " in *" python "*) python3 clients/recipes/tests/run.py || failed=yes ;; esac

@@ -94,8 +94,12 @@ class Asked:
     def release(self) -> bool:
         return self.start_release().result()["held"]
 
-    def start_release(self) -> Pending:
-        return self._driver.start("release", held=self._name)
+    def start_release(self, **fields: object) -> Pending:
+        return self._driver.start("release", held=self._name, **fields)
+
+    def fork(self) -> bool:
+        """Does a child process with a copy of the hold know that it is not its own?"""
+        return self._driver.call("fork", held=self._name)["child_is_right"]
 
     def state(self) -> dict:
         """valid_for (ms) and lost."""

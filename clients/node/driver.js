@@ -113,6 +113,7 @@ const answer = (id, fields) => process.stdout.write(`${JSON.stringify({ id, ...f
 createInterface({ input: process.stdin })
     .on("line", async (line) => {
         const ask = JSON.parse(line);
+        if (!operations[ask.op]) return answer(ask.id, { skip: "not in this language" });
         try {
             answer(ask.id, { ok: await operations[ask.op](ask) });
         } catch (error) {

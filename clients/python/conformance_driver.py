@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -89,6 +90,18 @@ class Clients:
             client, ask["name"], ttl=seconds(ask["ttl"]), wait=seconds(ask["wait"]), **options
         )
 
+    def fork(self, ask: dict[str, Any]) -> dict[str, Any]:
+        """A child process with a copy of the hold: does it know that it is not its own?"""
+        held = self.held[ask["held"]]
+        child = os.fork()
+        if child == 0:
+            try:  # the asyncio flavour has no loop here
+                released = held.release() if isinstance(held, redislock.Held) else False
+                os._exit(0 if held.lost and released is False else 1)
+            finally:
+                os._exit(2)
+        return {"child_is_right": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0}
+
     def state(self, ask: dict[str, Any]) -> dict[str, Any]:
         held = self.held[ask["held"]]
         return {"valid_for": held.valid_for() * 1000, "lost": held.lost}
@@ -106,6 +119,8 @@ def run_threads() -> None:
                 return {"fence": held.fence}
             case "state":
                 return clients.state(ask)
+            case "fork":
+                return clients.fork(ask)
             case "await_lost":
                 held = clients.held[ask["held"]]
                 held.wait_lost()
@@ -156,6 +171,8 @@ async def run_tasks() -> None:
                 return {}
             case "state":
                 return clients.state(ask)
+            case "fork":
+                return clients.fork(ask)
             case "await_lost":
                 held = clients.held[ask["held"]]
                 await held.wait_lost()

@@ -95,3 +95,11 @@ def cancelled_at_any_moment(scene: Scene) -> None:
         except LibraryError as error:
             assert error.kind == "cancelled", error
     is_free(server)
+
+
+@scenario
+def a_release_by_a_cancelled_caller_is_delivered(scene: Scene) -> None:
+    server = scene.server()
+    held = scene.hold(scene.open(server))
+    held.start_release(cancelled=True).result()
+    is_free(server)

@@ -131,6 +131,31 @@ def a_cut_off_holder_is_told_before_validity_ends(scene: Scene) -> None:
 
 
 @scenario
+def a_holder_that_cannot_connect_again_is_told_before_validity_ends(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    held = scene.hold(scene.open(proxy), ttl=6_000)
+    lost = held.start_await_lost()
+    proxy.stall()
+    proxy.cut()  # new connections are accepted, and nothing answers
+    signal_ = lost.result()
+    assert signal_["valid_for"] > 0, f"the signal came after the end: {signal_}"
+    proxy.resume()
+    assert held.release() is False
+
+
+@scenario
+def a_forked_child_does_not_release_the_lock_of_its_parent(scene: Scene) -> None:
+    server = scene.server()
+    held = scene.hold(scene.open(server), ttl=2_500, renew_every=300)
+    assert held.fork()
+    assert server.holders("door")[0]["fence"] == held.fence
+    calls = server.calls("LOCK.EXTEND")
+    eventually(lambda: server.calls("LOCK.EXTEND") > calls, what="a renewal by the parent")
+    assert held.release() is True
+
+
+@scenario
 def a_holder_survives_a_connection_that_breaks(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)

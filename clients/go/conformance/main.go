@@ -37,11 +37,12 @@ type ask struct {
 	RenewEvery float64 `json:"renew_every"`
 	Acquire    int
 	Command    []string
+	Cancelled  bool
 }
 
 type object map[string]any
 
-var errSkip = errors.New("the compiler refuses this")
+var errSkip = errors.New("not applicable")
 
 // driver has what the runner opened and asked for.
 type driver struct {
@@ -164,6 +165,11 @@ func (d *driver) work(ctx context.Context, asked *ask) (object, error) {
 			}
 		}
 	case "release":
+		if asked.Cancelled {
+			done, cancel := context.WithCancel(ctx)
+			cancel()
+			ctx = done
+		}
 		return object{"held": held.Release(ctx)}, nil
 	case "guard":
 		reply, err := held.Guard(ctx, words(asked.Command)...)
@@ -173,6 +179,8 @@ func (d *driver) work(ctx context.Context, asked *ask) (object, error) {
 		return object{"reply": reply}, err
 	case "close":
 		return object{}, client.Close()
+	default:
+		return nil, fmt.Errorf("%w: not in this language", errSkip)
 	}
 	return object{}, nil
 }

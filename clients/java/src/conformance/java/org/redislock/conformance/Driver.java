@@ -130,6 +130,9 @@ public final class Driver {
                 return Map.of("valid_for", held.lost().toCompletableFuture().get().toMillis());
             }
             case "release" -> {
+                if (ask.has("cancelled")) {
+                    Thread.currentThread().interrupt();
+                }
                 return Map.of("held", held.release());
             }
             case "guard" -> {
@@ -140,7 +143,7 @@ public final class Driver {
                 return reply(client.command().apply(words(ask.get("command"))));
             }
             case "close" -> clients.get(ask.get("client").asText()).close().run();
-            default -> throw new IllegalArgumentException("unknown op");
+            default -> throw new Skip("not in this language");
         }
         return Map.of();
     }
