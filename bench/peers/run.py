@@ -25,7 +25,8 @@ from servers import MODULE, Server  # noqa: E402 the one harness for servers in 
 
 HERE = Path(__file__).resolve().parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "peers"
-WORKERS, SECONDS, ROUNDS = 16, int(os.environ.get("SECONDS", 5)), int(os.environ.get("ROUNDS", 3))
+WORKERS = 16
+SECONDS, ROUNDS = int(os.environ.get("SECONDS", "5")), int(os.environ.get("ROUNDS", "3"))
 TOOLS = {
     "python": ["python3"],
     "node": ["node", "npm"],
@@ -149,7 +150,9 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     lines = [header, ["-" * width for width in widths], *rows]
     return "\n".join(
-        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |"
+        "| "
+        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        + " |"
         for line in lines
     )
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Pastes the programs of docs/CLIENTS.md and of the README files into files and runs them.
 
-snippets.py [language ...]: each must print the fence, end by itself, and leave the lock free. run.py
-has built the libraries before.
+snippets.py [language ...]: each must print the fence, end by itself, and leave the lock free.
+run.py has built the libraries before.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from servers import ROOT, Server
+from proxy import Proxy
+from servers import ROOT, Server, eventually
 
 PYTHON = str(ROOT / "target/clients/python/bin/python")
 CLIENTS = ROOT / "clients"
@@ -77,7 +78,13 @@ SNIPPETS = {
     ],
     "node": [
         ("docs/CLIENTS.md", "## Node", 0, NODE_BEFORE, "client.destroy();"),
-        ("docs/CLIENTS.md", "## Without a library", 0, NODE_BEFORE + NODE_IMPORTS, "client.destroy();"),
+        (
+            "docs/CLIENTS.md",
+            "## Without a library",
+            0,
+            NODE_BEFORE + NODE_IMPORTS,
+            "client.destroy();",
+        ),
         ("clients/node/README.md", "", 0, NODE_BEFORE, "client.destroy();"),
     ],
     "go": [
@@ -166,6 +173,36 @@ def run(language: str, server: Server, file: str, heading: str, number: int, *ar
         shutil.rmtree(scratch)
 
 
+STOPPED = """
+import asyncio, sys
+import redis.asyncio
+from redislock.asyncio import Lock
+
+async def main():
+    r = redis.asyncio.Redis(port=int(sys.argv[1]))
+    asyncio.create_task(Lock(r, "nightly", ttl=60, wait=30).acquire())
+    await asyncio.to_thread(sys.stdin.readline)
+    sys.exit()
+
+asyncio.run(main())
+"""
+
+
+def stopped_while_the_grant_is_on_its_way(server: Server) -> None:
+    """A program on asyncio that ends at that moment leaves nothing held."""
+    proxy = Proxy(server.port)
+    proxy.when("LOCK.ACQUIRE", "hold_reply")
+    words = ["env", f"PYTHONPATH={CLIENTS / 'python'}", PYTHON, "-c", STOPPED, str(proxy.port)]
+    program = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=CLIENTS / "python")
+    try:
+        eventually(lambda: server.holders("nightly"), what="the grant")
+        program.communicate(b"stop\n", timeout=MINUTES * 60)
+        eventually(lambda: server.lock("nightly") is None, what="the release")
+    finally:
+        program.kill()
+        proxy.close()
+
+
 def main() -> int:
     failed = passed = 0
     server = Server()
@@ -178,6 +215,9 @@ def main() -> int:
                 except Exception as error:  # noqa: BLE001 it is told
                     failed += 1
                     print(f"FAILED {language}: {snippet[0]} {snippet[1]}\n{error}", flush=True)
+        if "python" in (sys.argv[1:] or SNIPPETS):
+            stopped_while_the_grant_is_on_its_way(server)
+            passed += 1
     finally:
         server.close()
     print(f"snippets: {passed} passed, {failed} failed")

@@ -58,7 +58,9 @@ async def work_async(lock, worker, tally):
 
 def threads(all_locks, length):
     tally = Tally(length)
-    team = [threading.Thread(target=work, args=(lock, i, tally)) for i, lock in enumerate(all_locks)]
+    team = [
+        threading.Thread(target=work, args=(lock, i, tally)) for i, lock in enumerate(all_locks)
+    ]
     for one in team:
         one.start()
     for one in team:

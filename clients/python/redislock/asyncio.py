@@ -66,8 +66,10 @@ class _Link(_core.Link):
         await asyncio.sleep(max(0.0, seconds))
 
     async def in_background(self, work: Work) -> None:
-        self.task(work)
-        await asyncio.sleep(0)  # it has begun: a loop that ends now lets it send once
+        """The caller may be cancelled because the loop ends: so it stays for the first answer."""
+        task = self.task(work)
+        task._log_destroy_pending = False  # type: ignore[attr-defined]
+        await asyncio.wait([task], timeout=0.1)
 
     def task(self, work: Work) -> asyncio.Task[Any]:
 

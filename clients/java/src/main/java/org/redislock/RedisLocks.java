@@ -16,7 +16,7 @@ import org.redislock.LockException.InvalidRequest;
 import org.redislock.LockException.Quarantined;
 import org.redislock.LockException.Unavailable;
 
-/** Locks of the redislock module for Lettuce. One object serves a whole program. */
+/** Locks of the redislock module. One object serves a whole program. JedisLocks is for Jedis. */
 public final class RedisLocks implements AutoCloseable {
     /** ms without a server after which a wait without limit gives up. */
     private static final long PATIENCE = 30_000;
