@@ -339,3 +339,32 @@ fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
     next.iter().for_each(|id| node.table.delivered(*id));
     assert_eq!(first.len() + next.len() + node.serve_all().len(), 500);
 }
+
+#[test]
+fn a_lock_whose_holders_have_all_closed_is_free_at_once_however_many_they_are() {
+    let mut node = Node::new(ROOMY);
+    for n in 0..200 {
+        let ephemeral = Terms {
+            mode: SHARED,
+            ephemeral: true,
+            connection: Some(n + 1),
+            ..terms(&token(&format!("owner-{n}")), 100 * SECOND)
+        };
+        node.acquire(&[key("k")], &ephemeral, Wait::No);
+    }
+    (0..200).for_each(|n| node.hang_up(n + 1, Micros(0)));
+    let verdict = node.acquire(&[key("k")], &terms(&token("me"), SECOND), Wait::No);
+    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+}
+
+#[test]
+fn a_lock_whose_key_was_removed_is_not_counted_before_it_is_forgotten() {
+    let mut node = Node::new(ROOMY);
+    node.hold("me", "ab");
+    node.remove_lazily(&key("a"));
+    assert_eq!(node.table.locks(), 1);
+    node.free();
+    assert_eq!(node.table.locks(), 1);
+    assert_eq!(node.flush(None), 10 * SECOND);
+    assert_eq!(node.table.locks(), 0);
+}

@@ -3,8 +3,8 @@
 //! A connection may have very many of them, so they are ended in slices. Until its turn comes, a
 //! hold is ended by whoever looks at its lock ([`Table::end_ties_at`]), and whoever only reads sees
 //! the end that it will have ([`Table::end_of`]). So all of them end at the same moment for
-//! everybody; only where one connection has more than [`TAKEN_AT_ONCE`] holds of one shared lock,
-//! others may find that lock held a little longer.
+//! everybody; only where more than [`HOLDERS_LOOKED_AT`] share one lock, and very many of them end
+//! together, others may find that lock held a little longer.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -17,6 +17,9 @@ use crate::token::Token;
 
 /// So many holds are ended soon enough for those who wait for them.
 const SOON_DONE: usize = 1024;
+
+/// So many holders of a shared lock are looked at by whoever looks at the lock.
+const HOLDERS_LOOKED_AT: usize = 256;
 
 /// What is left to do about a connection that has closed.
 #[derive(Debug)]
@@ -141,6 +144,9 @@ impl Table {
         let own = token.and_then(|token| lock.hold(token)).filter(is_closing);
         let mut ties: Vec<_> = own.into_iter().chain(lock.holds().take(1)).collect();
         if lock.holders() > 1 {
+            ties.extend(lock.holds().take(HOLDERS_LOOKED_AT));
+        }
+        if lock.holders() > HOLDERS_LOOKED_AT {
             let from = (id, Token::smallest());
             let some = self
                 .closing

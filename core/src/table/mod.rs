@@ -214,7 +214,13 @@ impl Table {
     /// How many locks are held.
     #[must_use]
     pub fn locks(&self) -> usize {
-        self.slots.len() - self.spaces.gone()
+        self.spaces.standing()
+    }
+
+    /// How many locks are known: those included that have lost their keys and are not forgotten.
+    #[must_use]
+    pub fn known_locks(&self) -> usize {
+        self.slots.len()
     }
 
     /// How many requests wait.

@@ -32,8 +32,8 @@ pub(super) struct Spaces {
     all: Vec<Space>,
     /// Those that can be used again.
     free: Vec<u32>,
-    /// How many locks count as gone and are not forgotten yet.
-    gone: usize,
+    /// How many locks stand at their keys.
+    standing: usize,
 }
 
 impl Spaces {
@@ -58,9 +58,9 @@ impl Spaces {
         self.db(own) == Some(db) && own.name() == name
     }
 
-    /// How many locks count as gone and are not forgotten yet.
-    pub(super) fn gone(&self) -> usize {
-        self.gone
+    /// How many locks stand at their keys.
+    pub(super) fn standing(&self) -> usize {
+        self.standing
     }
 
     /// A lock has come to its key.
@@ -68,6 +68,7 @@ impl Spaces {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.locks += 1;
             space.standing += 1;
+            self.standing += 1;
             space.last_end = space.last_end.max(last_end.unwrap_or_default());
         }
     }
@@ -83,6 +84,7 @@ impl Spaces {
     pub(super) fn unlinked(&mut self, own: &Key) {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.standing = space.standing.saturating_sub(1);
+            self.standing -= usize::from(space.db.is_some());
             if space.standing == 0 {
                 space.last_end = LeaseTime::default();
             }
@@ -99,11 +101,9 @@ impl Spaces {
             return;
         };
         space.locks = space.locks.saturating_sub(1);
-        let is_flushed = space.db.is_none();
-        if space.locks == 0 && is_flushed {
+        if space.locks == 0 && space.db.is_none() {
             self.free.push(at);
         }
-        self.gone -= usize::from(is_flushed);
     }
 
     /// A database, or every one, was flushed. How long its last lease may have had to go.
@@ -118,7 +118,7 @@ impl Spaces {
             if let Some(space) = self.all.get_mut(at as usize) {
                 left = left.max(space.last_end.since(now));
                 space.db = None;
-                self.gone += space.locks;
+                self.standing -= space.standing;
                 if space.locks == 0 {
                     *space = Space::default();
                     self.free.push(at);

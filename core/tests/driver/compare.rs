@@ -135,7 +135,7 @@ impl Driver {
                 .values()
                 .filter(|value| matches!(value, Value::Lock(_)))
                 .count();
-            same(whose, &node.table.locks(), &(keys + node.unlinked.len()))?;
+            same(whose, &node.table.locks(), &keys)?;
         }
 
         let all = locks.values().map(|lock| lock.holds.len()).sum::<usize>();
@@ -227,6 +227,7 @@ impl Driver {
         node.tick();
         let table = &node.table;
         same("locks left", &(table.locks(), node.keys.0.len()), &(0, 0))?;
+        same("known locks", &table.known_locks(), &0)?;
         same("waiters left", &table.waiters(), &0)?;
         same("unserved lines left", &table.has_unserved(), &false)?;
         same("deadlines left", &table.next_deadline(), &None)?;
