@@ -37,9 +37,10 @@ chaos: build ## Repeat the tests of crashes, failovers, resharding and broken di
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
 		--nocapture --test-threads 2 crash:: sentinel:: resharding:: partition:: disk:: interruptions::
 
-lint: ## Check format, clippy, documentation, licences and scripts; warnings are errors
+lint: ## Check format, width, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint
 	cargo fmt --all --check
+	@scripts/width.sh
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 	cargo deny --log-level error check licenses bans sources

@@ -236,9 +236,10 @@ fn register_one(ctx: Ctx, setting: &'static Setting, default: i64) -> c_int {
                 setting.name.as_ptr(),
                 default as c_int,
                 flags,
-                Some(
-                    edge!(get_switch as fn(name: *const c_char, setting: *mut c_void) -> c_int, or 0)
-                ),
+                Some(edge!(get_switch as fn(
+                        name: *const c_char,
+                        setting: *mut c_void,
+                    ) -> c_int, or 0)),
                 Some(edge!(set_switch as fn(
                     name: *const c_char,
                     value: c_int,

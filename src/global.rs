@@ -15,9 +15,9 @@
 //! core looks at keys while the node is borrowed (`keyspace/`). That calls nobody back, except on
 //! Redis 7.0, where a look deletes a key whose time is up and tells other modules of it. The table
 //! is lent to callbacks meanwhile (`node/lend.rs`): values can be saved and measured, keys can
-//! be removed, renamed and moved (that leaves a notice), databases can be flushed and swapped (that is
-//! taken in before the decision changes a key), LOCK commands and RESTORE are refused. Other events
-//! are dealt with when the decision is whole (`when_whole` in `node/lend.rs`).
+//! be removed, renamed and moved (that leaves a notice), databases can be flushed and swapped (that
+//! is taken in before the decision changes a key), LOCK commands and RESTORE are refused. Other
+//! events are dealt with when the decision is whole (`when_whole` in `node/lend.rs`).
 
 use std::cell::RefCell;
 

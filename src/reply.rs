@@ -79,7 +79,8 @@ pub fn answer(ctx: Ctx, answer: &Answer, shape: &Shape) {
 fn denied(ctx: Ctx, denial: Denial) {
     match denial {
         Denial::Refused(Refusal::Upgrade) => ctx.reply_error(
-            "LOCKMODE the token holds this lock SHARED, release it before asking for the exclusive lock",
+            "LOCKMODE the token holds this lock SHARED, release it before asking for the \
+             exclusive lock",
         ),
         Denial::Refused(Refusal::UnlikeLimit) => {
             ctx.reply_error("LOCKMODE the present holders named another LIMIT, use the same one");
@@ -88,7 +89,9 @@ fn denied(ctx: Ctx, denial: Denial) {
             ctx.reply_error("LOCKLIMIT the lock has as many holders as lock.max-holders allows");
         }
         Denial::Fence(FenceError::TooFarAhead) => {
-            ctx.reply_error("LOCKFENCE the FENCE is more than 10 seconds ahead of this node's clock");
+            ctx.reply_error(
+                "LOCKFENCE the FENCE is more than 10 seconds ahead of this node's clock",
+            );
         }
         Denial::Fence(FenceError::Exhausted) => {
             ctx.reply_error("LOCKFENCE the fence counter of this node is used up");
@@ -98,9 +101,13 @@ fn denied(ctx: Ctx, denial: Denial) {
             over.left.whole_millis().0
         )),
         Denial::TooManyWaiters => {
-            ctx.reply_error("LOCKLIMIT as many requests wait on this node as lock.max-waiters allows");
+            ctx.reply_error(
+                "LOCKLIMIT as many requests wait on this node as lock.max-waiters allows",
+            );
         }
-        Denial::Deadlock => ctx.reply_error("DEADLOCK waiting would cause a deadlock, release what others wait for first"),
+        Denial::Deadlock => ctx.reply_error(
+            "DEADLOCK waiting would cause a deadlock, release what others wait for first",
+        ),
         Denial::Quarantined(left, reason) => ctx.reply_error(&format!(
             "QUARANTINE no lock is granted {}, retry in {} ms",
             why(reason),

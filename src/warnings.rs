@@ -7,10 +7,12 @@ use crate::{config, node, quarantine, replication};
 
 /// What a node that keeps nothing over a crash risks.
 const FORGETFUL: &str = "this node is neither durable (appendonly yes, appendfsync \
-     always) nor quarantined (lock.quarantine): a crash may forget grants, and then two clients hold one lock";
+     always) nor quarantined (lock.quarantine): a crash may forget grants, and then two clients \
+     hold one lock";
 
 /// What a node that may be replaced risks.
-const NO_QUARANTINE: &str = "min-replicas-to-write is set, but not lock.quarantine: after a failover two clients may hold one lock";
+const NO_QUARANTINE: &str = "min-replicas-to-write is set, but not lock.quarantine: after a \
+                             failover two clients may hold one lock";
 
 /// All that applies now.
 pub fn collect(ctx: Ctx) -> Vec<String> {

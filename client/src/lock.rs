@@ -293,7 +293,8 @@ impl Spec {
         let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
         if self.ttl <= shortest {
             return invalid(format!(
-                "a ttl of {:?} is too short for a node timeout of {node_timeout:?}: it must be longer than {shortest:?}",
+                "a ttl of {:?} is too short for a node timeout of {node_timeout:?}: it must be \
+                 longer than {shortest:?}",
                 self.ttl,
             ));
         }
@@ -304,7 +305,8 @@ impl Spec {
         }
         if self.ttl > LONGEST_TTL {
             return invalid(format!(
-                "a ttl of {:?} is longer than any node allows: ask for {LONGEST_TTL:?} at most, and let it be renewed",
+                "a ttl of {:?} is longer than any node allows: ask for {LONGEST_TTL:?} at most, \
+                 and let it be renewed",
                 self.ttl,
             ));
         }
@@ -348,7 +350,11 @@ impl Spec {
             return invalid("replicas 0 waits for nobody: leave it out".to_owned());
         }
         if self.replicas.is_some() && self.ephemeral {
-            return invalid("replicas and ephemeral exclude each other: an ephemeral hold ends with its connection".to_owned());
+            return invalid(
+                "replicas and ephemeral exclude each other: an ephemeral hold ends \
+                            with its connection"
+                    .to_owned(),
+            );
         }
         Ok(())
     }

@@ -257,7 +257,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_agrees_with_a_plain_map(steps in proptest::collection::vec((0..3u8, 0..20u32, 0..40u32, any::<u64>()), 1..200)) {
+        fn it_agrees_with_a_plain_map(
+            steps in proptest::collection::vec(
+                (0..3u8, 0..20u32, 0..40u32, any::<u64>()),
+                1..200,
+            ),
+        ) {
             let (mut wheel, mut real, mut now) = (Wheel::default(), BTreeMap::new(), 0u64);
             for (what, entry, scale, random) in steps {
                 let span = random % (1 << scale);

@@ -415,12 +415,17 @@ proptest! {
     #[test]
     fn any_lock_comes_back(
         shared in proptest::option::of(0..4u32),
-        holds in proptest::collection::btree_map(proptest::collection::vec(any::<u8>(), 1..60), (1..9u32, 1..MAX_FENCE, 0..MAX_TTL.to_micros().0, 0..1u64 << 39, 0..9u32), 1..4),
+        holds in proptest::collection::btree_map(
+            proptest::collection::vec(any::<u8>(), 1..60),
+            (1..9u32, 1..MAX_FENCE, 0..MAX_TTL.to_micros().0, 0..1u64 << 39, 0..9u32),
+            1..4,
+        ),
     ) {
         prop_assume!(!holds.contains_key(&b"*"[..]));
-        let mut holds: Vec<_> = holds.into_iter().map(|(token, (count, fence, left, age, max_hold))| Seen {
+        let each = |(token, (count, fence, left, age, max_hold)): (Vec<u8>, _)| Seen {
             owner: token[..1].to_vec(), token, count, fence, left, age, max_hold,
-        }).collect();
+        };
+        let mut holds: Vec<_> = holds.into_iter().map(each).collect();
         let mode = match shared {
             None => Mode::Exclusive,
             Some(0) => SHARED,
@@ -437,7 +442,9 @@ proptest! {
     }
 
     #[test]
-    fn any_bytes_are_refused_or_a_valid_lock(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+    fn any_bytes_are_refused_or_a_valid_lock(
+        bytes in proptest::collection::vec(any::<u8>(), 0..80),
+    ) {
         if let Ok(loaded) = load(&bytes, NOW) {
             prop_assert!(is_valid(&loaded));
         }

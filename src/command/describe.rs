@@ -10,11 +10,11 @@ use super::{Command, Keys, create};
 use crate::ffi::{Ctx, api};
 
 /// What follows `LOCK.ACQUIRE`.
-pub const ACQUIRE: &str = "key token ttl-ms [SHARED] [LIMIT n] [BLOCK ms] [ONCE] [FENCE at-least] [MAXHOLD ms] \
-                           [EPHEMERAL] [OWNER label]";
+pub const ACQUIRE: &str = "key token ttl-ms [SHARED] [LIMIT n] [BLOCK ms] [ONCE] [FENCE at-least] \
+                           [MAXHOLD ms] [EPHEMERAL] [OWNER label]";
 /// What follows `LOCK.MACQUIRE`.
-pub const MACQUIRE: &str = "numkeys key [key ...] token ttl-ms [SHARED] [LIMIT n] [BLOCK ms] [ONCE] [FENCE at-least] \
-                            [MAXHOLD ms] [EPHEMERAL] [OWNER label]";
+pub const MACQUIRE: &str = "numkeys key [key ...] token ttl-ms [SHARED] [LIMIT n] [BLOCK ms] \
+                            [ONCE] [FENCE at-least] [MAXHOLD ms] [EPHEMERAL] [OWNER label]";
 
 const SINCE: &CStr = c"0.1.0";
 

@@ -116,8 +116,11 @@ pub static COMMANDS: &[Command] = &[
         arity: -4,
         keys: Keys::First(TAKE),
         grammar: describe::ACQUIRE,
-        summary: c"Acquires a lock, or re-enters it, and replies with its fence; null if it is not available",
-        complexity: c"O(1); O(log(N)) with N waiters or shared holders. By an owner of H locks that others wait for: O(A*H) with A waiters ahead, and O(R) with R waiters and holders that it depends on if it would wait",
+        summary: c"Acquires a lock, or re-enters it, and replies with its fence; null if it is \
+                   not available",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders. By an owner of H locks \
+                      that others wait for: O(A*H) with A waiters ahead, and O(R) with R waiters \
+                      and holders that it depends on if it would wait",
     },
     Command {
         name: c"lock.release",
@@ -127,8 +130,10 @@ pub static COMMANDS: &[Command] = &[
         arity: -3,
         keys: Keys::First(DROP),
         grammar: "key token [ALL]",
-        summary: c"Takes one hold of the token off, or all, and hands the lock to the next waiter; null if not held",
-        complexity: c"O(1); O(log(N)) with N waiters or shared holders. If the first waiter waits for M keys: O(min(M,N)), and O(M) when it is granted",
+        summary: c"Takes one hold of the token off, or all, and hands the lock to the next \
+                   waiter; null if not held",
+        complexity: c"O(1); O(log(N)) with N waiters or shared holders. If the first waiter waits \
+                      for M keys: O(min(M,N)), and O(M) when it is granted",
     },
     Command {
         name: c"lock.extend",
@@ -138,7 +143,8 @@ pub static COMMANDS: &[Command] = &[
         arity: -4,
         keys: Keys::First(CHANGE),
         grammar: "key token ttl-ms [FENCE at-least]",
-        summary: c"Extends the lease of the token's hold and replies with its fence; null if not held",
+        summary: c"Extends the lease of the token's hold and replies with its fence; null if not \
+                   held",
         complexity: c"O(1); O(log(N)) with N shared holders",
     },
     Command {
@@ -150,7 +156,9 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::Numbered(TAKE),
         grammar: describe::MACQUIRE,
         summary: c"Acquires all of the locks or none, and replies with their fences",
-        complexity: c"O(K) with K keys. By an owner of H locks that others wait for: O(A*(K+H)) with A waiters ahead, and O(K+R) with R waiters and holders that it depends on if it would wait",
+        complexity: c"O(K) with K keys. By an owner of H locks that others wait for: O(A*(K+H)) \
+                      with A waiters ahead, and O(K+R) with R waiters and holders that it depends \
+                      on if it would wait",
     },
     Command {
         name: c"lock.mrelease",
@@ -216,7 +224,8 @@ pub static COMMANDS: &[Command] = &[
         arity: 2,
         keys: Keys::First(DROP),
         grammar: "key",
-        summary: c"Ends every hold of a lock, for administrators; replies with how many holders there were",
+        summary: c"Ends every hold of a lock, for administrators; replies with how many holders \
+                   there were",
         complexity: c"O(1)",
     },
     Command {

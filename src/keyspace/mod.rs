@@ -147,8 +147,9 @@ pub fn decide<R>(
     result
 }
 
-/// [`decide`] for a command that says by itself that its key is free afterwards. If that is all that
-/// follows, it is replicated as it came (see [`free`]), which is shorter and cheaper than an effect.
+/// [`decide`] for a command that says by itself that its key is free afterwards. If that is all
+/// that follows, it is replicated as it came (see [`free`]), which is shorter and cheaper than an
+/// effect.
 /// It gives no fence itself: the wall clock is read only if a waiter may be given one.
 pub fn decide_release<R>(
     ctx: Ctx,
@@ -160,7 +161,8 @@ pub fn decide_release<R>(
     result
 }
 
-/// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may hear of it.
+/// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may
+/// hear of it.
 pub fn decide_silently<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],

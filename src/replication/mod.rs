@@ -20,7 +20,8 @@ use crate::edge::{self, edge};
 use crate::ffi::{self, Ctx, Level, ServerInfo, api};
 use crate::{alarm, clock, config, node, server};
 
-/// Until when nothing need be asked before a decision, on the monotonic clock: never again while the rule is off.
+/// Until when nothing need be asked before a decision, on the monotonic clock: never again while
+/// the rule is off.
 static PERMITTED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
 /// When the list was read last.
 static LOOKED_AT: AtomicU64 = AtomicU64::new(0);

@@ -235,10 +235,13 @@ proptest! {
         let other = prop::collection::vec((0..nodes, 1_u64..5), 0..24);
         (Just(nodes), Just(events), other)
     })) {
-        let others: Vec<Event> = other.into_iter().map(|(node, fence)| Event::Grant(node, fence)).collect();
+        let grant = |(node, fence)| Event::Grant(node, fence);
+        let others: Vec<Event> = other.into_iter().map(grant).collect();
         let first = played(nodes, &events).decide(at(1));
         let second = played(nodes, &others).decide(at(1));
-        if let (Decision::Won { accepted: a, .. }, Decision::Won { accepted: b, .. }) = (first, second) {
+        if let Decision::Won { accepted: a, .. } = first
+            && let Decision::Won { accepted: b, .. } = second
+        {
             prop_assert!(a.iter().any(|node| b.contains(node)));
         }
     }
@@ -252,12 +255,18 @@ proptest! {
                 prop_assert!(ballot.grant_of(node).is_some_and(|grant| grant.0 < fence));
                 ballot.grant(node, fence, at(0));
             }
-            prop_assert!(matches!(ballot.decide(at(1)), Decision::Won { fence: won, .. } if won == fence), "{:?}", ballot);
+            let Decision::Won { fence: won, .. } = ballot.decide(at(1)) else {
+                return Err(TestCaseError::fail(format!("{ballot:?}")));
+            };
+            prop_assert_eq!(won, fence);
         }
     }
 
     #[test]
-    fn failed_stays_failed_whatever_the_open_nodes_say((nodes, events, fence) in events().prop_flat_map(|(n, e)| (Just(n), Just(e), 1_u64..5))) {
+    fn failed_stays_failed_whatever_the_open_nodes_say(
+        (nodes, events) in events(),
+        fence in 1_u64..5,
+    ) {
         let mut ballot = played(nodes, &events);
         if ballot.decide(at(1)) == Decision::Failed {
             for node in ballot.open().iter() {
@@ -268,11 +277,17 @@ proptest! {
     }
 
     #[test]
-    fn at_any_moment_before_the_end_a_majority_keeps_its_lease(ends in prop::collection::vec(0_u64..100, 0..8), nodes in 1_usize..8) {
+    fn at_any_moment_before_the_end_a_majority_keeps_its_lease(
+        ends in prop::collection::vec(0_u64..100, 0..8),
+        nodes in 1_usize..8,
+    ) {
         let majority = majority(nodes);
         let moments: Vec<Moment> = ends.iter().map(|end| at(*end)).collect();
         match held_until(moments.iter().copied(), majority) {
-            Some(until) => prop_assert!(moments.iter().filter(|end| **end >= until).count() >= majority),
+            Some(until) => {
+                let keep = moments.iter().filter(|end| **end >= until).count();
+                prop_assert!(keep >= majority);
+            }
             None => prop_assert!(moments.len() < majority),
         }
     }

@@ -3,9 +3,9 @@
 //!
 //! Every call that may change something collects what follows from it in an [`Output`]: which keys
 //! changed and how, and who is answered. The caller takes it with [`Table::take_output`] and
-//! applies it once. `output.rs` says what is in it, `request.rs` has what clients ask for, `outcome.rs` what they are told,
-//! `serve.rs` how waiters are granted, `event.rs` what happens without being asked, `legacy.rs`
-//! strings that count as locks.
+//! applies it once. `output.rs` says what is in it, `request.rs` has what clients ask for,
+//! `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens
+//! without being asked, `legacy.rs` strings that count as locks.
 
 mod closing;
 mod deadlock;

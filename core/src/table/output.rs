@@ -139,8 +139,9 @@ impl Table {
         std::mem::replace(&mut self.output, spare)
     }
 
-    /// When the caller of a decision has to let the table go on: the first lease of its output ends,
-    /// a string is to be looked at, or more can be served. What was known before has its alarm.
+    /// When the caller of a decision has to let the table go on: the first lease of its output
+    /// ends, a string is to be looked at, or more can be served. What was known before has its
+    /// alarm.
     #[must_use]
     pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
         if self.has_more_to_serve(now) {

@@ -127,7 +127,11 @@ fn cap() -> impl Strategy<Value = u32> {
 }
 
 fn mode() -> impl Strategy<Value = Mode> {
-    prop_oneof![4 => Just(Mode::Exclusive), 2 => Just(Mode::Shared(0)), 3 => (1..4u32).prop_map(Mode::Shared)]
+    prop_oneof![
+        4 => Just(Mode::Exclusive),
+        2 => Just(Mode::Shared(0)),
+        3 => (1..4u32).prop_map(Mode::Shared),
+    ]
 }
 
 fn wish() -> impl Strategy<Value = Wish> {
@@ -236,7 +240,11 @@ fn step() -> impl Strategy<Value = Step> {
         1 => option::of(key()).prop_map(Step::Unblock),
         1 => (-10_000_000..10_000_000i64).prop_map(Step::MoveWallClock),
         1 => (cap(), 1..20usize, 2..9usize)
-            .prop_map(|(max_hold, max_waiters, max_holders)| Step::Limit { max_hold, max_waiters, max_holders }),
+            .prop_map(|(max_hold, max_waiters, max_holders)| Step::Limit {
+                max_hold,
+                max_waiters,
+                max_holders,
+            }),
     ];
     prop_oneof![40 => client, 5 => connections, 2 => outside, 2 => node]
 }

@@ -57,7 +57,8 @@ impl std::fmt::Debug for Request {
         write!(f, "{token} wants {keys:?} {mode:?} for {ttl}")?;
         write!(
             f,
-            ", once {once}, fence {fence}, max_hold {max_hold}, ephemeral {ephemeral} by {connection}, {owner:?}"
+            ", once {once}, fence {fence}, max_hold {max_hold}, ephemeral {ephemeral} by \
+             {connection}, {owner:?}"
         )
     }
 }

@@ -8,7 +8,10 @@ use super::*;
 impl World {
     /// Two owners are never told at once that they hold the lock.
     fn check(&self) -> Result<(), String> {
-        let holds = |owner: &&Owner| matches!(owner.phase, Phase::Holding { valid_until, .. } if valid_until > at(self.now));
+        let holds = |owner: &&Owner| match owner.phase {
+            Phase::Holding { valid_until, .. } => valid_until > at(self.now),
+            _ => false,
+        };
         match self.owners.iter().filter(holds).count() > 1 {
             true => Err("two holders at once".to_owned()),
             false => Ok(()),
