@@ -155,7 +155,7 @@ func (h *Held) at(which int, when time.Duration, do func()) {
 
 func (h *Held) watch() {
 	if !h.IsLost() {
-		h.at(alarm, h.lossAt(), h.watch)
+		h.at(alarm, min(h.lossAt(), now()+time.Second), h.watch) // the host may sleep
 	}
 }
 

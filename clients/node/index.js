@@ -6,7 +6,16 @@ import { ANSWER, Link, cancelled, limited } from "./connections.js";
 import { Busy, InvalidRequest, LockError, Lost, Unavailable } from "./errors.js";
 import { acquireCommand, checked, command, now, stamp, validUntil } from "./request.js";
 
-export * from "./errors.js";
+export {
+    Busy,
+    Cancelled,
+    InvalidRequest,
+    LockError,
+    Lost,
+    Misconfigured,
+    Quarantined,
+    Unavailable,
+} from "./errors.js";
 
 const PATIENCE = 30_000; // ms without a server after which `wait: null` gives up
 const all = (reply, test) => (Array.isArray(reply) ? reply.every(test) : test(reply));
@@ -15,6 +24,7 @@ class Held {
     #link;
     #request;
     #token;
+    #fence;
     #ttl;
     #sent = 0; // when the last confirmed command was sent
     #validUntil = 0;
@@ -29,10 +39,13 @@ class Held {
         this.#request = request;
         this.#token = token;
         this.#ttl = request.ttl;
-        this.fence = Array.isArray(reply) ? reply[0] : reply;
+        this.#fence = Array.isArray(reply) ? reply[0] : reply;
         this.#confirm(sent, request.ttl);
     }
 
+    get fence() {
+        return this.#fence;
+    }
     get signal() {
         this.#controller ??= new AbortController();
         if (this.#gone) this.#controller.abort(this.#gone);
@@ -105,14 +118,14 @@ class Held {
             return command("EXTEND", this.#request, this.#token, `${Math.round(ttl)}`);
         };
         const reply = await this.#link.ask(this.#request.keys[0], words, options);
-        if (!all(reply, (fence) => fence === this.fence)) return false;
+        if (!all(reply, (fence) => fence === this.#fence)) return false;
         this.#confirm(sent, ttl);
         return true;
     }
 
     // Two timers, so that a renewal without an answer cannot delay the signal of the loss.
     #watch() {
-        const delay = Math.max(1, this.#lossAt - stamp());
+        const delay = Math.min(1000, Math.max(1, this.#lossAt - stamp())); // the host may sleep
         if (!this.lost) this.#alarm = setTimeout(() => this.#watch(), delay).unref();
     }
     #renewIn(delay) {

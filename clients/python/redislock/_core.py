@@ -217,7 +217,8 @@ class Owner:
 class Lock:
     """A request that may be carried out again and again."""
 
-    _clients: tuple[type, ...] = ()  # what the flavour takes
+    _clients: tuple[type, ...]  # what the flavour takes
+    _needs: str
 
     def __init__(
         self,
@@ -242,7 +243,7 @@ class Lock:
         owner: enters again what this owner holds. label: shown by LOCK.INFO.
         """
         if not isinstance(client, self._clients):
-            raise InvalidRequest(f"the client must be one of redis-py: {self._clients}")
+            raise InvalidRequest(f"the client must be {self._needs}")
         keys = (name,) if isinstance(name, (str, bytes)) else name
         if not isinstance(keys, (list, tuple)) or not all(
             isinstance(key, (str, bytes)) and key for key in keys

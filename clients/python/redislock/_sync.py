@@ -226,7 +226,8 @@ class Held(_core.Held):
         """Waits until the lock is lost or released: True; for `timeout` seconds at most: False."""
         end = float("inf") if timeout is None else now() + timeout
         while not self.lost and now() < end:
-            self._ended.wait(max(0.0, min(end, self._loss_at) - now()))
+            left = min(end, self._loss_at) - now()
+            self._ended.wait(max(0.0, min(1.0, left)))  # the host may sleep
         return self.lost
 
     def guard(self, *command: Any) -> Any:
@@ -263,6 +264,7 @@ class Lock(_core.Lock):
     """`with Lock(r, "nightly", ttl=10, wait=30) as held:` · may be used again and again."""
 
     _clients = (redis.Redis, redis.RedisCluster)
+    _needs = "a redis.Redis or redis.RedisCluster (redislock.asyncio takes those of redis.asyncio)"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -140,7 +140,8 @@ class Held(_core.Held):
         if self.lost:
             self._end()
         else:
-            self._alarm = self._link.loop.call_later(self._loss_at - now(), self._watch)
+            left = min(1.0, self._loss_at - now())  # the host may sleep
+            self._alarm = self._link.loop.call_later(left, self._watch)
 
     def _renew_at(self, due: float) -> None:
         def begin() -> None:
@@ -157,7 +158,7 @@ class Held(_core.Held):
         """Returns when the lock is lost (or released)."""
         while not self.lost:
             try:
-                async with asyncio.timeout(max(0.0, self._loss_at - now())):
+                async with asyncio.timeout(max(0.0, min(1.0, self._loss_at - now()))):
                     await self._ended.wait()
             except TimeoutError:
                 pass
@@ -196,6 +197,7 @@ class Lock(_core.Lock):
     """`async with Lock(r, "nightly", ttl=10, wait=30) as held:` · may be used again and again."""
 
     _clients = (aredis.Redis, aredis.RedisCluster)
+    _needs = "a redis.asyncio.Redis or redis.asyncio.RedisCluster"
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -33,7 +33,7 @@ public final class Held implements AutoCloseable {
     private long ttl;
     private long sent; // when the last confirmed command was sent
     private long validUntil;
-    private int entries = 1;
+    private volatile int entries = 1; // changed under the monitor
     private Future<?> alarm;
     private Future<?> renewal;
 
@@ -188,7 +188,8 @@ public final class Held implements AutoCloseable {
 
     private synchronized void watch() {
         if (!isLost()) {
-            long delay = Math.max(1, lossAt() - BootClock.stamp());
+            long left = lossAt() - BootClock.stamp();
+            long delay = Math.min(1_000, Math.max(1, left)); // the host may sleep
             alarm = TIMER.schedule(this::watch, delay, TimeUnit.MILLISECONDS);
         }
     }

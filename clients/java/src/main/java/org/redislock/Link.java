@@ -99,6 +99,15 @@ final class Link {
         }
     }
 
+    void close() {
+        for (var unused : idle.values()) {
+            for (var next = unused.poll(); next != null; next = unused.poll()) {
+                next.close();
+            }
+        }
+        source.close();
+    }
+
     private static <T> T answer(CompletableFuture<T> future, long limit, boolean sent)
             throws ErrorReply, InterruptedException {
         try {

@@ -71,7 +71,7 @@ public final class RedisLocks implements AutoCloseable {
     /** Closes the connections that locks have used. */
     @Override
     public void close() {
-        link.source.close();
+        link.close();
     }
 
     /** Attempt after attempt until the lock is granted or the wait is over. */
