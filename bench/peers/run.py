@@ -128,7 +128,8 @@ def prepared(wanted: list[str]) -> tuple[list[Peer], dict]:
             continue
         print(f"peers: building {language}", flush=True)
         subprocess.run(["sh", "-ec", filled(entry["build"])], cwd=HERE / language, check=True)
-        for name in [*entry["ours"], *entry["usual"]]:
+        usual = [name for names in entry["beside"].values() for name in names]
+        for name in dict.fromkeys([*entry["beside"], *usual]):
             peers.append(Peer(language, name, entry["command"]))
     return peers, sides
 
@@ -158,16 +159,16 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 
 def verdicts(results: list[dict], sides: dict) -> list[list[str]]:
-    """Each library beside each usual lock of its language."""
+    """Each library beside the usual locks that do the same work in the same way."""
     by_name, rows = {one["lock"]: one for one in results}, []
     for entry in sides.values():
-        for name in entry["ours"]:
+        for name, beside in entry["beside"].items():
             own = by_name[name]
             checks = [
                 ratio("least/most served", own["share"], 1, 0.9),
                 ratio("commands per grant", own["commands_per_grant"], -1, 2.5),
             ]
-            for usual in (by_name[other] for other in entry["usual"]):
+            for usual in (by_name[other] for other in beside):
                 rate = own["grants_per_second"] / usual["grants_per_second"]
                 wait = own["wait_max_ms"] / usual["wait_max_ms"]
                 checks += [

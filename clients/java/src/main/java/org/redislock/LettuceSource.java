@@ -125,15 +125,15 @@ final class LettuceSource implements Source {
         }
     }
 
-    private record Word(String name) implements ProtocolKeyword {
+    private record Word(String text) implements ProtocolKeyword {
         @Override
         public byte[] getBytes() {
-            return name.getBytes(StandardCharsets.US_ASCII);
+            return text.getBytes(StandardCharsets.US_ASCII);
         }
 
         @Override
         public String toString() {
-            return name;
+            return text;
         }
     }
 
