@@ -157,11 +157,12 @@ class _Keeper:
     def add(self, held: Held, due: float) -> None:
         with self.change:
             self.due[held] = due
+            if due < self.wakes_at:  # seldom: a hold that ends soon wakes nobody
+                self.wakes_at = due
+                self.change.notify()
             if self.thread is None:
                 self.thread = threading.Thread(target=self.run, name="redislock", daemon=True)
                 self.thread.start()
-            elif due < self.wakes_at:
-                self.change.notify()
 
     def remove(self, held: Held) -> None:
         self.due.pop(held, None)
@@ -169,12 +170,13 @@ class _Keeper:
     def run(self) -> None:
         while True:
             with self.change:
-                self.wakes_at = min(self.due.copy().values(), default=float("inf"))
-                if self.wakes_at > now():
-                    self.change.wait(min(self.wakes_at - now(), 3600.0))
+                self.change.wait(min(max(0.0, self.wakes_at - now()), 3600.0))
+                if now() < self.wakes_at:
+                    continue
                 ready = [held for held, due in self.due.copy().items() if due <= now()]
                 for held in ready:
                     self.remove(held)
+                self.wakes_at = min(self.due.copy().values(), default=float("inf"))
             for held in ready:
                 threading.Thread(target=self.renew, args=(held,), daemon=True).start()
 
