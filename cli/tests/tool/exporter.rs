@@ -14,7 +14,7 @@ use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::tool::redlock;
+use crate::tool::{NODE_TIMEOUT, redlock};
 
 /// An exporter on a free port, ended when dropped.
 pub struct Exporter {
@@ -31,6 +31,7 @@ impl Exporter {
         let mut command = redlock(&[]);
         command
             .env("REDLOCK_NODES", nodes)
+            .envs([NODE_TIMEOUT])
             .env_remove("REDLOCK_LISTEN");
         command.args(["exporter", "--listen", "127.0.0.1:0"]);
         command.stderr(std::fs::File::create(&log).unwrap());

@@ -126,7 +126,11 @@ fn very_many_locks_are_all_listed() {
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let _: Vec<u64> = servers[0].run(&words);
     }
-    let listing = ask(&servers, &["ls", "many:*", "--json"]).json();
+    let listing = ask(
+        &servers,
+        &["ls", "many:*", "--json", "--node-timeout", "20s"],
+    )
+    .json();
     let locks = listing["locks"].as_array().unwrap();
     assert_eq!(locks.len(), 3 * AT_ONCE);
     assert!(locks.iter().all(|lock| lock["state"] == "held"));

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redislock_testkit::{Server, SteppedServer, Value, wait_until};
 
 use crate::masters;
-use crate::tool::{holder, redlock};
+use crate::tool::{NODE_TIMEOUT, holder, redlock};
 
 const PAGE: &str = include_str!("../../../docs/OPERATIONS.md");
 
@@ -99,7 +99,8 @@ fn run(command: &str, servers: &[Server]) -> String {
     shell.args(["-c", &format!("{{ {command}; }} 2>&1")]);
     shell
         .env("PATH", format!("{}:{path}", folder.display()))
-        .env("NO_COLOR", "1");
+        .env("NO_COLOR", "1")
+        .envs([NODE_TIMEOUT]);
     for (name, value) in tool.get_envs().filter(|(name, _)| *name == "REDLOCK_NODES") {
         shell.env(name, value.unwrap());
     }
@@ -165,10 +166,13 @@ fn clock_trouble() {
     let [doctor] = blocks[..] else {
         panic!("{blocks:?}")
     };
-    let [first, _, third] = sound();
-    let options = Server::options().configs(SOUND);
-    let ahead = SteppedServer::start_ahead(options, Duration::from_secs(3));
+    let [_, _, third] = sound();
+    let options = || Server::options().configs(SOUND);
+    let ahead = SteppedServer::start_ahead(options(), Duration::from_secs(2));
+    let behind = SteppedServer::start(options());
+    behind.step(-1);
     wait_for_the_end_of_the_quarantine(&ahead.server);
-    let servers = [first, ahead.server, third];
+    wait_for_the_end_of_the_quarantine(&behind.server);
+    let servers = [behind.server, ahead.server, third];
     prints_as_written(doctor, &servers);
 }

@@ -6,6 +6,9 @@ use redislock_testkit::Server;
 use redislock_testkit::process::{Outcome, Running, written};
 use serde_json::Value;
 
+/// How long a node may take to reply where a test is not about that: a busy machine is slow.
+pub const NODE_TIMEOUT: (&str, &str) = ("REDLOCK_NODE_TIMEOUT", "5s");
+
 /// `redlock` with these nodes and no other settings.
 pub fn redlock(servers: &[Server]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_redlock"));

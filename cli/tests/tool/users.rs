@@ -5,7 +5,7 @@ use redislock_testkit::process::{Outcome, outcome};
 
 use crate::exporter::Exporter;
 use crate::masters;
-use crate::tool::{Json, redlock};
+use crate::tool::{Json, NODE_TIMEOUT, redlock};
 
 const PAGE: &str = include_str!("../../../docs/OPERATIONS.md");
 
@@ -25,7 +25,8 @@ fn login(server: &Server, name: &str) -> String {
 
 fn ask(url: &str, words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
-    command.env("REDLOCK_NODES", url).args(words);
+    command.env("REDLOCK_NODES", url).envs([NODE_TIMEOUT]);
+    command.args(words);
     outcome(command)
 }
 
