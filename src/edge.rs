@@ -117,10 +117,16 @@ fn fail(edge: &'static str) {
     }
 }
 
-/// Panics on request, for tests. Release builds do not have this.
+/// Panics on request, and counts, for tests. Release builds do not have this.
 #[cfg(feature = "failpoints")]
 pub mod failpoint {
+    use std::sync::atomic::AtomicU64;
     use std::sync::{Mutex, PoisonError};
+
+    /// How often the node's state was borrowed.
+    pub static BORROWS: AtomicU64 = AtomicU64::new(0);
+    /// How often the keyspace let core decide.
+    pub static DECISIONS: AtomicU64 = AtomicU64::new(0);
 
     static ARMED: Mutex<Option<String>> = Mutex::new(None);
 

@@ -114,6 +114,7 @@ const COMMANDS: &[Edge] = &[
     ("apply::apply", |s| s.refuses("LOCK._APPLY x")),
     ("probe::probe", |s| s.refuses("LOCK._PROBE x")),
     ("fail::fail", |s| s.refuses("LOCK._FAIL x")),
+    ("entries::entries", |s| s.refuses("LOCK._ENTRIES")),
 ];
 const CALLBACKS: &[Edge] = &[
     ("show", |s| s.does("INFO lock")),
@@ -290,6 +291,26 @@ fn a_panic_while_the_server_starts_is_logged_and_stops_the_start() {
     server.reconfigure(|options| options.environment("REDISLOCK_FAILPOINT", ""));
     server.start_again();
     assert!(!server.connect().call("LOCK.INFO job me").is_error());
+}
+
+#[test]
+fn a_request_that_is_answered_at_once_borrows_the_node_once() {
+    let server = fragile(Server::options()).start();
+    let mut c = server.connect();
+    for command in ["LOCK.ACQUIRE job me 60000", "LOCK.RELEASE job me"] {
+        // In a transaction, so that no timer runs between the counts.
+        for step in ["MULTI", "LOCK._ENTRIES", command, "LOCK._ENTRIES"] {
+            assert!(!c.call(step).is_error(), "{step}");
+        }
+        let replies = c.call("EXEC");
+        let counts = [0, 2].map(|at| {
+            let counts = replies.items()[at].items();
+            [0, 1].map(|count| counts[count].integer())
+        });
+        let [before, after] = counts;
+        let entered = [after[0] - before[0], after[1] - before[1]];
+        assert_eq!(entered, [1, 1], "{command}: the node, the keyspace");
+    }
 }
 
 #[test]

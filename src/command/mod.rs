@@ -4,6 +4,8 @@
 mod acquire;
 mod apply;
 mod describe;
+#[cfg(feature = "failpoints")]
+mod entries;
 mod extend;
 #[cfg(feature = "failpoints")]
 mod fail;
@@ -271,6 +273,18 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::None,
         grammar: "",
         summary: c"For tests: the next call of an edge panics",
+        complexity: c"O(1)",
+    },
+    #[cfg(feature = "failpoints")]
+    Command {
+        name: c"lock._entries",
+        handler: handler!(entries::entries),
+        flags: c"readonly fast",
+        categories: c"slow admin dangerous",
+        arity: 1,
+        keys: Keys::None,
+        grammar: "",
+        summary: c"For tests: how often the node was borrowed and core asked",
         complexity: c"O(1)",
     },
 ];

@@ -210,6 +210,8 @@ fn decide_at<'a, R>(
     gives_fences: impl FnOnce(&Node) -> bool,
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
 ) -> (R, Followup<'a>) {
+    #[cfg(feature = "failpoints")]
+    crate::edge::failpoint::DECISIONS.fetch_add(1, Ordering::Relaxed);
     let mono = clock::mono();
     replication::check(ctx, mono);
     let changing = Changing::begin();

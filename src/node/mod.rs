@@ -98,6 +98,8 @@ lazy_static! {
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 /// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
 pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
+    #[cfg(feature = "failpoints")]
+    crate::edge::failpoint::BORROWS.fetch_add(1, Ordering::Relaxed);
     NODE.with(|node| {
         if notices::are_there() {
             notices::read_all(node);
