@@ -6,6 +6,7 @@
 //! the deadline itself: the server's own follows the wall clock and is late. Whatever ends the
 //! wait, the server frees the private data last: there it is known whether the client was answered.
 
+use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::LazyLock;
 
@@ -62,8 +63,19 @@ struct Waiters {
     places: Places,
     /// Answers to those who are still blocked.
     answers: Vec<(WaiterId, Answer)>,
+    /// Those who are still blocked and are to come again: very many may be at once.
+    dismissed: VecDeque<WaiterId>,
     turn: Turn,
 }
+
+impl Waiters {
+    fn owes_answers(&self) -> bool {
+        !(self.answers.is_empty() && self.dismissed.is_empty())
+    }
+}
+
+/// So many who are to come again are told so in one turn of the event loop.
+const DISMISSED_AT_ONCE: usize = 32;
 
 /// Where the server is in its turn of the event loop, as far as is known.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -136,7 +148,13 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
 /// that may have passed already, the server takes another turn before it sleeps.
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
     let before = WAITERS.with(|waiters| {
-        waiters.answers.extend(answers);
+        for (id, answer) in answers {
+            if answer == Answer::Unblocked {
+                waiters.dismissed.push_back(id);
+            } else {
+                waiters.answers.push((id, answer));
+            }
+        }
         let before = waiters.turn;
         if before == Turn::Untold {
             waiters.turn = Turn::Unknown;
@@ -155,7 +173,14 @@ pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
 fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _: *mut c_void) {
     if moment == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         unblock_answered();
-        WAITERS.with(|waiters| waiters.turn = Turn::Over);
+        unblock_dismissed(DISMISSED_AT_ONCE);
+        let is_more = WAITERS.with(|waiters| {
+            waiters.turn = Turn::Over;
+            waiters.owes_answers()
+        });
+        if is_more {
+            alarm::nudge();
+        }
     } else {
         WAITERS.with(|waiters| waiters.turn = Turn::Open);
     }
@@ -165,11 +190,7 @@ fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _
 fn unblock_answered() {
     let mut answers = WAITERS.with(|waiters| std::mem::take(&mut waiters.answers));
     for (id, answer) in answers.drain(..) {
-        match WAITERS.with(|waiters| waiters.places.remove(id)) {
-            Some(place) => unblock(place, answer),
-            // Gone before it could be told.
-            None => has_left(id),
-        }
+        tell(id, answer);
     }
     // Its memory is used again.
     WAITERS.with(|waiters| {
@@ -177,6 +198,25 @@ fn unblock_answered() {
             waiters.answers = answers;
         }
     });
+}
+
+/// Lets the server tell those who are to come again, at most so many.
+fn unblock_dismissed(most: usize) {
+    for _ in 0..most {
+        let Some(id) = WAITERS.with(|waiters| waiters.dismissed.pop_front()) else {
+            return;
+        };
+        tell(id, Answer::Unblocked);
+    }
+}
+
+/// Lets the server reply to a waiter.
+fn tell(id: WaiterId, answer: Answer) {
+    match WAITERS.with(|waiters| waiters.places.remove(id)) {
+        Some(place) => unblock(place, answer),
+        // Gone before it could be told.
+        None => has_left(id),
+    }
 }
 
 /// Lets the server reply to a connection that had a place until now.
@@ -278,7 +318,7 @@ fn free_parked(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
     // The first moment after `on_turn` at which the server may be told to stop calling it.
     let stop = WAITERS.with(|waiters| {
         waiters.places.remove(parked.id);
-        let stop = waiters.answers.is_empty() && waiters.turn != Turn::Untold;
+        let stop = !waiters.owes_answers() && waiters.turn != Turn::Untold;
         if stop {
             waiters.turn = Turn::Untold;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use redislock_testkit::lock::wait_for_waiters;
 use redislock_testkit::{
-    Connection, Server, Value, granted, info_number, wait_for_sync, wait_until,
+    Connection, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
 };
 
 const LOCKS: usize = 150_000;
@@ -299,4 +299,29 @@ fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices(
     });
     let slice = longest_slice(&mut c);
     assert!(slice <= ALLOWED, "{slice:?}");
+}
+
+/// In a cluster the lock may live on elsewhere, so everyone who waits for it is told to come again.
+#[test]
+fn very_many_waiters_whose_lock_goes_away_in_a_cluster_are_told_in_slices() {
+    let server = Server::options().config("cluster-enabled yes").start();
+    let mut c = server.connect();
+    c.ok("CLUSTER ADDSLOTSRANGE 0 16383");
+    wait_until("the cluster is up", || {
+        c.call("CLUSTER INFO").text().contains("cluster_state:ok")
+    });
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let mut waiters: Vec<_> = (0..800)
+        .map(|n| {
+            let mut waiter = server.connect();
+            waiter.send(&format!("LOCK.ACQUIRE job you-{n} 60000 BLOCK 0"));
+            waiter
+        })
+        .collect();
+    wait_for_waiters(&mut c, "job", 800);
+    let stall = longest_stall(&server, || _ = c.ok("DEL job"), |_| true);
+    assert!(stall <= Duration::from_millis(8), "{stall:?}");
+    for waiter in &mut waiters {
+        refused(&waiter.receive(), "UNBLOCKED");
+    }
 }
