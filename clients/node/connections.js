@@ -125,8 +125,11 @@ export class Link {
             try {
                 connection =
                     popAlive(idle) ??
-                    (await limited(this.#adapter.connect(this.#client, at), ANSWER, signal, (late) =>
-                        late.destroy(),
+                    (await limited(
+                        this.#adapter.connect(this.#client, at),
+                        ANSWER,
+                        signal,
+                        (late) => late.destroy(),
                     ));
                 const reply = connection.call(words());
                 sent = true;

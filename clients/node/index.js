@@ -144,7 +144,10 @@ class Held {
 
     // After a wait, the reply does not say when the grant was made: a command that is sent now does.
     static async begin(held, signal) {
-        if (held.#validUntil - now() < held.#ttl / 2 && !(await held.#extend(held.#ttl, { signal })))
+        if (
+            held.#validUntil - now() < held.#ttl / 2 &&
+            !(await held.#extend(held.#ttl, { signal }))
+        )
             throw new Unavailable("the lease ended before the grant arrived");
         if (signal?.aborted) throw cancelled(signal);
         if (held.lost) throw new Unavailable("the answer took longer than the lease");

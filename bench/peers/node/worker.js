@@ -16,7 +16,8 @@ const TTL = 30_000;
 const RELEASE = 'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end';
 async function polled(client, work) {
     const token = randomUUID();
-    while (!(await client.set("bench", token, "PX", TTL, "NX"))) await sleep(50 + Math.random() * 50);
+    while (!(await client.set("bench", token, "PX", TTL, "NX")))
+        await sleep(50 + Math.random() * 50);
     work();
     await client.eval(RELEASE, 1, "bench", token);
 }
@@ -27,7 +28,8 @@ async function locking() {
         return (work) => withLock(client, "bench", { ttl: TTL }, work);
     }
     const client = new Redis({ port });
-    if (peer === "redislock on ioredis") return (work) => withLock(client, "bench", { ttl: TTL }, work);
+    if (peer === "redislock on ioredis")
+        return (work) => withLock(client, "bench", { ttl: TTL }, work);
     if (peer === "SET NX on ioredis") return (work) => polled(client, work);
     const redlock = new Redlock([client], { retryCount: -1 });
     return async (work) => {
@@ -44,7 +46,7 @@ async function measure(withIt, length) {
     let handovers = 0;
     let last = null;
     const work = async (_, worker) => {
-        for (let asked; (asked = performance.now()) < end; ) {
+        for (let asked; (asked = performance.now()) < end;) {
             await withIt(() => {
                 const now = performance.now();
                 waits.push(Math.round((now - asked) * 1000));
