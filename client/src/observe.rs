@@ -150,15 +150,18 @@ impl Observer {
         let mut round: Round<Result<T, Verdict>> = Round::unlimited(self.nodes.len());
         let mut answers = Vec::with_capacity(self.nodes.len());
         for (place, node) in self.nodes.iter().enumerate() {
-            let asked = question(Arc::clone(node));
-            round.push(Question::new(place, Moment::now()), asked);
+            let (node, asked) = (Arc::clone(node), question(Arc::clone(node)));
             answers.push(Answer::new(node.name.clone(), Err(Verdict::NotAsked)));
+            round.push(Question::new(place, Moment::now()), async move {
+                let result = asked.await;
+                if result.is_err() {
+                    // The next question begins with a new connection.
+                    *node.connection.lock().await = None;
+                }
+                result
+            });
         }
         while let Some((question, result)) = round.next().await {
-            if result.is_err() {
-                // The next question begins with a new connection.
-                *self.nodes[question.place].connection.lock().await = None;
-            }
             answers[question.place].result = result;
         }
         answers

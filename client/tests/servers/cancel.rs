@@ -1,6 +1,7 @@
 //! Cancelling `acquire` at every point where it can be cancelled: nothing stays held, nobody waits
 //! on.
 
+use std::cell::Cell;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
@@ -142,7 +143,7 @@ async fn while_waiting_for_replicas() {
         .configs(["repl-diskless-sync-delay 0"])
         .start_many::<1>();
     let _replica = Server::options().replica_of(&servers[0]).start();
-    crate::until("the replica is in step", || {
+    until("the replica is in step", || {
         servers[0]
             .run::<String>(&["INFO", "replication"])
             .contains("state=online")
@@ -256,13 +257,17 @@ async fn at_every_message_on_one_node() {
 #[tokio::test]
 async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
     let servers = Server::start_many::<3>();
+    let highest = Cell::new(0);
     let lock = async |client: &Redlock| {
-        // Counters that nobody has told the client about: each time further ahead.
-        for (server, seconds) in servers.iter().zip([1, 2, 3]) {
-            let time: Vec<u64> = server.run(&["TIME"]);
-            let fence = ((time[0] + seconds) * 1_000_000 + time[1]).to_string();
+        // Counters that differ, and that nobody has told the client about: above all that it can
+        // have seen by now, and above the clocks.
+        let time: Vec<u64> = servers[0].run(&["TIME"]);
+        let base = highest.get().max((time[0] + 1) * 1_000_000 + time[1]);
+        for (server, step) in servers.iter().zip([1_000, 2_000, 3_000]) {
+            let fence = (base + step).to_string();
             let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1", "FENCE", &fence]);
         }
+        highest.set(base + 10_000);
         client.lock("x").ttl(LONG)
     };
     at_every_message(&servers, lock, &["x"], nobody).await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use redislock_client::{Redlock, Released};
 use redislock_testkit::{Server, lock};
 
-use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
+use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
 
 /// How many wait for the key at this server.
 pub fn waiters(server: &Server, key: &str) -> i64 {
@@ -38,7 +38,7 @@ impl Room {
 }
 
 async fn hundred_tasks(servers: &[Server]) {
-    let client = connect(servers).await;
+    let client = patient(servers).await;
     let room = Arc::new(Room::default());
     let mut tasks = Vec::new();
     for _ in 0..100 {
@@ -47,7 +47,7 @@ async fn hundred_tasks(servers: &[Server]) {
             for _ in 0..3 {
                 let guard = client
                     .lock("x")
-                    .ttl(TTL * 3)
+                    .ttl(TTL * 6)
                     .wait(Duration::from_secs(60))
                     .acquire()
                     .await
@@ -283,10 +283,10 @@ async fn waiters_queue_elsewhere_while_the_first_node_is_quarantined() {
 #[tokio::test(flavor = "multi_thread")]
 async fn crossed_queues_resolve() {
     let servers = Server::start_many::<3>();
-    let forward = connect(&servers).await;
+    let forward = patient(&servers).await;
     let backward = Redlock::builder()
         .nodes(servers.iter().rev().map(Server::url))
-        .node_timeout(NODE_TIMEOUT)
+        .node_timeout(Duration::from_secs(5))
         .connect()
         .await
         .unwrap();
@@ -303,7 +303,7 @@ async fn crossed_queues_resolve() {
             for _ in 0..10 {
                 let guard = client
                     .lock("x")
-                    .ttl(TTL * 3)
+                    .ttl(TTL * 6)
                     .wait(Duration::from_secs(60))
                     .acquire()
                     .await
