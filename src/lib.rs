@@ -5,34 +5,34 @@
 //! events about it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
 //! somebody else take the same way in (`events/`).
 //!
-//! | file | subject | uses, besides core and the last group |
-//! |---|---|---|
-//! | `command/` | one file per command: grammar, parsing, replies; `mod.rs` has the table of all | all below but `events` and `data_type` |
-//! | `events/` | what no client asks for: time, roles, loading, flushes, disconnects, keys that others change | `keyspace` and all below |
-//! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values | `keyspace`, `effects`, `config`, `node` |
-//! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies | `effects`, `waiters`, `replication`, `config`, `node` |
-//! | `effects.rs` | what is replicated | |
-//! | `waiters.rs` | blocked clients and their hand-over | `reply`, `node` |
-//! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE | `replication`, `quarantine`, `config`, `node` |
-//! | `replication/` | whether another node may be a master at the same time | `quarantine`, `config`, `node` |
-//! | `quarantine.rs` | the node's quarantine: log, alarm, unreadable settings | `reply`, `config`, `node` |
-//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not | |
-//! | `info.rs` | what INFO shows | `config`, `node` |
-//! | `config.rs` | the options, their defaults and ranges | `node` |
-//! | `node/` | the node's state, and how callbacks reach it | `removals` |
-//! | `removals.rs` | held locks that something else than their holders ended: for the log | |
-//! | | **the last group, which every file may use** | |
-//! | `server.rs` | what the server allows outside a command, and how it is configured | `ffi` |
-//! | `alarm.rs` | when the module runs without being asked | `clock`, `edge`, `ffi` |
-//! | `clock.rs` | the clocks | |
-//! | `edge.rs` | what the server calls, and what follows from a panic there | `ffi` |
-//! | `global.rs` | the thread model | |
-//! | `ffi.rs` | the server's API behind safe calls | |
+//! | file | subject |
+//! |---|---|
+//! | `command/` | one file per command: grammar, parsing, replies; `mod.rs` has the table of all |
+//! | `events/` | what no client asks for: time, roles, loads, flushes, disconnects, changed keys |
+//! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
+//! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies |
+//! | `effects.rs` | what is replicated |
+//! | `waiters.rs` | blocked clients and their hand-over |
+//! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
+//! | `replication/` | whether another node may be a master at the same time |
+//! | `quarantine.rs` | the node's quarantine: log, alarm, unreadable settings |
+//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not |
+//! | `info.rs` | what INFO shows |
+//! | `config.rs` | the options, their defaults and ranges |
+//! | `node/` | the node's state, and how callbacks reach it |
+//! | `removals.rs` | held locks that something else than their holders ended: for the log |
+//! | `server.rs` | what the server allows outside a command, and how it is configured |
+//! | `alarm.rs` | when the module runs without being asked |
+//! | `clock.rs` | the clocks |
+//! | `edge.rs` | what the server calls, and what follows from a panic there |
+//! | `global.rs` | the thread model |
+//! | `ffi.rs` | the server's API behind safe calls |
 //!
-//! A file uses only what is below it: `tests/structure.rs` checks that.
+//! A file uses only what is below it in this list; every file may use the last six.
+//! `tests/structure.rs` has the exact table and checks it.
 //!
 //! A new option of LOCK.ACQUIRE goes into `command/options.rs` (grammar), `command/describe.rs`
-//! (help) and core's `lock.rs` (`Terms`: what it means).
+//! (help) and core's `lock/hold.rs` (`Terms`: what it means).
 
 mod alarm;
 mod clock;
