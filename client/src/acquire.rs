@@ -37,7 +37,6 @@ pub(crate) async fn acquire(
     client.fleet.first_answers(deadline).await;
     let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
     loop {
-        let started = Moment::now();
         let mut attempt = Attempt::new(Arc::clone(client), Arc::clone(&spec));
         let outcome = try_or_wait(&mut attempt, may_wait, deadline).await;
         let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
@@ -46,7 +45,7 @@ pub(crate) async fn acquire(
                 if let Some(replicas) = spec.replicas {
                     replicate(&mut attempt, replicas, valid_until, deadline).await?;
                 }
-                return Ok(Hold::begin(&mut attempt, started, fence));
+                return Ok(Hold::begin(&mut attempt, fence));
             }
             Outcome::Refused => return Err(failed(attempt, outcome).await),
             _ if over => return Err(failed(attempt, outcome).await),

@@ -43,6 +43,11 @@ pub(crate) struct Attempt {
     pub(crate) verdicts: Vec<Verdict>,
     /// Nodes that may hold something of this token.
     pub(crate) owing: NodeSet,
+    /// Before this moment nothing was granted.
+    pub(crate) since: Moment,
+    /// Nodes with a release of this token that may still arrive: it would end what they grant from
+    /// now on, so they are not asked again.
+    pub(crate) unsettled: NodeSet,
     /// The node whose answer an attempt that can wait does not overtake, and whether it said no.
     queue_node: Option<usize>,
     overtaking: bool,
@@ -64,6 +69,8 @@ impl Attempt {
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
+            unsettled: NodeSet::default(),
+            since: Moment::now(),
             queue_node: None,
             overtaking: false,
             late: Late::new(),
@@ -110,8 +117,9 @@ impl Attempt {
         let mut electorate = fleet.electorate();
         held.iter().for_each(|place| electorate.insert(place));
         // What cannot be sent need not be released.
-        let connected = |place: &usize| fleet.nodes[*place].is_connected();
-        let electorate: NodeSet = electorate.iter().filter(connected).collect();
+        let can_ask =
+            |place: &usize| fleet.nodes[*place].is_connected() && !self.unsettled.contains(*place);
+        let electorate: NodeSet = electorate.iter().filter(can_ask).collect();
         let extend = (!held.is_empty()).then(|| {
             let ttl = self.spec.ttl;
             Arc::new(command::extend(&self.spec.keys, self.token, ttl, proposal))
@@ -302,11 +310,20 @@ impl Attempt {
         std::mem::take(&mut self.owing)
     }
 
-    /// Releases what these nodes granted, without waiting for them.
-    pub(crate) fn release(&mut self, places: NodeSet) {
+    /// Releases what these nodes granted and goes on with the others.
+    pub(crate) async fn give_back(&mut self, places: NodeSet) {
+        // What the release does not settle, it delivers in the background, even if this is dropped.
+        let release = self.release(places);
+        places.iter().for_each(|place| self.unsettled.insert(place));
+        let left = release.settle().await;
+        let settled = places.iter().filter(|place| !left.contains(*place));
+        settled.for_each(|place| self.unsettled.remove(place));
+    }
+
+    fn release(&mut self, places: NodeSet) -> Release {
         places.iter().for_each(|place| self.owing.remove(place));
         let request = command::release(&self.spec.keys, self.token);
-        drop(Release::new(&self.client, places, request, self.spec.ttl));
+        Release::new(&self.client, places, request, self.spec.ttl)
     }
 }
 
@@ -326,7 +343,7 @@ impl Drop for Attempt {
                 .spawn(blocked.cancel(release, patience));
         }
         if !self.owing.is_empty() {
-            self.release(self.owing);
+            drop(self.release(self.owing));
         }
     }
 }

@@ -72,6 +72,8 @@ pub(crate) struct Hold {
     pub(crate) fence: u64,
     /// Before this moment nothing was granted, so MAXHOLD counts from it.
     pub(crate) since: Moment,
+    /// Nodes with a release of this token that may still arrive: they are not asked.
+    pub(crate) unsettled: NodeSet,
     pub(crate) ending: Arc<Ending>,
     state: Mutex<State>,
     /// Answers to the acquisition that nobody has read yet.
@@ -113,7 +115,7 @@ pub(crate) struct Bound {
 
 impl Hold {
     /// Takes over what the attempt has won.
-    pub(crate) fn begin(attempt: &mut Attempt, started: Moment, fence: u64) -> Arc<Self> {
+    pub(crate) fn begin(attempt: &mut Attempt, fence: u64) -> Arc<Self> {
         let asked = attempt.hand_over();
         let nodes = attempt.verdicts.len();
         let mut leases = Leases::new(nodes, fence);
@@ -142,7 +144,8 @@ impl Hold {
             client: Arc::clone(&attempt.client),
             token: attempt.token,
             fence,
-            since: started,
+            since: attempt.since,
+            unsettled: attempt.unsettled,
             ending: Arc::default(),
             state: Mutex::new(state),
             late: Mutex::new(std::mem::take(&mut attempt.late)),
@@ -327,6 +330,7 @@ impl Hold {
 
     /// Releases some of its locks, in a task of its own: whoever waits for it may be cancelled.
     pub(crate) async fn release_some(self: &Arc<Self>, locks: Vec<usize>) -> Released {
+        let was_lost = self.is_lost();
         let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
         let (told, released) = tokio::sync::oneshot::channel();
         self.client.background.spawn(async move {
@@ -334,9 +338,22 @@ impl Hold {
             let _ = told.send(hold.leave_locks(locks).await);
         });
         let released = tokio::time::timeout(patience, released).await;
+        // Whoever was told of a loss is not told now that there was none.
+        if was_lost || self.is_lost() {
+            return Released::WasLost;
+        }
         released.map_or(Released::Unknown, |released| {
             released.unwrap_or(Released::Unknown)
         })
+    }
+
+    /// Whether it is over without having been released.
+    fn is_lost(&self) -> bool {
+        let is_released = matches!(
+            self.ending.loss.get(),
+            Some(Loss::Released | Loss::Detached)
+        );
+        !is_released && !self.lock().over && !self.is_valid()
     }
 
     /// Takes the locks out of the hold and releases them. A renewal under way still asks for all of
@@ -383,11 +400,11 @@ struct Leaving {
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.hold.end_with(Loss::Released);
         if !self.sent {
             let hold = Arc::clone(&self.hold);
             let background = hold.client.background.clone();
             background.spawn(async move { hold.final_release().await.run().await });
         }
+        self.hold.end_with(Loss::Released);
     }
 }

@@ -190,6 +190,8 @@ impl Lock {
         let mut missing = self.spec.clone();
         missing.keys.retain(|key| !guard.has(key));
         if !missing.keys.is_empty() {
+            // Other tasks of the owner may enter what it holds meanwhile.
+            turns.retain(|turn| !guard.has(&turn.key));
             let hold = acquire(&self.client, Arc::new(missing), may_wait, deadline).await?;
             let new = turns.iter_mut();
             new.filter(|turn| hold.spec.keys.contains(&turn.key))

@@ -158,7 +158,7 @@ impl Attempt {
         };
         let behind: NodeSet = held.iter().filter(|place| *place > next).collect();
         behind.iter().for_each(|place| held.remove(place));
-        self.release(behind);
+        self.give_back(behind).await;
         Ok(next)
     }
 
@@ -281,6 +281,11 @@ impl Attempt {
         let outcome = match &reply {
             Reply::Yes(fence) => {
                 node.fences.saw(*fence);
+                if self.ballot.granted().is_empty() {
+                    // The first grant, which came at most a node timeout before its reply.
+                    let timeout = self.client.fleet.node_timeout;
+                    self.since = sent.max(Moment::now().minus(timeout));
+                }
                 self.ballot.grant(place, *fence, sent);
                 Ok(())
             }

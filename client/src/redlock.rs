@@ -1,6 +1,7 @@
 //! The client itself: how to ask it for locks, what they share, and what it tells to metrics.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -55,7 +56,7 @@ impl Redlock {
 
     /// Waits until what is released in the background is delivered, but no longer than this. For
     /// programs that end right after a request failed, was cancelled, or a guard was dropped: then
-    /// nothing stays held. Guards that still exist keep the client open, so drop them before.
+    /// nothing stays held. Guards, locks and elections that still exist keep the client open, so drop them before.
     pub async fn close(self, patience: Duration) {
         // Whoever still releases something holds on to the client.
         let client = Arc::downgrade(&self.client);
@@ -139,8 +140,13 @@ impl Client {
 
     /// Tells those who measure.
     pub(crate) fn record(&self, spec: &Spec, event: Event<'_>) {
-        if let Some(metrics) = &self.metrics {
-            metrics.record(&spec.keys, event);
+        let Some(metrics) = &self.metrics else {
+            return;
+        };
+        // A panic here would stop the release of a lock, or the watch over a node.
+        let told = AssertUnwindSafe(|| metrics.record(&spec.keys, event));
+        if catch_unwind(told).is_err() {
+            tracing::error!(lock = %spec.name(), "the metrics hook has panicked");
         }
     }
 
@@ -165,7 +171,7 @@ impl Client {
 
 /// Receives what happens to the locks of a client; see
 /// [`Builder::metrics`](crate::Builder::metrics). It is called in the middle of the work, so it
-/// must not block.
+/// must not block; a panic is caught and logged.
 pub trait Metrics: Send + Sync + 'static {
     /// Something has happened to the lock of this name, or to the locks of these names.
     fn record(&self, names: &[Vec<u8>], event: Event<'_>);

@@ -89,6 +89,18 @@ impl Release {
     /// and says what they said. Who does not answer within the node timeout is left to the
     /// background.
     pub(crate) async fn run(mut self) -> Released {
+        let replies = self.ask_all().await;
+        Released::count(&replies, self.client.fleet.nodes.len())
+    }
+
+    /// The same for one that is followed by other requests of the token: the nodes at which it may
+    /// still arrive later.
+    pub(crate) async fn settle(mut self) -> NodeSet {
+        self.ask_all().await;
+        self.left
+    }
+
+    async fn ask_all(&mut self) -> Vec<(usize, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
         let electorate = fleet.electorate();
         let mut round = Round::new(&fleet);
@@ -107,7 +119,7 @@ impl Release {
             }
             replies.push((question.place, reply));
         }
-        Released::count(&replies, fleet.nodes.len())
+        replies
     }
 
     /// One more try at one node, whatever comes of it.

@@ -172,8 +172,9 @@ impl<'a> Renewal<'a> {
             confirmed: 0,
         };
         // What cannot be sent need not be released.
-        let connected = |place: &usize| fleet.nodes[*place].is_connected();
-        let connected: NodeSet = fleet.everybody().iter().filter(connected).collect();
+        let can_ask =
+            |place: &usize| fleet.nodes[*place].is_connected() && !hold.unsettled.contains(*place);
+        let connected: NodeSet = fleet.everybody().iter().filter(can_ask).collect();
         let leases = {
             let mut state = hold.lock();
             connected.iter().for_each(|place| state.asked.insert(place));

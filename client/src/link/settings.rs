@@ -131,9 +131,13 @@ impl Settings {
             let info = self.with_certificates(info.set_redis_settings(login))?;
             Ok(Server::new(info, self.client_name.clone(), None))
         };
+        // A password that is protected by TLS on its way to the master is not sent without TLS.
+        let is_secure =
+            |info: &ConnectionInfo| matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. });
+        let may_be_sent = !is_secure(&master) || infos.iter().all(is_secure);
         let same_login = match &self.sentinel_credentials {
-            Some(_) => None,
-            None => Credentials::of(first),
+            None if may_be_sent => Credentials::of(first),
+            _ => None,
         };
         let sentinels = infos.into_iter().map(sentinel);
         let sentinels = sentinels.collect::<RedisResult<_>>()?;

@@ -374,3 +374,28 @@ async fn a_command_under_a_quorum_or_several_locks_is_refused() {
     let error = guard.command::<u64>(&redis::cmd("PING")).await;
     assert!(matches!(error, Err(redislock_client::Error::Invalid(_))));
 }
+
+struct Panicking;
+
+impl Metrics for Panicking {
+    fn record(&self, _: &[Vec<u8>], event: Event<'_>) {
+        assert!(
+            !matches!(event, Event::Released { .. } | Event::Lost { .. }),
+            "a hook that panics"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_metrics_hook_that_panics_stops_neither_a_release_nor_the_watch_over_a_node() {
+    let server = Server::start();
+    let client = Redlock::builder().node(server.url()).metrics(Panicking);
+    let client = client.connect().await.unwrap();
+    drop(client.lock("x").ttl(TTL * 20).acquire().await.unwrap());
+    until("it is released", || server.is_free("x")).await;
+    let ephemeral = client.lock("e").ephemeral().acquire().await.unwrap();
+    let _: () = server.run(&["CLIENT", "KILL", "TYPE", "normal", "SKIPME", "yes"]);
+    ephemeral.lost().await;
+    let again = client.lock("y").wait(TTL * 10).acquire().await.unwrap();
+    again.release().await;
+}

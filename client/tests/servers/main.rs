@@ -21,6 +21,7 @@ mod log;
 mod nodes;
 mod owner;
 mod pauses;
+mod queue;
 mod sentinel;
 mod settings;
 mod slots;

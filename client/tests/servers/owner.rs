@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use redislock_client::{Error, Owner, Released};
 use redislock_testkit::Server;
+use redislock_testkit::lock::waiters;
 
-use crate::{TTL, connect, freed_before_the_lease_ends, is_busy};
+use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, until};
 
 #[tokio::test]
 async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
@@ -223,4 +224,43 @@ async fn two_owners_that_wait_for_each_other_wait_no_longer_than_they_may() {
     let x = client.lock("x").owner(&two).wait(wait);
     let crossed = tokio::join!(y.acquire(), x.acquire());
     assert!(is_busy(crossed.0) && is_busy(crossed.1));
+}
+
+#[tokio::test]
+async fn an_owner_enters_what_it_holds_while_another_task_of_it_waits_for_more() {
+    let servers = [Server::start()];
+    let client = connect(&servers).await;
+    let other = client.lock("y").acquire().await.unwrap();
+    let owner = Owner::new();
+    let outer = client.lock("x").owner(&owner).acquire().await.unwrap();
+    let both = client.lock_all(["x", "y"]).owner(&owner);
+    let waiting = tokio::spawn(async move { both.acquire().await.unwrap() });
+    until("the other task waits", || {
+        waiters(&mut servers[0].connect(), "y") == 1
+    })
+    .await;
+    let inner = client.lock("x").owner(&owner).try_acquire().await.unwrap();
+    assert_eq!(inner.fence(), outer.fence());
+    other.release().await;
+    let both = waiting.await.unwrap();
+    for guard in [inner, outer] {
+        assert_eq!(guard.release().await, Released::StillHeld);
+    }
+    assert_eq!(both.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn after_a_loss_the_release_of_a_part_says_so() {
+    let servers = [Server::start()];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let lock = |name: &str| client.lock(name).owner(&owner).ttl(TTL).renew(false);
+    let both = client.lock_all(["x", "y"]).owner(&owner).ttl(TTL);
+    let both = both.renew(false).acquire().await.unwrap();
+    let x = lock("x").acquire().await.unwrap();
+    let y = lock("y").acquire().await.unwrap();
+    assert_eq!(both.release().await, Released::StillHeld);
+    x.lost().await;
+    assert_eq!(x.release().await, Released::WasLost);
+    assert_eq!(y.release().await, Released::WasLost);
 }
