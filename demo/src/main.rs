@@ -55,11 +55,7 @@ enum Early {
 /// One thread: it starts masters and workers, and the kernel kills them when that thread ends.
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> ExitCode {
-    let ended = tokio::select! {
-        ended = run() => ended.map_err(Early::Failed),
-        number = next_signal() => Err(Early::Signal(number)),
-    };
-    match ended {
+    match run().await {
         Ok(()) => ExitCode::SUCCESS,
         Err(Early::Failed(error)) => {
             eprintln!("demo: {error}");
@@ -94,14 +90,24 @@ async fn next_signal() -> i32 {
     }
 }
 
-async fn run() -> Outcome<()> {
+async fn run() -> Result<(), Early> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    match words[..] {
-        [] => demonstrate(None).await,
-        ["--picture", file] => demonstrate(Some(file.into())).await,
-        ["worker", name, socket, ref urls @ ..] => worker::work(name, socket.as_ref(), urls).await,
-        _ => Err("usage: redislock-demo [--picture FILE]".to_owned()),
+    let picture = match words[..] {
+        [] => None,
+        ["--picture", file] => Some(file.into()),
+        ["worker", name, socket, ref urls @ ..] => {
+            let ended = worker::work(name, socket.as_ref(), urls).await;
+            return ended.map_err(Early::Failed);
+        }
+        _ => {
+            let usage = "usage: redislock-demo [--picture FILE]";
+            return Err(Early::Failed(usage.to_owned()));
+        }
+    };
+    tokio::select! {
+        ended = demonstrate(picture) => ended.map_err(Early::Failed),
+        number = next_signal() => Err(Early::Signal(number)),
     }
 }
 
