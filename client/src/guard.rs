@@ -208,8 +208,8 @@ impl Guard {
     /// Runs a command if and only if the lock is held at that moment, in one atomic step on its
     /// single node (`LOCK.GUARD`). The error is [`Error::Lost`], and the command has no effect, if
     /// the lock is not held any more; [`Error::Command`] is the command's own. [`Error::NoQuorum`]
-    /// means that no answer came before the lock was lost: the command may have run, or may run until
-    /// the lease ends on the node, and not later.
+    /// means that no answer came before the lock was lost: the command may have run, or may run
+    /// until the lease ends on the node, and not later.
     pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
         let value = self.held.command(command).await?;
         redis::from_redis_value(value).map_err(|error| Error::Command(error.into()))

@@ -56,7 +56,8 @@ impl Redlock {
 
     /// Waits until what is released in the background is delivered, but no longer than this. For
     /// programs that end right after a request failed, was cancelled, or a guard was dropped: then
-    /// nothing stays held. Guards, locks and elections that still exist keep the client open, so drop them before.
+    /// nothing stays held. Guards, locks and elections that still exist keep the client open, so
+    /// drop them before.
     pub async fn close(self, patience: Duration) {
         // Whoever still releases something holds on to the client.
         let client = Arc::downgrade(&self.client);
