@@ -208,8 +208,8 @@ impl Guard {
     /// Runs a command if and only if the lock is held at that moment, in one atomic step on its
     /// single node (`LOCK.GUARD`). The error is [`Error::Lost`], and the command has no effect, if
     /// the lock is not held any more; [`Error::Command`] is the command's own. [`Error::NoQuorum`]
-    /// means that no answer came before the lock was lost: the command may have run, or may run
-    /// until the lease ends on the node, and not later.
+    /// means that no answer came, as the connection broke or the lock was lost before: the command
+    /// may have run, or may run until the lease ends on the node, and not later. It is sent once.
     pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
         let value = self.held.command(command).await?;
         redis::from_redis_value(value).map_err(|error| Error::Command(error.into()))
@@ -297,19 +297,17 @@ impl Hold {
             lock: self.spec.name(),
             nodes: fleet.reports(|_| verdict.clone()),
         };
-        let (generation, mut connection) = node.shared().map_err(no_answer)?;
         let request = command::guard(key, self.token, cmd);
         let sent = Moment::now();
         let result = tokio::select! {
             biased;
-            result = connection.send(&request) => result,
+            result = node.ask_once(&request) => result.map_err(no_answer)?,
             // The server does not run it after the end of the hold; whether it has run it before
             // is not known.
             () = self.is_over() => {
                 return Err(no_answer(Verdict::TimedOut(Moment::now().since(sent))));
             }
         };
-        node.heard(generation, &result);
         let error = match result {
             Ok(Value::ServerError(error)) => error.into(),
             Ok(value) => return Ok(value),

@@ -134,6 +134,41 @@ impl Node {
         }
     }
 
+    /// Sends a request that must not be sent twice, and waits for its reply. The shared connection
+    /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
+    /// slot. An error says that no answer came: the server may have carried it out.
+    pub(crate) async fn ask_once(
+        &self,
+        request: &Request,
+    ) -> Result<RedisResult<redis::Value>, Verdict> {
+        let mut own = match self.link.heals() {
+            true => self.own_connection().await?,
+            false => {
+                let (generation, connection) = self.shared()?;
+                Own {
+                    generation,
+                    connection,
+                }
+            }
+        };
+        self.asked.store(true, Ordering::Relaxed);
+        let result = own.connection.send(request).await;
+        self.heard(own.generation, &result);
+        match result {
+            Err(error) if error.code().is_none() => {
+                // Others that were opened before may have ended with it.
+                self.close_idle();
+                Err(Verdict::Unreachable(error))
+            }
+            answered => {
+                if self.link.heals() {
+                    self.keep_idle(own);
+                }
+                Ok(answered)
+            }
+        }
+    }
+
     /// The shared connection with its generation, or why there is none.
     pub(crate) fn shared(&self) -> Result<(u64, Connection), Verdict> {
         let state = self.state();

@@ -12,7 +12,7 @@ use crate::history::Contention;
 use crate::{NODE_TIMEOUT, is_busy, until};
 
 /// The slot of `job`: the first master's.
-const JOB: u16 = 2906;
+pub(crate) const JOB: u16 = 2906;
 /// Renewed every few seconds.
 const LEASE: Duration = Duration::from_secs(8);
 /// Longer than any failover here.

@@ -14,6 +14,7 @@ mod ends;
 mod examples;
 mod faults;
 mod guard;
+mod guarded;
 mod history;
 mod input;
 mod links;
