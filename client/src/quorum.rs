@@ -79,6 +79,10 @@ pub(crate) fn is_shortage(count: usize, nodes: usize) -> bool {
     count < majority(nodes)
 }
 
+/// A fence this far above another, in µs, comes from a clock that is wrong: nodes refuse what is
+/// 10 s ahead of theirs.
+const FAR_AHEAD: u64 = 5_000_000;
+
 const TICK: Duration = Duration::from_millis(2);
 
 /// Until when a lease surely lasts that was asked for at `sent`: clock rates may differ by 1 %, and
@@ -302,6 +306,14 @@ impl Ballot {
             .min()
     }
 
+    /// Whether a node that has granted is likely to refuse to raise its grant so far: the fence is
+    /// that of a clock far ahead. An answer that is still to come may make it unnecessary.
+    fn would_refuse(&self, raised: u64) -> bool {
+        self.votes.iter().any(|vote| {
+            matches!(vote, Vote::Granted { fence, .. } if raised.saturating_sub(*fence) > FAR_AHEAD)
+        })
+    }
+
     /// What follows from the votes, at `now`.
     pub(crate) fn decide(&self, now: Moment) -> Decision {
         let majority = majority(self.votes.len());
@@ -328,6 +340,7 @@ impl Ballot {
                 accepted,
             },
             Some(_) => Decision::Failed,
+            None if !self.open().is_empty() && self.would_refuse(fence) => Decision::Open,
             None => Decision::WriteBack {
                 fence,
                 to: self.select(

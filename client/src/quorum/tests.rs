@@ -76,6 +76,11 @@ fn the_table_of_ballots() {
         ("7 7 7 99 .", "won 7 by 0,1,2"),
         ("6 7 7 99 x", "write 7 to 0"),
         ("6 7 x 99 x", "write 99 to 0,1"),
+        // Its fence, which the others refuse, is not asked of them while an answer is missing.
+        ("7 7 99000000 . .", "open"),
+        ("7 7 99000000 . x", "open"),
+        ("7 7 99000000 x x", "write 99000000 to 0,1"),
+        ("7 7 99000000 7 .", "won 7 by 0,1,3"),
         // Four nodes need three.
         ("7 7 x x", "failed"),
         ("7 7 7 x", "won 7 by 0,1,2"),
