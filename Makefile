@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos lint bench matrix release install package package-test
+.PHONY: help setup build run demo test clients chaos simulate lint bench matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -36,6 +36,10 @@ clients: build ## Run the conformance suite on the Python, Node, Go, Java and Ru
 chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
 		--nocapture --test-threads 2 crash:: sentinel:: resharding:: partition:: disk:: interruptions::
+
+simulate: ## Simulate client and core with faults: time, network, crashes (SEEDS=10000 FIRST=1; SEED=7: only that; NODES=5; FLAW=name)
+	cargo run --release -p redislock-chaos -- simulate $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000)) \
+		$(if $(FIRST),--first $(FIRST)) $(if $(NODES),--nodes $(NODES)) $(if $(FLAW),--flaw $(FLAW))
 
 lint: ## Check format, width, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint

@@ -1,0 +1,252 @@
+//! What the clients do: workers that acquire locks, use a register under them, and release them;
+//! and after the faults, one acquisition of every lock by everybody.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use redislock_client::{Error, Guard, Lock, Redlock};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
+
+use super::clock::{MILLI, Time};
+use super::executor::PORT;
+use super::history::{Check, Claim, name_of};
+use super::plan::{HEALED, LENGTH, Plan};
+use super::world::Shared;
+
+/// After the faults, every lock must be acquired within so long. Until then leases, quarantines and
+/// pauses before retries end, and everybody has every lock once.
+const RECOVERY: Time = LENGTH - HEALED - 6_000 * MILLI;
+
+/// Who holds a lock for long looks at it so often.
+const MANY_STEPS: u64 = 30;
+
+/// A client of all nodes, connected in the background.
+pub fn client(plan: &Plan) -> Result<Redlock, Error> {
+    let protocol = if plan.resp3 { "?protocol=resp3" } else { "" };
+    let url = |node: usize| format!("redis://node:{}/{protocol}", PORT + node);
+    Redlock::builder()
+        .nodes((0..plan.nodes).map(url))
+        .node_timeout(Duration::from_millis(plan.node_timeout))
+        .connect_timeout(Duration::from_millis(plan.connect_timeout))
+        .connect_lazy()
+}
+
+fn millis(millis: u64) -> Duration {
+    Duration::from_millis(millis)
+}
+
+/// One worker of a process.
+pub struct Worker {
+    world: Shared,
+    client: Redlock,
+    machine: usize,
+    rng: fastrand::Rng,
+    plan: Arc<Plan>,
+}
+
+/// What a worker asks for.
+struct Wish {
+    lock: Lock,
+    locks: Vec<usize>,
+    exclusive: bool,
+    ttl: u64,
+}
+
+impl Worker {
+    pub fn new(world: Shared, client: Redlock, machine: usize, rng: fastrand::Rng) -> Self {
+        let plan = Arc::clone(&world.lock().plan);
+        Self {
+            world,
+            client,
+            machine,
+            rng,
+            plan,
+        }
+    }
+
+    /// Works until the faults are over.
+    pub async fn work(mut self) {
+        while self.world.lock().now() < HEALED {
+            sleep(millis(self.rng.u64(0..=self.plan.idle))).await;
+            let wish = self.wish();
+            let (invoked, floor) = {
+                let world = self.world.lock();
+                (world.now(), world.fence_floor(&wish.locks))
+            };
+            let Some(guard) = self.acquire(&wish).await else {
+                continue;
+            };
+            let claim = self.claim(&wish, &guard, invoked, floor);
+            self.hold(&wish, &guard, claim).await;
+            self.give_back(guard, claim).await;
+        }
+    }
+
+    fn wish(&mut self) -> Wish {
+        let rng = &mut self.rng;
+        let locks = match self.plan.locks > 1 && rng.u8(0..6) == 0 {
+            true => (0..self.plan.locks).collect(),
+            false => vec![rng.usize(0..self.plan.locks)],
+        };
+        let shortest = 3 * self.plan.node_timeout + 20;
+        let ttl = rng.u64(shortest..=self.plan.longest_ttl.max(shortest));
+        let exclusive = !self.plan.shared || rng.u8(0..3) > 0;
+        let names: Vec<_> = locks.iter().map(|lock| name_of(*lock)).collect();
+        let mut lock = match names.as_slice() {
+            [name] => self.client.lock(name),
+            names => self.client.lock_all(names),
+        };
+        lock = lock.ttl(millis(ttl)).renew(rng.bool());
+        if !exclusive {
+            lock = lock.shared();
+        }
+        Wish {
+            lock,
+            locks,
+            exclusive,
+            ttl,
+        }
+    }
+
+    /// Tries once, waits for some time, or gives up waiting at some moment.
+    async fn acquire(&mut self, wish: &Wish) -> Option<Guard> {
+        let acquired = match self.rng.u8(0..6) {
+            0 => wish.lock.try_acquire().await,
+            1 => {
+                let patience = millis(self.rng.u64(1..=1_500));
+                match timeout(patience, wish.lock.acquire()).await {
+                    Ok(acquired) => acquired,
+                    Err(_) => {
+                        self.world.lock().history.counts.cancelled += 1;
+                        return None;
+                    }
+                }
+            }
+            _ => {
+                let wait = millis(self.rng.u64(100..=4_000));
+                wish.lock.clone().wait(wait).acquire().await
+            }
+        };
+        if acquired.is_err() {
+            self.world.lock().history.counts.refused += 1;
+        }
+        acquired.ok()
+    }
+
+    fn claim(&self, wish: &Wish, guard: &Guard, invoked: Time, floor: u64) -> usize {
+        let token = guard.token().unwrap_or_default().to_vec();
+        let (machine, locks) = (self.machine, wish.locks.clone());
+        let claim = Claim::new(
+            machine,
+            locks,
+            wish.exclusive,
+            guard.fence(),
+            token,
+            invoked,
+        );
+        let until = valid_until(guard);
+        self.world.lock().acquired(claim, floor, until)
+    }
+
+    /// Uses the lock: looks at the guard now and then, and counts up the register of each lock.
+    async fn hold(&mut self, wish: &Wish, guard: &Guard, claim: usize) {
+        // Some do not look whether the lock is still theirs: then only the fence protects.
+        let careless = self.rng.u8(0..4) == 0;
+        // And some hold it for long, without renewal until it is lost.
+        let steps = match self.rng.u8(0..6) {
+            0 => MANY_STEPS,
+            _ => self.rng.u64(0..=6),
+        };
+        let step = self.rng.u64(0..=wish.ttl / 3);
+        for _ in 0..steps {
+            if self.world.lock().now() >= HEALED {
+                return;
+            }
+            let read = self.read(wish, guard);
+            sleep(millis(self.rng.u64(0..=step))).await;
+            let until = valid_until(guard);
+            match until {
+                Some(until) => self.world.lock().observe(claim, until),
+                None if careless => {}
+                None => {
+                    self.world.lock().history.counts.lost += 1;
+                    return;
+                }
+            }
+            if steps < MANY_STEPS && self.rng.u8(0..8) == 0 {
+                let _ = guard.extend().await;
+            }
+            self.write(wish, guard, &read);
+        }
+    }
+
+    fn read(&self, wish: &Wish, guard: &Guard) -> Vec<(usize, u64)> {
+        if !wish.exclusive {
+            return Vec::new();
+        }
+        let mut world = self.world.lock();
+        let locks = wish.locks.iter();
+        let read =
+            locks.filter_map(|lock| Some((*lock, world.read_register(*lock, guard.fence())?)));
+        read.collect()
+    }
+
+    fn write(&self, wish: &Wish, guard: &Guard, read: &[(usize, u64)]) {
+        debug_assert!(wish.exclusive || read.is_empty());
+        let mut world = self.world.lock();
+        for (lock, value) in read {
+            world.write_register(*lock, guard.fence(), *value);
+        }
+    }
+
+    async fn give_back(&mut self, guard: Guard, claim: usize) {
+        if let Some(until) = valid_until(&guard) {
+            self.world.lock().observe(claim, until);
+        }
+        self.world.lock().releasing(claim);
+        match self.rng.u8(0..4) {
+            0 => drop(guard),
+            _ => {
+                guard.release().await;
+            }
+        }
+    }
+}
+
+/// What the guard says, in microseconds of its machine's clock; `None`: it is not held any more.
+fn valid_until(guard: &Guard) -> Option<u64> {
+    let until = guard.valid_until().since_boot().as_micros();
+    guard
+        .is_valid()
+        .then(|| u64::try_from(until).unwrap_or(u64::MAX))
+}
+
+/// Acquires every lock once after the faults: nothing may stand in the way for long.
+pub async fn recover(world: Shared, client: Redlock, machine: usize) {
+    let (healed, plan) = {
+        let world = world.lock();
+        let left = (HEALED + MILLI).saturating_sub(world.now());
+        (
+            Instant::now() + Duration::from_micros(left),
+            Arc::clone(&world.plan),
+        )
+    };
+    sleep_until(healed).await;
+    let deadline = Instant::now() + Duration::from_micros(RECOVERY);
+    let ttl = millis(3 * plan.node_timeout + 200);
+    for lock in 0..plan.locks {
+        let wait = deadline.saturating_duration_since(Instant::now());
+        let request = client.lock(name_of(lock)).ttl(ttl).wait(wait);
+        match request.acquire().await {
+            Ok(guard) => {
+                world.lock().acquired_again();
+                guard.release().await;
+            }
+            Err(error) => {
+                let problem = format!("machine {machine} cannot acquire lock {lock}: {error}");
+                return world.lock().violated(Check::Liveness, problem);
+            }
+        }
+    }
+    world.lock().history.recovered.insert(machine);
+}

@@ -1,0 +1,115 @@
+//! Seeds of the simulation as tests: no seed breaks a promise, every seed replays exactly, and
+//! every flaw that is planted is found. `make simulate` runs many more seeds.
+
+use redislock_chaos::simulation::{Check, FLAWS, Outcome, Plan, reduce, run};
+
+fn outcome(plan: &Plan) -> Outcome {
+    run(plan, false).unwrap()
+}
+
+fn no_promise_is_broken(seeds: std::ops::Range<u64>) {
+    for seed in seeds {
+        let violation = outcome(&Plan::new(seed, None, None)).violation;
+        let problem = violation.map(|violation| violation.to_string());
+        assert_eq!(problem, None, "make simulate SEED={seed}");
+    }
+}
+
+// In parts, so that they run at the same time.
+#[test]
+fn no_promise_is_broken_1() {
+    no_promise_is_broken(1..26);
+}
+
+#[test]
+fn no_promise_is_broken_2() {
+    no_promise_is_broken(26..51);
+}
+
+#[test]
+fn no_promise_is_broken_3() {
+    no_promise_is_broken(51..76);
+}
+
+#[test]
+fn no_promise_is_broken_4() {
+    no_promise_is_broken(76..101);
+}
+
+#[test]
+fn a_seed_replays_exactly() {
+    for seed in 1..6 {
+        let plan = Plan::new(seed, None, None);
+        let (first, second) = (run(&plan, true).unwrap(), run(&plan, true).unwrap());
+        assert_eq!(first.trace, second.trace, "seed {seed}");
+        assert_eq!(first.digest, second.digest, "seed {seed}");
+        assert_eq!(first.events, second.events, "seed {seed}");
+        let other = Plan::new(seed + 100, None, None);
+        assert_ne!(outcome(&other).digest, first.digest, "seed {seed}");
+    }
+}
+
+/// A clock far ahead on one node of three or two of five must not keep the others from agreeing. A
+/// client asked for the far fence as soon as a majority had granted, and took the refusals for the
+/// end of these grants.
+#[test]
+fn clocks_that_are_far_ahead_do_not_keep_the_others_from_agreeing() {
+    for seed in [32, 56, 128, 179, 352] {
+        assert!(outcome(&Plan::new(seed, None, None)).violation.is_none());
+    }
+}
+
+/// The first seed that notices the flaw.
+fn found(name: &str, nodes: usize, seeds: u64) -> Option<(Plan, Check)> {
+    let (_, flaw) = FLAWS.iter().find(|(known, _)| *known == name)?;
+    (1..=seeds).find_map(|seed| {
+        let plan = Plan::new(seed, Some(nodes), Some(*flaw));
+        let violation = outcome(&plan).violation?;
+        Some((plan, violation.check))
+    })
+}
+
+/// What each flaw breaks, and with how many nodes that is seen soonest.
+const BROKEN: [(&str, usize, &[Check]); 6] = [
+    ("valid-from-reply", 1, &[Check::Unbacked, Check::Overlap]),
+    (
+        "half-is-enough",
+        5,
+        &[Check::Unbacked, Check::Overlap, Check::FenceOrder],
+    ),
+    ("no-drift-allowance", 1, &[Check::Unbacked, Check::Overlap]),
+    ("no-write-back", 3, &[Check::FenceOrder, Check::LostUpdate]),
+    ("no-quarantine", 1, &[Check::Unbacked, Check::Overlap]),
+    (
+        "counter-not-saved",
+        1,
+        &[Check::FenceOrder, Check::LostUpdate],
+    ),
+];
+
+#[test]
+fn every_planted_flaw_is_found() {
+    assert_eq!(BROKEN.map(|(name, ..)| name), FLAWS.map(|(name, _)| name));
+    for (name, nodes, broken) in BROKEN {
+        let check = found(name, nodes, 200).map(|(_, check)| check);
+        let expected = check.is_some_and(|check| broken.contains(&check));
+        assert!(expected, "{name}: {check:?}");
+    }
+}
+
+#[test]
+fn a_failing_seed_is_reduced_to_a_short_plan() {
+    let (plan, check) = found("half-is-enough", 3, 20).expect("a failing seed");
+    let (smallest, outcome) = reduce(&plan).unwrap();
+    assert_eq!(
+        outcome.violation.map(|violation| violation.check),
+        Some(check)
+    );
+    assert!(smallest.faults.len() <= plan.faults.len().min(3));
+    assert!(
+        outcome
+            .trace
+            .iter()
+            .any(|(_, text)| text.starts_with("VIOLATION"))
+    );
+}
