@@ -134,6 +134,16 @@ impl Connection {
         }
     }
 
+    /// Sends the request behind what a clone of this connection has under way: the server carries
+    /// them out in this order, even if the connection is closed by then.
+    pub(crate) async fn send_behind(&mut self, request: &Request) -> RedisResult<Value> {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Slot(connection) => connection.send_behind(request).await,
+            one => one.send(request).await,
+        }
+    }
+
     /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
     /// one when they do not all answer in half of the time there is. Says whether all did.
     pub(crate) async fn status(

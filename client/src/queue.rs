@@ -16,7 +16,7 @@ use crate::attempt::{Attempt, Outcome};
 use crate::clock::{Moment, pauses};
 use crate::command::{self, SHORTEST, Wait};
 use crate::error::Verdict;
-use crate::link::Own;
+use crate::link::{Connection, Own};
 use crate::node::{Dependent, Node};
 use crate::quorum::NodeSet;
 use crate::release::Release;
@@ -50,6 +50,8 @@ pub(crate) struct Blocked {
     node: Arc<Node>,
     sent: Moment,
     waited: Waited,
+    /// The same connection.
+    connection: Connection,
     _dependent: Dependent,
 }
 
@@ -242,6 +244,7 @@ impl Attempt {
         };
         let request = command::acquire(&self.spec, self.token, None, wait);
         self.owing.insert(place);
+        let connection = own.connection.clone();
         let waited = Box::pin(async move {
             let result = own.connection.send(&request).await;
             (result, own)
@@ -251,6 +254,7 @@ impl Attempt {
             node: Arc::clone(node),
             sent: Moment::now(),
             waited,
+            connection,
             _dependent: node.depend(),
         });
         Ok(())
@@ -321,12 +325,25 @@ impl Attempt {
 impl Blocked {
     /// Ends the wait: the server is told to forget the request, and what it granted all the same is
     /// released. The request may reach the server after the cancellation, so that is repeated until
-    /// the request has ended.
+    /// the request has ended; also behind the request, as a server that stood still may read the
+    /// shared connection first.
     pub(crate) async fn cancel(mut self, release: Release, patience: Duration) {
-        for _ in 0..CANCELS {
+        for round in 0..CANCELS {
             let _ = tokio::time::timeout(patience, release.ask(self.place)).await;
-            let Ok((result, own)) = tokio::time::timeout(CANCEL_PAUSE, &mut self.waited).await
-            else {
+            let (connection, request) = (&mut self.connection, release.request());
+            let behind = async move {
+                if round > 0 {
+                    let _ = connection.send_behind(request).await;
+                }
+                std::future::pending().await
+            };
+            let ended = tokio::select! {
+                biased;
+                ended = &mut self.waited => Some(ended),
+                () = behind => None,
+                () = tokio::time::sleep(CANCEL_PAUSE) => None,
+            };
+            let Some((result, own)) = ended else {
                 continue;
             };
             if result.is_ok() {
@@ -337,7 +354,7 @@ impl Blocked {
             }
             return;
         }
-        // Closing the connection ends the wait on a server that has not answered so far; dropping
-        // the release delivers it.
+        // Closing the connection ends the wait on a server that has not answered so far, or that
+        // grants it late and then reads the release behind it. Dropping the release delivers it.
     }
 }

@@ -127,6 +127,10 @@ impl Release {
         self.client.fleet.nodes[place].ask(Arc::clone(&self.request))
     }
 
+    pub(crate) fn request(&self) -> &Request {
+        &self.request
+    }
+
     /// Nothing is held, so nothing has to be delivered.
     pub(crate) fn forget(mut self) {
         self.left = NodeSet::default();

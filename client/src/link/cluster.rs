@@ -136,37 +136,54 @@ impl Cluster {
 #[derive(Clone)]
 pub(crate) struct SlotConnection {
     cluster: Arc<Cluster>,
-    open: Option<(Server, MultiplexedConnection)>,
+    /// Clones share it, also when it is opened after they were made.
+    open: Arc<Mutex<Option<(Server, MultiplexedConnection)>>>,
 }
 
 impl SlotConnection {
     pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
         Self {
             cluster,
-            open: None,
+            open: Arc::default(),
+        }
+    }
+
+    fn open(&self) -> MutexGuard<'_, Option<(Server, MultiplexedConnection)>> {
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sends the request behind what is under way; nothing is, as long as it is not open.
+    pub(crate) async fn send_behind(&self, request: &Request) -> RedisResult<Value> {
+        let open = self.open().clone();
+        match open {
+            Some((_, mut connection)) => connection.send_packed_command(&request.cmd).await,
+            None => Ok(Value::Nil),
         }
     }
 
     /// Sends the request to the master of its slot.
-    pub(crate) async fn send(&mut self, request: &Request) -> RedisResult<Value> {
+    pub(crate) async fn send(&self, request: &Request) -> RedisResult<Value> {
         let slot = Slot::for_key(request.key.as_deref().unwrap_or_default());
         let mut asking = false;
         for _ in 0..REDIRECTIONS {
-            if self.open.is_none() {
-                self.open = Some(self.cluster.open_for(slot).await?);
-            }
-            let Some((server, connection)) = self.open.as_mut() else {
-                break;
+            let open = self.open().clone();
+            let (server, mut connection) = match open {
+                Some(open) => open,
+                None => {
+                    let new = self.cluster.open_for(slot).await?;
+                    *self.open() = Some(new.clone());
+                    new
+                }
             };
             let result = match asking {
-                true => send_asking(connection, request).await,
+                true => send_asking(&mut connection, request).await,
                 false => connection.send_packed_command(&request.cmd).await,
             };
-            let Some((kind, host, port)) = redirection(&result, server) else {
+            let Some((kind, host, port)) = redirection(&result, &server) else {
                 if result.as_ref().is_err_and(|error| error.code().is_none()) {
                     // Whoever takes over from a dead master is found by asking the others.
                     self.cluster.masters().remove(&slot);
-                    self.open = None;
+                    *self.open() = None;
                 }
                 return result;
             };
@@ -176,9 +193,10 @@ impl SlotConnection {
                 self.cluster.masters().insert(slot, server.clone());
             }
             let patience = self.cluster.connect_timeout;
-            self.open = None;
+            *self.open() = None;
+            drop(connection);
             let connection = server.open(patience).await?;
-            self.open = Some((server, connection));
+            *self.open() = Some((server, connection));
         }
         let problem = "the slot moved too often while the request followed it";
         Err(RedisError::from((ErrorKind::Client, problem)))

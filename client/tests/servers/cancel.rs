@@ -10,6 +10,7 @@ use std::time::Duration;
 use redislock_client::{Guard, Lock, Owner, Redlock, Released};
 use redislock_testkit::{Gate, Proxy, Server};
 
+use crate::contention::waiters;
 use crate::{TTL, connect, freed_before_the_lease_ends, until};
 
 /// Leases that would outlast the test, if anything were left behind.
@@ -322,5 +323,55 @@ async fn an_entry_that_is_cancelled_neither_ends_the_hold_nor_keeps_it() {
         assert!(outer.extend().await.is_ok());
         assert_eq!(outer.release().await, Released::WasHeld);
         freed_before_the_lease_ends(&servers, "x", LONG / 20).await;
+    }
+}
+
+/// Several, as chance decides which connection a server reads first that stood still.
+#[tokio::test]
+async fn a_wait_that_ends_while_the_server_stands_still_leaves_nothing_held() {
+    const KEYS: [&str; 4] = ["a", "b", "c", "d"];
+    let server = Server::start();
+    let client = Redlock::connect([server.url()]).await.unwrap();
+    let lock = |key: &str| client.lock(key).ttl(LONG);
+    // Waiters leave a connection behind, and the locks are known as contended.
+    let mut holders = Vec::new();
+    for key in KEYS {
+        holders.push(lock(key).acquire().await.unwrap());
+    }
+    let waiting = KEYS.map(|key| {
+        let lock = lock(key);
+        tokio::spawn(async move { lock.acquire().await.unwrap().release().await })
+    });
+    until("all wait", || {
+        KEYS.iter().all(|key| waiters(&server, key) == 1)
+    })
+    .await;
+    drop(holders);
+    for waiter in waiting {
+        waiter.await.unwrap();
+    }
+    server.pause();
+    // The shared connection has something to read first.
+    let other = tokio::spawn({
+        let lock = lock("other");
+        async move { drop(lock.try_acquire().await) }
+    });
+    tokio::time::sleep(Duration::from_millis(2)).await;
+    let waiting = KEYS.map(|key| {
+        let lock = lock(key).wait(Duration::from_millis(200));
+        tokio::spawn(async move { lock.acquire().await.map(drop) })
+    });
+    for waiter in waiting {
+        assert!(waiter.await.unwrap().is_err());
+    }
+    other.await.unwrap();
+    // By then the client has closed the connections of the waiters.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    server.resume();
+    // By then the server has read all that was sent.
+    let _: String = server.run(&["PING"]);
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    for key in KEYS {
+        freed_before_the_lease_ends(std::slice::from_ref(&server), key, LONG / 20).await;
     }
 }
