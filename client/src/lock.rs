@@ -87,7 +87,8 @@ impl Lock {
         self
     }
 
-    /// The hold ends when the connection to its (single) node closes.
+    /// The hold ends when the connection to its (single) node closes. A cluster refuses it
+    /// ([`Error::Invalid`]): connections to its masters are replaced without a word.
     pub fn ephemeral(mut self) -> Self {
         self.spec.ephemeral = true;
         self
@@ -142,6 +143,11 @@ impl Lock {
     async fn enter(&self, may_wait: bool, deadline: Option<Moment>) -> Result<Guard, Error> {
         let fleet = &self.client.fleet;
         self.spec.check(fleet.nodes.len(), fleet.node_timeout)?;
+        if self.spec.ephemeral && fleet.nodes.iter().any(|node| node.is_cluster()) {
+            let problem = "ephemeral needs a single server, this client has a cluster: the end of \
+                           a connection does not show there";
+            return Err(Error::Invalid(problem.to_owned()));
+        }
         let started = Moment::now();
         let entering = async {
             match &self.owner {

@@ -219,6 +219,11 @@ impl Node {
         }
     }
 
+    /// Whether it is a cluster, which replaces broken connections without our doing.
+    pub(crate) fn is_cluster(&self) -> bool {
+        self.link.heals()
+    }
+
     /// Whether anything can be sent to it.
     pub(crate) fn is_connected(&self) -> bool {
         self.state().connection.is_some()

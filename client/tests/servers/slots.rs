@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redislock_client::{Redlock, Released};
+use redislock_client::{Error, Redlock, Released};
 use redislock_testkit::Server;
 use redislock_testkit::cluster::{Cluster, MASTERS};
 
@@ -77,4 +77,17 @@ async fn connections_to_every_master_have_the_name_of_the_client() {
     assert_eq!(settings::connections(&cluster.nodes[0], "slots-7").len(), 2);
     drop(guard);
     waiter.await.unwrap();
+}
+
+/// Its guard would stay valid after the connection has ended and somebody else has the lock.
+#[tokio::test]
+async fn an_ephemeral_hold_is_refused_before_anything_is_sent() {
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let client = client(&cluster).await;
+    let refused = client.lock("job").ttl(LONG).ephemeral().acquire().await;
+    let Err(Error::Invalid(problem)) = refused else {
+        panic!("{refused:?}");
+    };
+    assert!(problem.contains("cluster"), "{problem}");
+    assert_eq!(cluster.nodes[0].calls("lock.acquire"), 0);
 }
