@@ -81,8 +81,10 @@ pub fn catch_up() {
 impl Node {
     /// Takes in what happened to databases while core looked at keys; whether something did.
     pub fn have_databases_moved(&mut self) -> bool {
-        let moved = MOVED.swap(false, Ordering::Relaxed);
+        // A plain load: this is asked in every decision, and a swap is a locked instruction.
+        let moved = MOVED.load(Ordering::Relaxed);
         if moved {
+            MOVED.store(false, Ordering::Relaxed);
             notices::read_all(self);
         }
         moved
