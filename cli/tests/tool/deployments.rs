@@ -5,11 +5,14 @@ use redislock_testkit::process::{Outcome, outcome};
 use redislock_testkit::sentinel::{NAME, watch};
 use redislock_testkit::{Server, free_port};
 
-use crate::tool::{Json, redlock};
+use crate::tool::{Json, NODE_TIMEOUT, redlock};
 
 fn ask(url: &str, words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
-    command.env("REDLOCK_NODES", url).args(words);
+    command
+        .env("REDLOCK_NODES", url)
+        .envs([NODE_TIMEOUT])
+        .args(words);
     outcome(command)
 }
 
@@ -40,7 +43,7 @@ fn every_verb_works(url: &str, key: &str) {
     assert_eq!(ask(url, &["status", "--check", key]).code, Some(0));
     let kept = ask(
         url,
-        &["run", "--key", key, "--min-hold", "60s", "--", "true"],
+        &["run", "--key", key, "--min-hold", "120s", "--", "true"],
     );
     assert_eq!(kept.code, Some(0), "{kept:?}");
     let forced = ask(url, &["force", key, "--yes", "--json"]).json();
