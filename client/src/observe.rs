@@ -131,8 +131,8 @@ impl Observer {
     }
 
     /// Sends any command to every node, for checks that the other methods do not cover. A command
-    /// that names a key is for one master of a cluster: the others reply with an error. In a cluster
-    /// it may run more than once when a connection breaks, so it should change nothing.
+    /// that names a key is for one master of a cluster: the others reply with an error. In a
+    /// cluster it may run more than once when a connection breaks, so it should change nothing.
     pub async fn command(&self, cmd: &Cmd) -> Vec<Answer<Value>> {
         let request = Arc::new(command::any(cmd));
         self.each(|node| {
