@@ -176,7 +176,7 @@ fn what_a_decision_grants_while_databases_are_flushed_or_swapped_comes_afterward
         node.acquire(&both, &waiter, Wait::Forever);
         node.take();
         // `a` is handed over in place, `b` is new.
-        node.release_in_part(&key("a"), &token("x"), false);
+        node.decide_release(&key("a"), &token("x"), false);
         let left = match moved {
             "flush" => node.flush(None),
             _ => {

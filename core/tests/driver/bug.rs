@@ -248,25 +248,27 @@ impl Suspect {
         self.waiting.push(waiting);
     }
 
-    pub fn release_in_part(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
+    pub fn release_each(&mut self, keys: &[Key], token: &Token, all: bool) -> Vec<u32> {
         let mut token = token.clone();
-        if self.has(Bug::ReleaseIgnoresTheToken)
-            && let Some(hold) = self.node.lock(key).and_then(|lock| lock.holds().next())
-        {
-            token = hold.token.clone();
-        }
-        if self.has(Bug::ReleaseCancelsWaitersWithoutAll) && !all {
-            let same = |waiting: &Waiting| waiting.key == *key && waiting.terms.token == token;
-            for waiting in self.waiting.extract_if(.., |waiting| same(waiting)) {
-                let before = self.node.table.waiters();
-                self.node.table.abandon(waiting.id);
-                if self.node.table.waiters() < before {
-                    self.told.push((waiting.id, Answer::Nothing));
+        for key in keys {
+            if self.has(Bug::ReleaseIgnoresTheToken)
+                && let Some(hold) = self.node.lock(key).and_then(|lock| lock.holds().next())
+            {
+                token = hold.token.clone();
+            }
+            if self.has(Bug::ReleaseCancelsWaitersWithoutAll) && !all {
+                let same = |waiting: &Waiting| waiting.key == *key && waiting.terms.token == token;
+                for waiting in self.waiting.extract_if(.., |waiting| same(waiting)) {
+                    let before = self.node.table.waiters();
+                    self.node.table.abandon(waiting.id);
+                    if self.node.table.waiters() < before {
+                        self.told.push((waiting.id, Answer::Nothing));
+                    }
                 }
             }
         }
-        self.node
-            .release_in_part(key, &token, all && !self.has(Bug::ReleaseAllTakesOneOff))
+        let all = all && !self.has(Bug::ReleaseAllTakesOneOff);
+        self.node.release_each(keys, &token, all)
     }
 
     pub fn extend(

@@ -171,11 +171,8 @@ impl Driver {
             }
             Step::Release { keys, token, all } => {
                 let token = self.owner(keys[0], token);
-                let replies: Vec<_> = keys
-                    .iter()
-                    .map(|at| self.suspect.release_in_part(&key(*at), &bytes(token), all))
-                    .collect();
-                self.suspect.node.apply();
+                let names: Vec<_> = keys.iter().map(|at| key(*at)).collect();
+                let replies = self.suspect.release_each(&names, &bytes(token), all);
                 let release = move |(at, reply): (Key, u32)| -> Action {
                     Box::new(move |model| model.release(at, token, all) == reply)
                 };

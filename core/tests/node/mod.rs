@@ -155,14 +155,24 @@ impl Node {
     }
 
     /// Without [`Node::apply`], so that several make one decision.
-    pub fn release_in_part(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
+    /// A release whose output is not applied yet.
+    pub fn decide_release(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
         let wanted = wanted(key, &self.keys);
-        self.table
-            .release(&wanted, token, all, self.now, &mut self.keys)
+        let keys = &mut self.keys;
+        self.table.release(&wanted, token, all, self.now, keys)
     }
 
     pub fn release(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
-        let taken = self.release_in_part(key, token, all);
+        let taken = self.decide_release(key, token, all);
+        self.apply();
+        taken
+    }
+
+    pub fn release_each(&mut self, keys: &[Key], token: &Token, all: bool) -> Vec<u32> {
+        let wanted: Vec<_> = keys.iter().map(|key| wanted(key, &self.keys)).collect();
+        let wanted = wanted.into_iter();
+        let (now, at) = (self.now, &mut self.keys);
+        let taken = self.table.release_each(wanted, token, all, now, at);
         self.apply();
         taken
     }
