@@ -150,7 +150,7 @@ impl Node {
             listened_to,
             freed: _,
             removed_by: _,
-            removals: _,
+            removals,
             flush: _,
             counter_is_due: _,
             incarnation: _,
@@ -160,6 +160,8 @@ impl Node {
         table.role_changed();
         undeliverable.clear();
         changed_strings.clear();
+        // What its master removed is the master's to tell.
+        removals.clear();
         // A change of roles may bring a backlog.
         *listened_to = true;
     }

@@ -452,8 +452,10 @@ impl Table {
             self.attach_line(key, *lock);
         }
         for (key, want) in keys.iter().zip(wanted) {
-            if let Some(string) = want.string {
-                self.strings.insert(key, string, now.mono);
+            match want.string {
+                Some(string) => self.strings.insert(key, string, now.mono),
+                // One that was seen there earlier is gone.
+                None => self.string_may_be_gone(key),
             }
         }
         Ok(id)
