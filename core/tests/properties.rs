@@ -6,7 +6,8 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::driver::Driver;
 use crate::driver::bug::Bug;
-use crate::driver::step::{Life, life};
+use crate::driver::step::{Life, Step, Wish, life};
+use crate::reference::{Mode, Request};
 
 fn lead(bug: Option<Bug>, life: &Life) -> Result<(), String> {
     let mut driver = Driver::new(bug);
@@ -48,4 +49,77 @@ fn every_planted_bug_is_found() {
         });
         assert!(found.is_err(), "{bug:?} was not found in {LIVES} lives");
     }
+}
+
+/// An exclusive request of an owner.
+fn exclusive(token: u8, keys: &[(u32, u8)]) -> Request {
+    Request {
+        keys: keys.to_vec(),
+        token,
+        ttl: 1024,
+        mode: Mode::Exclusive,
+        once: false,
+        fence: 0,
+        max_hold: 0,
+        ephemeral: false,
+        connection: 0,
+        owner: None,
+    }
+}
+
+fn acquires(request: Request, waits: bool) -> Step {
+    Step::Acquire {
+        request,
+        wish: Wish::None,
+        block: waits.then_some(None),
+    }
+}
+
+#[track_caller]
+fn goes_well(life: Vec<Step>) {
+    assert_eq!(lead(None, &Life(life)), Ok(()));
+}
+
+/// The replica was not told that the lease had become shorter.
+#[test]
+fn an_extension_that_is_refused_keeps_the_shorter_lease_of_a_closed_connection() {
+    let request = Request {
+        ttl: 5120,
+        max_hold: 6,
+        ephemeral: true,
+        connection: 2,
+        ..exclusive(0, &[(0, 0)])
+    };
+    goes_well(vec![
+        acquires(request, false),
+        Step::HangUp {
+            connection: 2,
+            grace: 1024,
+        },
+        Step::Extend {
+            key: (0, 0),
+            token: 5,
+            ttl: 6144,
+            wish: Wish::None,
+            connection: 0,
+        },
+    ]);
+}
+
+/// A string that was seen for somebody who has left held up a later waiter.
+#[test]
+fn a_string_that_has_moved_away_does_not_hold_up_a_later_waiter() {
+    goes_well(vec![
+        Step::SetString((0, 1)),
+        acquires(exclusive(0, &[(0, 1)]), true),
+        Step::Abandon(0),
+        Step::Swap,
+        acquires(exclusive(0, &[(0, 0)]), false),
+        acquires(exclusive(1, &[(0, 0), (0, 1)]), true),
+        acquires(exclusive(0, &[(0, 0)]), false),
+        Step::Advance {
+            ticks: 1,
+            timer: true,
+        },
+    ]);
 }

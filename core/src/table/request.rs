@@ -145,6 +145,8 @@ impl Table {
             return Extended::Denied(Denial::Fence(error));
         }
         let (lease_now, cap) = (self.clock.at(now.mono), self.limits.max_hold);
+        // What was changed before, as the connection of an ephemeral hold was closed, stays.
+        let was_touched = self.slots.get(id).is_some_and(|entry| entry.touch != 0);
         self.touch_hold(id, token, |_| ());
         let Some(entry) = self.slots.get_mut(id) else {
             return Extended::NotHeld;
@@ -157,7 +159,9 @@ impl Table {
         match renewed {
             None => Extended::NotHeld,
             Some(Err(over)) => {
-                self.untouch(id);
+                if !was_touched {
+                    self.untouch(id);
+                }
                 Extended::Denied(Denial::OverCap(over))
             }
             Some(Ok((held, tie))) => {
