@@ -26,6 +26,8 @@ pub struct Failure {
     pub text: String,
     /// Another client holds the lock: an expected result, which `--quiet` does not print.
     pub is_busy: bool,
+    /// The exit code alone tells.
+    pub is_silent: bool,
 }
 
 impl Failure {
@@ -34,6 +36,7 @@ impl Failure {
             code,
             text: text.into(),
             is_busy: false,
+            is_silent: false,
         }
     }
 

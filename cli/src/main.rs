@@ -59,11 +59,15 @@ fn main() -> ExitCode {
         Ok(cli) => (cli.json, start(cli)),
         Err(error) => (has_json_flag(), not_parsed(&error)),
     };
+    // Not told by the code alone: `--conflict-exit-code 0` makes it 0.
+    let failed = !matches!(result, Ok(0));
     let code = result.unwrap_or_else(|failure| {
-        Output::new(json).failure(&failure);
+        if !failure.is_silent {
+            Output::new(json).failure(&failure);
+        }
         failure.code
     });
-    if code != 0 && !json && verb_given().is_some_and(|verb| verb == "acquire") {
+    if failed && !json && verb_given().is_some_and(|verb| verb == "acquire") {
         // If this cannot be printed either, nothing is left to try.
         let _ = Output::new(json).print_all(acquire::NOT_ACQUIRED);
     }
@@ -116,10 +120,10 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
 
 /// With `--quiet`, a lock that another client holds is told by the exit code alone.
 fn silenced(result: Result<u8, Failure>, quiet: bool) -> Result<u8, Failure> {
-    match result {
-        Err(failure) if quiet && failure.is_busy => Ok(failure.code),
-        other => other,
-    }
+    result.map_err(|failure| Failure {
+        is_silent: quiet && failure.is_busy,
+        ..failure
+    })
 }
 
 /// Help and version are not errors; everything else is one sentence that says what to change.

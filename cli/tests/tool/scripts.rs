@@ -153,6 +153,13 @@ fn a_script_ends_if_the_lock_was_not_acquired() {
         assert_eq!(ended.out, "");
         assert!(matches!(ended.code, Some(64 | 69 | 75)), "{ended:?}");
     }
+    // Even where the exit code says nothing.
+    for options in ["-n -E 0", "-nq -E 0"] {
+        let text =
+            format!("set -e\neval \"$(\"$0\" acquire --key busy {options})\"\necho UNLOCKED");
+        let ended = script(&url, &text);
+        assert_eq!((ended.out.as_str(), ended.code), ("", Some(1)), "{ended:?}");
+    }
     let held = "eval \"$(\"$0\" acquire --key free -n)\" || exit; echo \"held $REDLOCK_KEY\"";
     assert_eq!(script(&url, held).out, "held free\n");
 }
