@@ -4,6 +4,7 @@ use redislock_core::lock::{Mode, Terms};
 use redislock_core::quarantine::Reason;
 use redislock_core::table::{Answer, Denial, Extended, Verdict};
 use redislock_core::time::{Micros, Millis, MonoTime, Wait, WallTime};
+use redislock_core::token::Key;
 
 use crate::node::{Node, ROOMY, SECOND, Value, key, terms, token};
 
@@ -190,4 +191,30 @@ fn what_a_decision_grants_while_databases_are_flushed_or_swapped_comes_afterward
         assert!(!node.holds("y", "a"), "{moved}");
         assert_eq!(node.table.locks(), if moved == "flush" { 1 } else { 2 });
     }
+}
+
+/// The line that is swept last still named the lock that had moved to the other line.
+#[test]
+fn a_waiter_that_leaves_in_the_middle_of_a_swap_does_not_take_the_other_line_along() {
+    let mut node = Node::new(ROOMY);
+    let [in_first, in_second] = [0, 1].map(|db| Key::new(db, b"k"));
+    let wants = |owner: &str| terms(&token(owner), 100 * SECOND);
+    node.acquire(std::slice::from_ref(&in_first), &wants("a"), Wait::No);
+    node.acquire(std::slice::from_ref(&in_second), &wants("b"), Wait::No);
+    let waits = |node: &mut Node, key: &Key, owner: &str| {
+        let verdict = node.acquire(std::slice::from_ref(key), &wants(owner), Wait::Forever);
+        let Verdict::Waits(id) = verdict else {
+            panic!("{verdict:?}");
+        };
+        id
+    };
+    let stays = waits(&mut node, &in_second, "c");
+    let leaves = waits(&mut node, &in_first, "d");
+    node.swap(0, 1);
+    node.table.sweep(1, &mut node.keys);
+    node.table.abandon(leaves);
+    node.serve();
+    node.take();
+    assert_eq!(node.release(&in_second, &token("a"), true), 1);
+    assert_eq!(node.granted(), [stays]);
 }

@@ -82,7 +82,13 @@ pub(super) fn change_keys<'a>(
                 ctx.select(before);
                 (applied, key.db(), Name::Made(name))
             }
-            Place::Nowhere => continue,
+            Place::Nowhere => {
+                // Changes are sent by their range, which must not contain this one.
+                if let Some(effects) = &mut effects {
+                    effects.send(ctx);
+                }
+                continue;
+            }
         };
         if let Some(effects) = &mut effects {
             match applied {

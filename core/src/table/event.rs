@@ -358,7 +358,7 @@ impl Table {
     }
 
     /// A lock is no longer at a key that is waited for. It may be at another one.
-    fn note_moved(&mut self, id: LockId) {
+    pub(super) fn note_moved(&mut self, id: LockId) {
         let key = self.key(id);
         let line = key.and_then(|key| self.queue.line(&key));
         if line.and_then(|line| line.lock) != Some(id) {

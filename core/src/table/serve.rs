@@ -408,7 +408,13 @@ impl Table {
     fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
         let (waiter, emptied) = self.queue.leave(id)?;
         for lock in emptied {
-            self.note_unqueued(lock);
+            // A line that was not swept yet after a swap of databases names a lock that has moved
+            // to another line.
+            if self.sweep.is_some() {
+                self.note_moved(lock);
+            } else {
+                self.note_unqueued(lock);
+            }
         }
         for key in &waiter.keys {
             if self.queue.line(key).is_some() {
