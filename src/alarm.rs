@@ -2,7 +2,7 @@
 //! event loop.
 //!
 //! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall
-//! clock, so whoever is woken asks the monotonic clock again, and the server's cron is the second
+//! clock, so the callback asks the monotonic clock again, and the server's cron is the second
 //! wake-up, `hz` times a second.
 //!
 //! A turn of the event loop, as the servers order it:

@@ -111,7 +111,7 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
 }
 
 fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
-    // While core decides, nothing can be added to the table: whoever restores is refused.
+    // While core decides, nothing can be added to the table: a RESTORE is refused.
     if version != c_int::from(wire::RDB_VERSION) || node::is_lent() {
         return std::ptr::null_mut();
     }

@@ -1,9 +1,9 @@
 //! The thread model of the module, stated here for all files.
 //!
-//! The server runs one thing at a time: a command, a timer, an event, a step of the loader. Whoever
-//! runs it holds the server's global lock. Mostly that is the main thread. It may also be a thread
-//! of another module, which has taken the lock (`RM_ThreadSafeContextLock`) and calls our commands
-//! (`RM_Call`). So no state is thread-local. It is in one of three places:
+//! The server runs one thing at a time: a command, a timer, an event, a step of the loader. The
+//! thread that runs it holds the server's global lock. Mostly that is the main thread. It may also
+//! be a thread of another module, which has taken the lock (`RM_ThreadSafeContextLock`) and calls
+//! our commands (`RM_Call`). So no state is thread-local. It is in one of three places:
 //!
 //! 1. [`Global`]: used only by the thread that holds the global lock. Nearly everything is here.
 //! 2. The notices of `node/`, behind a mutex: for the one callback that runs without the lock, on

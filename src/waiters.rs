@@ -229,7 +229,7 @@ fn unblock(place: Place, answer: Answer) {
     }
 }
 
-/// The module has failed and grants nothing any more: whoever waits is told so.
+/// The module has failed and grants nothing any more: those who wait are told so.
 pub fn give_up() {
     unblock_answered();
     while let Some(place) = WAITERS.with(|waiters| {

@@ -24,7 +24,7 @@ fn a_lock_that_another_token_holds_is_denied_with_null() {
 }
 
 #[test]
-fn whoever_shows_the_token_is_the_owner_whatever_the_connection() {
+fn the_token_alone_makes_the_owner_whatever_the_connection() {
     let server = Server::start();
     let fence = granted(&server.connect().call("LOCK.ACQUIRE job me 60000"));
     assert_eq!(

@@ -272,7 +272,7 @@ fn snapshots_that_fail_grant_nothing_until_one_is_made() {
     granted(&waiter.receive());
 }
 
-/// Whoever switches the server's protection off has decided that snapshots may fail.
+/// An operator who switches the server's protection off has decided that snapshots may fail.
 #[test]
 fn snapshots_that_may_fail_stop_nobody() {
     let server = Server::options()

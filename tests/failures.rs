@@ -194,7 +194,7 @@ fn fails_closed(edges: &[Edge]) {
         }
         assert_eq!(info_number(&mut scene.c, "lock", "lock_failed"), 1);
         assert!(scene.c.call("SET k v").text() == "OK");
-        // Whoever waited is answered, or its connection was closed.
+        // The waiter is answered, or its connection was closed.
         if let Ok(reply) = scene.waiter.try_receive() {
             let told = matches!(&reply, Value::Error(_) | Value::Integer(_) | Value::Null);
             assert!(told, "{edge}: {reply:?}");

@@ -203,7 +203,7 @@ fn nobody_hears_of_an_ended_hold_before_the_guarded_command_has_run() {
     granted(&c.call("LOCK.ACQUIRE room me 600000 SHARED"));
     granted(&c.call("LOCK.ACQUIRE room other 1 SHARED"));
     c.ok("OTHER.ON lock.expired room LOCK.FORCE room");
-    // Leases end by themselves, too: whoever is first tells of it.
+    // Leases end by themselves, too: the first to notice tells of it.
     std::thread::sleep(std::time::Duration::from_millis(2));
     let guarded = c.call("LOCK.GUARD room me SET k v");
     if guarded == Value::Status("OK".into()) {

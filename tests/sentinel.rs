@@ -1,4 +1,4 @@
-//! A master, two replicas and three sentinels: whoever follows Sentinel is told of the quarantine,
+//! A master, two replicas and three sentinels: a client of Sentinel is told of the quarantine,
 //! then granted; no two owners rely on one lock, and fences grow.
 //!
 //! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel.

@@ -402,7 +402,7 @@ fn extending_one_reader_leaves_the_others() {
 }
 
 #[test]
-fn a_crowd_whose_leases_end_together_is_ended_in_slices() {
+fn many_shared_holders_whose_leases_end_together_are_ended_in_slices() {
     let server = Server::start();
     let mut c = server.connect();
     let lines: Vec<_> = (0..5_000)

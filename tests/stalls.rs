@@ -79,7 +79,7 @@ fn a_connection_with_very_many_ephemeral_holds_closes_in_slices() {
 
 /// The holds of a closed connection end for everybody at once, whenever they are taken off.
 #[test]
-fn every_hold_of_a_closed_connection_has_ended_for_whoever_asks() {
+fn every_hold_of_a_closed_connection_has_ended_for_every_reader() {
     let server = Server::start();
     let mut holder = server.connect();
     acquire(&mut holder, "EPHEMERAL");

@@ -3,11 +3,11 @@
 use redislock_testkit::{Connection, Value, encode};
 
 use crate::Outcome;
-use crate::crowd::{allow_files, await_waiters};
 use crate::locks::token;
 use crate::measure::{Comparison, Figures, ROUNDS, cpu_of, progress};
 use crate::measured::{self, check_yes, connect_unix, put};
 use crate::report::{Row, Target, micros};
+use crate::waiters::{allow_files, await_waiters};
 
 /// Waiting owners; each holds a lock and waits for two others with one request.
 const OWNERS: [usize; 3] = [1, 100, 10_000];
@@ -29,7 +29,7 @@ pub fn measure() -> Outcome<Vec<Row>> {
     let server = measured::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
     let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
-    let mut crowd = (0..most)
+    let mut waiters = (0..most)
         .map(|_| connect_unix(&server))
         .collect::<Outcome<Vec<_>>>()?;
     take(&mut control, "busy", "holder")?;
@@ -46,7 +46,7 @@ pub fn measure() -> Outcome<Vec<Row>> {
         progress(&format!("a wait among {number} waiting owners"));
         queue(
             &mut control,
-            crowd.get_mut(waiting..number).unwrap_or_default(),
+            waiters.get_mut(waiting..number).unwrap_or_default(),
             waiting,
         )?;
         waiting = number;
@@ -83,9 +83,9 @@ fn wait(connection: &mut Connection, words: &[&str]) -> Outcome<()> {
 }
 
 /// Lets these connections wait, each for the locks of the two owners before it.
-fn queue(control: &mut Connection, crowd: &mut [Connection], first: usize) -> Outcome<()> {
+fn queue(control: &mut Connection, waiters: &mut [Connection], first: usize) -> Outcome<()> {
     let own = |number: usize| format!("own:{number:06}");
-    for (number, connection) in (first..).zip(crowd) {
+    for (number, connection) in (first..).zip(waiters) {
         let token = token(number);
         take(control, &own(number + 2), &token)?;
         let (one, two) = (own(number), own(number + 1));

@@ -45,7 +45,7 @@ pub fn measure() -> Outcome<Vec<Row>> {
     progress("instructions: SET NX PX and EVALSHA");
     let (set, script) = counter.pair(Side::Peer)?;
     progress("instructions: while others wait");
-    let waiting = counter.crowd()?;
+    let waiting = counter.waiters()?;
     let (beside_waiters, release_beside_waiters) = counter.pair(Side::Ours)?;
     let alone_beside_waiters = counter.one_by_one()?;
     drop(waiting);
@@ -192,7 +192,7 @@ impl Counter {
     }
 
     /// Connections that wait for a key that is held.
-    fn crowd(&mut self) -> Outcome<Vec<Connection>> {
+    fn waiters(&mut self) -> Outcome<Vec<Connection>> {
         self.connection
             .try_call(&["LOCK.ACQUIRE", "elsewhere", "holder", "600000"])?;
         let waiting = (0..WAITERS)

@@ -4,7 +4,6 @@
 //! `redislock-bench [section ...] [--plots folder]`. Without a section all of them run. The figures
 //! decide nothing: the exit code is 0 unless something could not be measured.
 
-mod crowd;
 mod deadlock;
 mod expiry;
 mod handover;
@@ -17,6 +16,7 @@ mod pairs;
 mod plot;
 mod report;
 mod several;
+mod waiters;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -55,8 +55,8 @@ const SECTIONS: &[Section] = &[
         measure: handover::measure,
     },
     Section {
-        name: "crowd",
-        measure: crowd::measure,
+        name: "waiters",
+        measure: waiters::measure,
     },
     Section {
         name: "deadlock",

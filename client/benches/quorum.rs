@@ -248,9 +248,7 @@ async fn latency(bench: &Bench) {
         guard.release().await;
     }
     let (one, sends, acquire) = (median(one), median(sends), median(acquire));
-    println!(
-        "  one master's round trip {one:.0} µs, five at once {sends:.0} µs, acquire {acquire:.0} µs"
-    );
+    println!("  one round trip {one:.0} µs, five at once {sends:.0} µs, acquire {acquire:.0} µs");
     let allowed = 1.5 * one + (sends - one);
     println!(
         "  acquire/(1.5 round trips + the cost of five sends) {:.2} (wanted: at most 1)",

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use redislock_client::{Error, Redlock};
 
-/// Whoever comes with a lower fence than the highest one registered comes too late.
+/// A request with a lower fence than the highest one registered comes too late.
 #[derive(Debug, PartialEq, Eq)]
 struct TooLate {
     registered: u64,

@@ -17,7 +17,7 @@ impl Background {
         Self(Handle::current())
     }
 
-    /// Runs the task to its end, whoever waits for it.
+    /// Runs the task to its end, even if nobody waits for it.
     pub(crate) fn spawn<F>(&self, task: F)
     where
         F: Future + Send + 'static,

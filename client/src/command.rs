@@ -22,8 +22,8 @@ const USUAL_SIZE: usize = 160;
 #[cfg(feature = "observe")]
 const SCAN_COUNT: usize = 1_000;
 
-/// The owner's secret: 122 random bits, made for every attempt and never used again. Whoever shows
-/// it owns the hold, so it is sent to the nodes and shown to nobody else.
+/// The owner's secret: 122 random bits, made for every attempt and never used again. Its bearer
+/// owns the hold, so it is sent to the nodes and shown to nobody else.
 #[derive(Clone, Copy)]
 pub(crate) struct Token([u8; 32]);
 

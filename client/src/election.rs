@@ -191,7 +191,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// At first who leads now, then whoever leads next; `None` while nobody does. A leader whose
+    /// At first the present leader, then the next one; `None` while nobody does. A leader whose
     /// term falls between two looks is not seen. After an error, call it again.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {

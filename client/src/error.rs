@@ -228,7 +228,7 @@ impl fmt::Display for Reports {
 pub enum Loss {
     /// The last guard has released it, or was dropped.
     Released,
-    /// The last guard has left it to whoever has its ticket.
+    /// The last guard has left it to the bearer of its ticket.
     Detached,
     /// It could not be renewed in time, or was not to be: its validity is over or about to end.
     Expired {

@@ -195,7 +195,7 @@ impl Guard {
         self.held.clone()
     }
 
-    /// The owner's secret, for `LOCK.GUARD` in a pipeline or script of your own. Whoever shows it
+    /// The owner's secret, for `LOCK.GUARD` in a pipeline or script of your own. Its bearer
     /// owns the lock: keep it out of logs. `None` if this guard stands for several holds, each of
     /// which has its own.
     pub fn token(&self) -> Option<&[u8]> {

@@ -265,7 +265,7 @@ impl Hold {
         Some(valid)
     }
 
-    /// Ends the hold here and leaves it to whoever gets the token; only the last guard can.
+    /// Ends the hold here and leaves it to the bearer of the token; only the last guard can.
     #[cfg(feature = "observe")]
     pub(crate) fn give_up_token(&self, part: &Part) -> Option<Token> {
         if !self.lock().entries.leave_as_last(part) {
@@ -304,7 +304,7 @@ impl Hold {
             }
             Err(_) => Released::Unknown,
         };
-        // Whoever was told of a loss is not told now that there was none.
+        // A caller that was told of a loss is not told now that there was none.
         match (valid, released) {
             (true, released) if released != Released::WasLost => released,
             (valid, _) => {
@@ -328,7 +328,7 @@ impl Hold {
         }
     }
 
-    /// Releases some of its locks, in a task of its own: whoever waits for it may be cancelled.
+    /// Releases some of its locks, in a task of its own, because the caller may be cancelled.
     pub(crate) async fn release_some(self: &Arc<Self>, locks: Vec<usize>) -> Released {
         let was_lost = self.is_lost();
         let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
@@ -338,7 +338,7 @@ impl Hold {
             let _ = told.send(hold.leave_locks(locks).await);
         });
         let released = tokio::time::timeout(patience, released).await;
-        // Whoever was told of a loss is not told now that there was none.
+        // A caller that was told of a loss is not told now that there was none.
         if was_lost || self.is_lost() {
             return Released::WasLost;
         }

@@ -1,10 +1,10 @@
 //! Waiting: in the queue of one node, not by asking again and again.
 //!
-//! Everybody queues at the first reachable node of a fixed order. Whoever comes out of that queue
-//! takes the other nodes in parallel. If somebody else holds them (one who queued elsewhere,
-//! because the first node was down for him), the waiter keeps the nodes up to the first such one,
-//! releases those behind it, and queues there. Nodes are thus waited for in one order only: no
-//! deadlock can form, and nobody who has come out of the first queue is sent back.
+//! Everybody queues at the first reachable node of a fixed order. A waiter that comes out of that
+//! queue takes the other nodes in parallel. If another client holds them (one that queued
+//! elsewhere, because it could not reach the first node), the waiter keeps the nodes up to the
+//! first such one, releases those behind it, and queues there. Nodes are thus waited for in one
+//! order only: no deadlock can form, and nobody who has come out of the first queue is sent back.
 
 use std::pin::Pin;
 use std::sync::Arc;

@@ -59,7 +59,7 @@ impl Redlock {
     /// nothing stays held. Guards, locks and elections that still exist keep the client open, so
     /// drop them before.
     pub async fn close(self, patience: Duration) {
-        // Whoever still releases something holds on to the client.
+        // A task that still releases something holds on to the client.
         let client = Arc::downgrade(&self.client);
         drop(self);
         let closed = async {

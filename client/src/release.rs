@@ -105,7 +105,7 @@ impl Release {
         let electorate = fleet.electorate();
         let mut round = Round::new(&fleet);
         let sent = Moment::now();
-        // The node where others queue comes last: whoever it lets in finds the other nodes free.
+        // The node where others queue comes last: the next waiter then finds the other nodes free.
         let places: Vec<usize> = self.left.iter().collect();
         for place in places.into_iter().rev() {
             if electorate.contains(place) {

@@ -1,7 +1,7 @@
 //! A hierarchical timing wheel: which leases end when, at O(1) for setting and forgetting a
 //! deadline.
 //!
-//! Deadlines are hints: one that was moved later is found at its old place, and whoever finds it
+//! Deadlines are hints: one that was moved later is found at its old place; the caller
 //! looks at the lease itself and sets it again. So extending a lease costs nothing here.
 
 use crate::time::LeaseTime;

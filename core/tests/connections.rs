@@ -1,4 +1,4 @@
-//! Connections: answers that do not arrive, holds that end with whoever used them last.
+//! Connections: answers that do not arrive, holds that end with the connection that used them last.
 
 use redislock_core::lock::Terms;
 use redislock_core::table::Extended;

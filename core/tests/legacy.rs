@@ -92,7 +92,7 @@ fn a_key_counts_as_taken_until_it_may_be_looked_at() {
     let mut node = node(None);
     node.hold("a", "j");
     let waiter = node.wait("b", "jk");
-    // Moved to another node of a cluster, perhaps: whoever runs the table has not asked yet.
+    // Moved to another node of a cluster, perhaps: the caller has not asked yet.
     node.keys.0.remove(&key("k"));
     node.let_go("a", "j");
     node.serve();

@@ -45,7 +45,7 @@ fn quarantine_grants_nothing_and_lets_go_of_everything() {
 }
 
 #[test]
-fn whoever_is_held_back_is_granted_later_and_passed_by_nobody() {
+fn a_waiter_that_is_held_back_is_granted_later_and_passed_by_nobody() {
     let mut node = node();
     node.hold("a", "k");
     let waiter = node.wait("b", "k");

@@ -57,7 +57,7 @@ fn a_key_that_cannot_be_re_entered_leaves_the_others_free() {
 }
 
 #[test]
-fn whoever_waits_for_several_keys_holds_none_and_nobody_takes_the_free_one_from_it() {
+fn a_waiter_for_several_keys_holds_none_and_nobody_takes_the_free_one_from_it() {
     let mut node = node();
     node.hold("a", "l");
     let both = node.wait("b", "kl");
@@ -124,7 +124,7 @@ fn a_lease_that_has_ended_lets_nobody_pass() {
 }
 
 #[test]
-fn whoever_re_enters_a_full_semaphore_waits_for_none_of_its_holders() {
+fn an_owner_that_re_enters_a_full_semaphore_waits_for_none_of_its_holders() {
     let mut node = node();
     node.hold("x", "m");
     for owner in ["a", "b"] {
@@ -215,7 +215,7 @@ fn a_deadlock_through_a_place_in_line_is_told() {
     node.wait("c", "cl");
     // a is ahead of c; b waits behind a, which waits for x alone: no cycle.
     node.wait("b", "k");
-    // c waits for b, so whoever c waits behind may not wait for c: y may.
+    // c waits for b, so those ahead of c may not wait for c: y may.
     node.wait("y", "c");
     assert_eq!(node.table.waiters(), 4);
 }

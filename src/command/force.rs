@@ -38,7 +38,7 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 /// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere
-/// (7.0) whoever may flush all data, or run another command like that, may end a lock. A call by
+/// (7.0) a user who may flush all data, or run another command like that, may end a lock. A call by
 /// another module without a user may do everything.
 fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     if there!(RedisModule_SetCommandACLCategories) || !has_user(ctx, key) {

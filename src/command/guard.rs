@@ -1,5 +1,5 @@
-//! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the lock
-//! at that moment.
+//! `LOCK.GUARD key token command [arg …]`: runs the command if and only if the token holds the
+//! lock at that moment.
 
 use std::ffi::{CStr, c_int};
 use std::sync::LazyLock;
@@ -62,7 +62,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         node.table.guards(lock, &token, now, keyspace)
     });
     own[0].close();
-    // Before anybody hears of it: whoever listens might end the hold.
+    // Before anybody hears of it: a listener might end the hold.
     if matches!(holds, Ok(true)) {
         run(ctx, name.c_str(), args.from(INNER + 1));
     }

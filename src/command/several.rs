@@ -1,7 +1,7 @@
 //! Several keys at once. `LOCK.MACQUIRE numkeys key [key …] token ttl-ms [options of
-//! LOCK.ACQUIRE]`: an array of fences, all keys or none, or null. `LOCK.MRELEASE numkeys key [key
-//! …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token ttl-ms [FENCE at-least]`: an array
-//! of the replies that each key would get by itself.
+//! LOCK.ACQUIRE]`: an array of fences, all keys or none, or null. `LOCK.MRELEASE numkeys
+//! key [key …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token ttl-ms [FENCE at-least]`:
+//! an array of the replies that each key would get by itself.
 
 use std::collections::HashSet;
 

@@ -96,7 +96,7 @@ pub(super) fn change_keys<'a>(
                     let is_named = matches!(name, Name::Own(_));
                     effects.add(ctx, touched, db, name.arg(), is_named);
                 }
-                Applied::MadeAnew => {
+                Applied::MadeAgain => {
                     let now = clock::mono();
                     let without_and_with = node::with(|node| {
                         [None, Some(touched.id)].map(|lock| node.table.whole_effect(lock, now))
@@ -134,7 +134,7 @@ enum Applied {
     /// It is as core decided.
     Changed,
     /// The same, but replicas have to make the key again: theirs may have a TTL, or be gone.
-    MadeAnew,
+    MadeAgain,
     /// Something else is there, or nothing: the lock is gone, and the change with it.
     LeftAlone,
 }
@@ -148,7 +148,7 @@ fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) -> Appl
         Presence::New => key.set(touched.id),
         Presence::Gone => node::deleting(touched.id, || key.delete()),
         Presence::Kept if touched.events.acquired > 0 && key.clear_ttl() => {
-            applied = Applied::MadeAnew;
+            applied = Applied::MadeAgain;
         }
         Presence::Kept => {}
     }
@@ -195,7 +195,7 @@ fn keep_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
         Found::Nothing if was_deleted && touched.events.acquired > 0 => {
             key.set(id);
             ctx.signal_modified(name);
-            return Applied::MadeAnew;
+            return Applied::MadeAgain;
         }
         _ => {}
     }
@@ -249,8 +249,8 @@ pub fn apply_effect(
     result
 }
 
-/// Frees a key whose lock was released elsewhere, whoever holds it here: what is decided is not
-/// decided again.
+/// Frees a key whose lock was released elsewhere, without a look at its holder: what is decided
+/// is not decided again.
 pub fn free(ctx: Ctx, name: Arg<'_>) -> Result<(), Denial> {
     let _changing = Changing::begin();
     let key = OpenKey::new(ctx, name, For::Writing);

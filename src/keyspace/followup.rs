@@ -52,7 +52,7 @@ impl<'a> Followup<'a> {
         }
     }
 
-    /// Sends the keyspace events and sets the alarm. Whoever hears of the events may do anything,
+    /// Sends the keyspace events and sets the alarm. Listeners may do anything,
     /// so no key stays open.
     pub fn finish(self, ctx: Ctx, own: &[Opened<'_>]) {
         let wake = self.wake;

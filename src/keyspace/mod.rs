@@ -111,7 +111,7 @@ impl Keyspace for Keys {
 /// Whether a change has begun and is not whole yet.
 static CHANGING: AtomicBool = AtomicBool::new(false);
 
-/// Whether a change has begun and is not whole yet: whoever asks was called from the middle of it.
+/// Whether a change has begun and is not whole yet: then the caller was called in the middle of it.
 pub fn is_changing() -> bool {
     CHANGING.load(Ordering::Relaxed)
 }

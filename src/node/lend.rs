@@ -26,9 +26,9 @@ pub fn is_lent() -> bool {
 
 /// Reads the table, also while core looks at a key.
 pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
-    // SAFETY: it is set only while `lend` has the table borrowed for reading. Whoever comes here
-    // then was called from there, on the thread that holds the server's global lock, or is a child
-    // that was forked there.
+    // SAFETY: it is set only while `lend` has the table borrowed for reading. A caller that comes
+    // here then was called from there, on the thread that holds the server's global lock, or is a
+    // child that was forked there.
     match unsafe { LENT.load(Ordering::Relaxed).as_ref() } {
         Some(table) => read(table),
         None => with(|node| read(&node.table)),

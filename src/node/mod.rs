@@ -1,8 +1,8 @@
 //! This node's state: the table of locks, and the notices that callbacks leave for it.
 //!
 //! The server calls back at any moment: in the middle of a deletion of ours, on a background
-//! thread. So these callbacks never touch the table. They leave a notice, and whoever uses the
-//! table next reads the notices first. `global.rs` states the thread model.
+//! thread. So these callbacks never touch the table. They leave a notice, and the next use
+//! of the table reads the notices first. `global.rs` states the thread model.
 
 mod lend;
 mod notices;

@@ -181,7 +181,7 @@ impl SlotConnection {
             };
             let Some((kind, host, port)) = redirection(&result, &server) else {
                 if result.as_ref().is_err_and(|error| error.code().is_none()) {
-                    // Whoever takes over from a dead master is found by asking the others.
+                    // The successor of a dead master is found by asking the others.
                     self.cluster.masters().remove(&slot);
                     *self.open() = None;
                 }

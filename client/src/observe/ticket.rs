@@ -18,7 +18,7 @@ use crate::round::{Question, Round};
 /// How long the release of a ticket is owed to a node that cannot be reached.
 const OWED_FOR: Duration = Duration::from_secs(60);
 
-/// What proves the ownership of a hold that nobody renews: whoever has it can extend and release.
+/// What proves the ownership of a hold that nobody renews: its bearer can extend and release it.
 #[derive(Clone)]
 pub struct Ticket {
     token: Vec<u8>,

@@ -26,8 +26,8 @@ enum Flaw {
     WriteBackAccepted,
     /// A node that forgot grants at once, and counts from the beginning.
     NoQuarantine,
-    /// A hold is renewed by whoever grants, whether it was kept or not.
-    AnewCounts,
+    /// A hold is renewed by every node that grants, whether it kept the hold or not.
+    LateGrantCounts,
     /// Whether it was kept is asked only when a node has forgotten it, and not of nodes that say
     /// nothing.
     SilenceCounts,
@@ -259,7 +259,7 @@ impl World {
             return;
         };
         let kept = self.leases(owner).claim(at(self.now)).is_some();
-        match kept || flaw == Flaw::AnewCounts {
+        match kept || flaw == Flaw::LateGrantCounts {
             true => self.send(owner, node, Ask::Again(fence)),
             false => self.over(owner),
         }
@@ -374,7 +374,7 @@ impl World {
     ) -> Result<(), String> {
         let mut leases = self.leases(owner);
         let until = match flaw {
-            Flaw::AnewCounts | Flaw::SilenceCounts => {
+            Flaw::LateGrantCounts | Flaw::SilenceCounts => {
                 let ends = leases.nodes.iter().flatten().map(|lease| lease.end);
                 held_until(ends, majority(NODES)).filter(|until| *until > at(self.now))
             }

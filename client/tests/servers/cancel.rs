@@ -194,7 +194,7 @@ async fn a_cancelled_extension_leaves_the_guard_as_it_was() {
     assert!(guard.extend().await.is_ok());
 }
 
-/// Cancels when the first message has come through, the second, the third… in either direction and
+/// Cancels when the first message has come through, the second, and so on, in either direction, and
 /// between any two of the nodes, until the request is through before that.
 async fn at_every_message(
     servers: &[Server],

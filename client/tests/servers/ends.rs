@@ -43,7 +43,7 @@ async fn a_late_grant_does_not_hide_that_another_client_has_held_the_lock() {
     second.release().await;
     to_third.requests(Flow::Pass);
     assert!(matches!(first.lost().await, Loss::Gone { .. }));
-    // Whoever was told of the loss is not told now that there was none.
+    // A caller that was told of the loss is not told now that there was none.
     assert_eq!(first.release().await, Released::WasLost);
 }
 

@@ -1,7 +1,7 @@
 //! Ephemeral holds of connections that have closed.
 //!
 //! A connection may have very many of them, so they are ended in slices. Until its turn comes, a
-//! hold is ended by whoever looks at its lock ([`Table::end_ties_at`]), and whoever only reads sees
+//! hold is ended by the next look at its lock ([`Table::end_ties_at`]), and a reader sees
 //! the end that it will have ([`Table::end_of`]). So all of them end at the same moment for
 //! everybody; only where more than [`HOLDERS_LOOKED_AT`] share one lock, and very many of them end
 //! together, others may find that lock held a little longer.
@@ -18,7 +18,7 @@ use crate::token::Token;
 /// So many holds are ended soon enough for those who wait for them.
 const SOON_DONE: usize = 1024;
 
-/// So many holders of a shared lock are looked at by whoever looks at the lock.
+/// So many holders of a shared lock are looked at together with the lock.
 const HOLDERS_LOOKED_AT: usize = 256;
 
 /// What is left to do about a connection that has closed.

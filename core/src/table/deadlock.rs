@@ -259,7 +259,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whoever waits for something that a stuck owner holds is stuck.
+    /// A waiter for something that a stuck owner holds is stuck.
     fn spread_from_holder(&mut self, owner: &'a Token) {
         let held = self.table.holdings.of(owner);
         let few = held.filter(|held| held.len() <= self.reached.len());
@@ -299,7 +299,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whoever is behind a stuck owner, and may not go past it, is stuck.
+    /// A waiter behind a stuck owner that it may not go past is stuck.
     fn spread_from_waiter(&mut self, owner: &'a Token) {
         let requests = self.table.queue.of(owner);
         let requests = requests.filter_map(|id| Some((id, self.table.queue.get(id)?)));

@@ -216,7 +216,7 @@ impl Table {
     }
 
     /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold
-    /// it may re-enter, or go past whoever waits for it.
+    /// it may re-enter, or go past those who wait for it.
     fn has_arrived(&mut self, id: LockId) {
         self.note_holders(id);
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {

@@ -2,7 +2,7 @@
 //!
 //! A string that was seen counts as taken until it may be gone: somebody told so
 //! ([`Table::string_may_be_gone`]), or its time is up ([`Table::strings_due`]). Only then is the
-//! key looked at again. So whoever runs the table can first find out whether a key is gone or has
+//! key looked at again. So the caller can first find out whether a key is gone or has
 //! moved to another node of a cluster.
 
 use std::collections::BTreeSet;

@@ -87,7 +87,7 @@ pub enum Found {
 /// was seen.
 pub trait Keyspace {
     /// What stands at `key`.
-    /// Whoever is called back meanwhile may read `table`.
+    /// Callbacks that come meanwhile may read `table`.
     fn find(&mut self, table: &Table, key: &Key) -> Found;
 }
 

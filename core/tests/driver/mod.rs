@@ -289,8 +289,8 @@ impl Driver {
         }
         let mut actions = always(move |model| model.now += micros);
         if timer {
-            // Whoever's time is up at the very moment at which it could be granted gets the one or
-            // the other.
+            // A waiter whose time is up at the moment at which it could be granted gets the one
+            // or the other.
             actions.extend(always(|model| {
                 model.sweep();
                 model.time_out();

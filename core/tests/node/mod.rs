@@ -60,7 +60,7 @@ pub struct Node {
     pub now: Now,
     /// Values without a key that are not freed yet.
     pub unlinked: Vec<LockId>,
-    /// Values that were flushed, and are freed again by whoever the server lets do that.
+    /// Values that were flushed, and are freed again by the thread that the server chooses.
     flushed: Vec<LockId>,
     changes: Vec<Change>,
     answers: Vec<(WaiterId, Answer)>,

@@ -141,12 +141,12 @@ impl Model {
         self.queue.retain(|waiter| waiter.id != id);
     }
 
-    /// Whoever was granted `id` has its answer.
+    /// The waiter `id` has received its grant.
     pub fn delivered(&mut self, id: u64) {
         self.undelivered.retain(|grant| grant.id != id);
     }
 
-    /// Whoever was granted `id` is gone: what it added is taken off again.
+    /// The waiter `id` was granted and is gone: what it added is taken off again.
     pub fn undeliverable(&mut self, id: u64) {
         let (gone, rest) = std::mem::take(&mut self.undelivered)
             .into_iter()

@@ -289,7 +289,12 @@ fn the_walk_finds_what_comes_of_every_flaw() {
             "fence",
         ),
         (Flaw::NoQuarantine, once_held(), RENEWALS, "two holders"),
-        (Flaw::AnewCounts, once_held(), RENEWALS, "was renewed after"),
+        (
+            Flaw::LateGrantCounts,
+            once_held(),
+            RENEWALS,
+            "was renewed after",
+        ),
         (
             Flaw::SilenceCounts,
             once_held(),

@@ -27,8 +27,8 @@ pub fn measure() -> Outcome<Vec<Row>> {
     ])?;
     let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
-    let mut crowd = (0..MANY)
-        .map(|_| Guest::arrive(&server))
+    let mut connections = (0..MANY)
+        .map(|_| Waiting::connect(&server))
         .collect::<Outcome<Vec<_>>>()?;
     let places: [(&str, Place); 2] = [("one key", Place::OneKey), ("a key each", Place::KeyEach)];
     let mut rows = Vec::new();
@@ -36,34 +36,34 @@ pub fn measure() -> Outcome<Vec<Row>> {
         rows.push(compare(
             format!("release with {MANY} waiters on {how}, over {FEW}"),
             Target::AtMost(1.2),
-            &mut crowd,
-            |guests| hand_over(&mut control, guests, place),
+            &mut connections,
+            |waiting| hand_over(&mut control, waiting, place),
         )?);
     }
     rows.push(compare(
         format!("LPUSH with {MANY} in BLPOP on a key each, over {FEW}"),
         Target::None,
-        &mut crowd,
-        |guests| push(&mut control, guests),
+        &mut connections,
+        |waiting| push(&mut control, waiting),
     )?);
     Ok(rows)
 }
 
-/// With many guests, over the same with few.
+/// With many waiting, over the same with few.
 fn compare(
     what: String,
     target: Target,
-    crowd: &mut [Guest],
-    mut micros_of: impl FnMut(&mut [Guest]) -> Outcome<f64>,
+    connections: &mut [Waiting],
+    mut micros_of: impl FnMut(&mut [Waiting]) -> Outcome<f64>,
 ) -> Outcome<Row> {
     let found = alternate(&what, ROUNDS, |side| {
-        let guests = if side == Side::Ours { MANY } else { FEW };
-        micros_of(crowd.get_mut(..guests).unwrap_or_default())
+        let waiting = if side == Side::Ours { MANY } else { FEW };
+        micros_of(connections.get_mut(..waiting).unwrap_or_default())
     })?;
     Ok(Row::ratio(what, &found, target, micros))
 }
 
-/// Where the crowd waits.
+/// Where the connections wait.
 #[derive(Clone, Copy)]
 enum Place {
     OneKey,
@@ -71,13 +71,13 @@ enum Place {
 }
 
 /// A connection that waits.
-struct Guest {
+struct Waiting {
     connection: Connection,
     id: String,
 }
 
-impl Guest {
-    fn arrive(server: &Server) -> Outcome<Self> {
+impl Waiting {
+    fn connect(server: &Server) -> Outcome<Self> {
         let mut connection = connect_unix(server)?;
         match connection.try_call(&["CLIENT", "ID"])? {
             Value::Integer(id) => Ok(Self {
@@ -101,17 +101,17 @@ impl Guest {
     }
 }
 
-/// Microseconds of a LOCK.RELEASE that hands over, as SLOWLOG has them, with all of `guests`
+/// Microseconds of a LOCK.RELEASE that hands over, as SLOWLOG has them, with all of `waiting`
 /// waiting.
-fn hand_over(control: &mut Connection, guests: &mut [Guest], place: Place) -> Outcome<f64> {
+fn hand_over(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outcome<f64> {
     let key = |number: usize| match place {
-        Place::OneKey => "crowd".to_owned(),
-        Place::KeyEach => format!("crowd:{number:06}"),
+        Place::OneKey => "waited".to_owned(),
+        Place::KeyEach => format!("waited:{number:06}"),
     };
-    let token = |number: usize| format!("guest-{number:030}");
+    let token = |number: usize| format!("waiter-{number:030}");
     let held = match place {
         Place::OneKey => 1,
-        Place::KeyEach => guests.len(),
+        Place::KeyEach => waiting.len(),
     };
     let mut buffer = Vec::new();
     for number in 0..held {
@@ -121,30 +121,30 @@ fn hand_over(control: &mut Connection, guests: &mut [Guest], place: Place) -> Ou
         );
     }
     pipeline(control, &buffer, held)?;
-    for (number, guest) in guests.iter_mut().enumerate() {
-        guest.wait_for(&key(number), &token(number))?;
+    for (number, waiter) in waiting.iter_mut().enumerate() {
+        waiter.wait_for(&key(number), &token(number))?;
         // One after the other where the order matters.
         if matches!(place, Place::OneKey) && number % 256 == 255 {
             await_waiters(control, number + 1)?;
         }
     }
-    await_waiters(control, guests.len())?;
+    await_waiters(control, waiting.len())?;
     start_timing(control)?;
     let granted_before = grants(control)?;
-    // On one key the guest that was served last holds the lock, and comes again when it has
+    // On one key the waiter that was served last holds the lock, and comes again when it has
     // released it.
     let mut holder = None;
     for turn in 0..HANDOVERS {
-        let number = turn % guests.len();
+        let number = turn % waiting.len();
         let key = key(number);
         let releasing = holder.map_or_else(|| "host".to_owned(), token);
         check_yes(&control.try_call(&["LOCK.RELEASE", &key, &releasing])?)?;
-        let next = guests.get_mut(number).ok_or("nobody waits")?;
+        let next = waiting.get_mut(number).ok_or("nobody waits")?;
         next.is_granted()?;
         match place {
             Place::OneKey => {
                 if let Some(number) = holder.replace(number) {
-                    let again = guests.get_mut(number).ok_or("nobody comes again")?;
+                    let again = waiting.get_mut(number).ok_or("nobody comes again")?;
                     again.wait_for(&key, &token(number))?;
                 }
             }
@@ -155,29 +155,29 @@ fn hand_over(control: &mut Connection, guests: &mut [Guest], place: Place) -> Ou
             }
         }
     }
-    let (waiting, by_host) = match place {
-        Place::OneKey => (guests.len() - 1, 0),
-        Place::KeyEach => (guests.len(), HANDOVERS),
+    let (left, by_host) = match place {
+        Place::OneKey => (waiting.len() - 1, 0),
+        Place::KeyEach => (waiting.len(), HANDOVERS),
     };
-    await_waiters(control, waiting)?;
+    await_waiters(control, left)?;
     if grants(control)? - granted_before != HANDOVERS + by_host {
         return Err("a release has woken more than one".into());
     }
     let micros = mean_time(control, "LOCK.RELEASE")?;
-    go_home(control, guests, holder)?;
+    end_waits(control, waiting, holder)?;
     control.try_call(&["FLUSHALL"])?;
     Ok(micros)
 }
 
 /// What the server itself needs for the like: microseconds of an LPUSH to a list for which one
-/// guest waits, and all others for others.
-fn push(control: &mut Connection, guests: &mut [Guest]) -> Outcome<f64> {
+/// connection waits, and the others for others.
+fn push(control: &mut Connection, waiting: &mut [Waiting]) -> Outcome<f64> {
     let key = |number: usize| format!("list:{number:06}");
     let pop = |number: usize| encode(&["BLPOP", &key(number), "0"]);
-    for (number, guest) in guests.iter_mut().enumerate() {
-        guest.connection.try_send_raw(&pop(number))?;
+    for (number, waiter) in waiting.iter_mut().enumerate() {
+        waiter.connection.try_send_raw(&pop(number))?;
     }
-    let all = guests.len() as f64;
+    let all = waiting.len() as f64;
     while control
         .try_info("clients")?
         .number::<f64>("blocked_clients")?
@@ -187,17 +187,17 @@ fn push(control: &mut Connection, guests: &mut [Guest]) -> Outcome<f64> {
     }
     start_timing(control)?;
     for turn in 0..HANDOVERS {
-        let number = turn % guests.len();
+        let number = turn % waiting.len();
         check_yes(&control.try_call(&["LPUSH", &key(number), "x"])?)?;
-        let next = guests.get_mut(number).ok_or("nobody waits")?;
+        let next = waiting.get_mut(number).ok_or("nobody waits")?;
         match next.connection.try_receive()? {
             Value::Array(popped) if popped.len() == 2 => {}
-            other => return Err(format!("a guest popped {other:?}").into()),
+            other => return Err(format!("a waiter popped {other:?}").into()),
         }
         next.connection.try_send_raw(&pop(number))?;
     }
     let micros = mean_time(control, "LPUSH")?;
-    go_home(control, guests, None)?;
+    end_waits(control, waiting, None)?;
     Ok(micros)
 }
 
@@ -241,20 +241,24 @@ fn time_of(entry: &Value, name: &str) -> Option<i64> {
     }
 }
 
-/// Ends all waits; the one who holds the lock does not wait.
-fn go_home(control: &mut Connection, guests: &mut [Guest], holder: Option<usize>) -> Outcome<()> {
-    let waiting = guests
+/// Ends all waits; the one that holds the lock does not wait.
+fn end_waits(
+    control: &mut Connection,
+    waiting: &mut [Waiting],
+    holder: Option<usize>,
+) -> Outcome<()> {
+    let waiting = waiting
         .iter_mut()
         .enumerate()
         .filter(|(number, _)| holder != Some(*number));
-    let mut waiting: Vec<_> = waiting.map(|(_, guest)| guest).collect();
+    let mut waiting: Vec<_> = waiting.map(|(_, waiter)| waiter).collect();
     let mut buffer = Vec::new();
-    for guest in &waiting {
-        put(&mut buffer, &["CLIENT", "UNBLOCK", &guest.id]);
+    for waiter in &waiting {
+        put(&mut buffer, &["CLIENT", "UNBLOCK", &waiter.id]);
     }
     pipeline(control, &buffer, waiting.len())?;
-    for guest in &mut waiting {
-        match guest.connection.try_receive()? {
+    for waiter in &mut waiting {
+        match waiter.connection.try_receive()? {
             Value::Null | Value::NullArray => {}
             other => return Err(format!("a waiter that was sent home got {other:?}").into()),
         }
