@@ -1,7 +1,7 @@
 //! Who waits for which keys, in which order, until when.
 //!
-//! Arrival gives each request its number, and every key that somebody waits for has a line of those
-//! numbers. A request for several keys stands in all their lines at once.
+//! Arrival gives each request its number, and every key that somebody waits for has a queue of
+//! those numbers. A request for several keys stands in all their queues at once.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -73,9 +73,9 @@ pub struct Place {
     key: usize,
 }
 
-/// Those who wait for one key.
+/// The queue of those who wait for one key.
 #[derive(Debug, Default)]
-pub struct Line {
+pub struct Queue {
     /// In order of arrival.
     pub waiting: SmallSet<WaiterId>,
     /// Those of them whose owner waits for something else, too.
@@ -84,13 +84,13 @@ pub struct Line {
     pub lock: Option<LockId>,
 }
 
-/// All who wait.
+/// All who wait, and the queue of each key.
 #[derive(Debug, Default)]
-pub struct Queue {
+pub struct Queues {
     /// Where everyone who waits has a slot, as the number says.
     slots: Vec<Option<(WaiterId, Arc<Waiter>)>>,
     free_slots: Vec<u32>,
-    lines: HashMap<Key, Line>,
+    by_key: HashMap<Key, Queue>,
     by_token: HashMap<Token, SmallSet<WaiterId>>,
     deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
@@ -98,7 +98,7 @@ pub struct Queue {
     with_several_keys: usize,
 }
 
-impl Queue {
+impl Queues {
     /// How many wait.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -117,7 +117,7 @@ impl Queue {
         self.with_several_keys > 0
     }
 
-    /// Puts a request at the end of the lines of its keys. Fewer than [`SLOTS`] wait.
+    /// Puts a request at the end of the queues of its keys. Fewer than [`SLOTS`] wait.
     pub fn join(&mut self, waiter: Waiter) -> WaiterId {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -126,12 +126,12 @@ impl Queue {
         self.last += 1;
         let id = WaiterId(self.last << SLOT_BITS | u64::from(slot));
         for key in &waiter.keys {
-            match self.lines.get_mut(key) {
-                Some(line) => line.waiting.insert(id),
+            match self.by_key.get_mut(key) {
+                Some(queue) => queue.waiting.insert(id),
                 None => {
-                    let mut line = Line::default();
-                    line.waiting.insert(id);
-                    self.lines.insert(key.clone(), line);
+                    let mut queue = Queue::default();
+                    queue.waiting.insert(id);
+                    self.by_key.insert(key.clone(), queue);
                 }
             }
         }
@@ -158,7 +158,7 @@ impl Queue {
         id
     }
 
-    /// Takes a request out of every line; also the locks for which nobody waits any more.
+    /// Takes a request out of every queue; also the locks for which nobody waits any more.
     pub fn leave(&mut self, id: WaiterId) -> Option<(Arc<Waiter>, Vec<LockId>)> {
         let slot = self.slots.get_mut(id.slot())?;
         let (_, waiter) = slot.take_if(|(its, _)| *its == id)?;
@@ -168,12 +168,12 @@ impl Queue {
         }
         let mut emptied = Vec::new();
         for key in &waiter.keys {
-            if let Some(line) = self.lines.get_mut(key) {
-                line.waiting.remove(&id);
-                line.linked.remove(&id);
-                if line.waiting.is_empty() {
-                    emptied.extend(line.lock);
-                    self.lines.remove(key);
+            if let Some(queue) = self.by_key.get_mut(key) {
+                queue.waiting.remove(&id);
+                queue.linked.remove(&id);
+                if queue.waiting.is_empty() {
+                    emptied.extend(queue.lock);
+                    self.by_key.remove(key);
                 }
             }
         }
@@ -193,8 +193,8 @@ impl Queue {
     /// The owner of a request waits for something else, too.
     fn link(&mut self, id: WaiterId, keys: &[Key]) {
         for key in keys {
-            if let Some(line) = self.lines.get_mut(key) {
-                line.linked.insert(id);
+            if let Some(queue) = self.by_key.get_mut(key) {
+                queue.linked.insert(id);
             }
         }
     }
@@ -206,35 +206,35 @@ impl Queue {
         (*its == id).then_some(waiter)
     }
 
-    /// The line of a key.
+    /// The queue of a key.
     #[must_use]
-    pub fn line(&self, key: &Key) -> Option<&Line> {
-        if self.lines.is_empty() {
+    pub fn at(&self, key: &Key) -> Option<&Queue> {
+        if self.by_key.is_empty() {
             None
         } else {
-            self.lines.get(key)
+            self.by_key.get(key)
         }
     }
 
     /// Notes which lock stands at a key that is waited for; says whether it is.
     pub fn note_lock(&mut self, key: &Key, lock: Option<LockId>) -> bool {
-        if self.lines.is_empty() {
+        if self.by_key.is_empty() {
             return false;
         }
-        self.lines.get_mut(key).is_some_and(|line| {
-            line.lock = lock;
+        self.by_key.get_mut(key).is_some_and(|queue| {
+            queue.lock = lock;
             true
         })
     }
 
     /// Forgets that this lock stands at a key that is waited for.
     pub fn forget_lock(&mut self, key: &Key, lock: LockId) {
-        if let Some(line) = self.lines.get_mut(key) {
-            line.lock.take_if(|known| *known == lock);
+        if let Some(queue) = self.by_key.get_mut(key) {
+            queue.lock.take_if(|known| *known == lock);
         }
     }
 
-    /// The first key that is waited for from a place of the queue on, and the place behind it. A
+    /// The first key that is waited for from a place on, and the place behind it. A
     /// key comes once for each request for it.
     #[must_use]
     pub fn key_from(&self, mut place: Place) -> Option<(Key, Place)> {
@@ -255,7 +255,7 @@ impl Queue {
 
     /// Every key that is waited for.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.lines.keys()
+        self.by_key.keys()
     }
 
     /// Everyone who waits, by arrival.

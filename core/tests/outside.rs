@@ -193,9 +193,9 @@ fn what_a_decision_grants_while_databases_are_flushed_or_swapped_comes_afterward
     }
 }
 
-/// The line that is swept last still named the lock that had moved to the other line.
+/// The queue that is swept last still named the lock that had moved to the other queue.
 #[test]
-fn a_waiter_that_leaves_in_the_middle_of_a_swap_does_not_take_the_other_line_along() {
+fn a_waiter_that_leaves_in_the_middle_of_a_swap_does_not_take_the_other_queue_along() {
     let mut node = Node::new(ROOMY);
     let [in_first, in_second] = [0, 1].map(|db| Key::new(db, b"k"));
     let wants = |owner: &str| terms(&token(owner), 100 * SECOND);

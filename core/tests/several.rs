@@ -103,7 +103,7 @@ fn a_waiter_that_waits_for_what_the_requester_holds_is_not_ahead_of_it() {
 }
 
 #[test]
-fn an_owner_in_line_may_pass_as_soon_as_it_holds_what_the_one_ahead_waits_for() {
+fn an_owner_in_a_queue_may_pass_as_soon_as_it_holds_what_the_one_ahead_waits_for() {
     let mut node = node();
     node.hold("x", "l");
     node.hold("a", "m");
@@ -197,7 +197,7 @@ fn a_deadlock_over_many_keys_and_modes_is_told() {
 }
 
 #[test]
-fn a_deadlock_through_a_place_in_line_is_told() {
+fn a_deadlock_through_a_place_in_a_queue_is_told() {
     let mut node = node();
     node.hold("x", "k");
     node.hold("b", "l");

@@ -1,4 +1,4 @@
-//! Lines: first in, first out, none past another; what one owner's requests mean to each other.
+//! Queues: first in, first out, none past another; what one owner's requests mean to each other.
 
 use redislock_core::lock::{Mode, Refusal};
 use redislock_core::table::{Answer, Denial, Presence, Verdict};
@@ -237,7 +237,7 @@ fn those_who_are_unblocked_come_again() {
     node.hold("a", "k");
     node.hold("a", "l");
     let (k, l) = (node.wait("b", "k"), node.wait("c", "l"));
-    node.table.unblock_line(&key("k"));
+    node.table.unblock_queue(&key("k"));
     node.serve();
     assert_eq!(node.take().1, [(k, Answer::Unblocked)]);
     node.table.unblock_all();

@@ -112,7 +112,7 @@ pub fn look_at_strings(ctx: Ctx, most: usize) {
         let moved = server::is_cluster() && server::is_elsewhere(ctx, key.name());
         node::with(|node| {
             if moved {
-                node.table.unblock_line(&key);
+                node.table.unblock_queue(&key);
             }
             node.table.string_may_be_gone(&key);
         });

@@ -174,7 +174,7 @@ pub fn decide_silently<'a, R>(
 /// Whether a waiter may be granted a lock when these keys become free.
 fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
     |Node { table, .. }: &Node| {
-        // A key that is free may have a line of those who wait for others, too.
+        // A key that is free may have a queue of those who wait for others, too.
         let has_line = |lock: Option<LockId>| match lock {
             Some(lock) => table.is_waited_for(lock),
             None => table.waiters() > 0,

@@ -181,7 +181,7 @@ pub(super) fn read_all(node: &mut Node) {
                 // In a cluster the lock may live on elsewhere: nobody is granted anything, all come
                 // again.
                 if let Some(key) = key.filter(|_| server::is_cluster()) {
-                    node.table.unblock_line(&key);
+                    node.table.unblock_queue(&key);
                 }
             }
             Notice::Attached(id, key) => node.table.attach(id, key),

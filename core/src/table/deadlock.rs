@@ -17,7 +17,7 @@ use foldhash::{HashMap, HashSet};
 
 use super::Table;
 use crate::lock::{Hold, Lock, Mode, Terms};
-use crate::queue::{Line, Waiter, WaiterId};
+use crate::queue::{Queue, Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::small::SmallSet;
 use crate::time::LeaseTime;
@@ -97,7 +97,7 @@ impl Table {
         terms: &Terms,
         now: LeaseTime,
     ) -> bool {
-        if self.queue.is_empty() || !self.holds_what_is_waited_for(&terms.token, now) {
+        if self.queues.is_empty() || !self.holds_what_is_waited_for(&terms.token, now) {
             return false;
         }
         let wanted: Vec<_> = keys
@@ -134,7 +134,7 @@ impl Table {
 
 /// A wait queue that the search has reached.
 struct Reached<'a> {
-    line: &'a Line,
+    queue: &'a Queue,
     lock: Option<&'a Lock>,
     /// The waiters that are not known to be stuck, in order.
     free: Vec<(WaiterId, &'a Waiter)>,
@@ -179,19 +179,19 @@ impl<'a> Search<'a> {
     /// something that the newcomer holds.
     fn reaches_newcomer(&mut self, wanted: &[(&'a Key, Option<&'a Lock>)]) -> bool {
         for (key, lock) in wanted {
-            match self.table.queue.line(key) {
-                Some(_) => self.reach_line(key),
+            match self.table.queues.at(key) {
+                Some(_) => self.reach_queue(key),
                 None => self.reach_holders(*lock),
             }
         }
         let (mut found, mut next) = (false, 0);
-        while let Some(&Reached { line, lock, .. }) = self.reached.get(next) {
+        while let Some(&Reached { queue, lock, .. }) = self.reached.get(next) {
             next += 1;
             self.steps += 1;
             found |= self.table.holds(lock, self.newcomer, self.now);
             self.reach_holders(lock);
-            for waiter in line.linked.iter() {
-                if let Some(waiter) = self.table.queue.get(*waiter) {
+            for waiter in queue.linked.iter() {
+                if let Some(waiter) = self.table.queues.get(*waiter) {
                     self.reach_owner(&waiter.terms.token);
                 }
             }
@@ -200,7 +200,7 @@ impl<'a> Search<'a> {
     }
 
     fn reach_holders(&mut self, lock: Option<&'a Lock>) {
-        for owner in lock.map_or_else(Vec::new, |lock| self.table.queue.waiting_holders(lock)) {
+        for owner in lock.map_or_else(Vec::new, |lock| self.table.queues.waiting_holders(lock)) {
             self.reach_owner(owner);
         }
     }
@@ -210,23 +210,23 @@ impl<'a> Search<'a> {
         if owner == self.newcomer || !self.owners.insert(owner) {
             return;
         }
-        let requests = self.table.queue.of(owner);
-        for waiter in requests.filter_map(|id| self.table.queue.get(id)) {
-            waiter.keys.iter().for_each(|key| self.reach_line(key));
+        let requests = self.table.queues.of(owner);
+        for waiter in requests.filter_map(|id| self.table.queues.get(id)) {
+            waiter.keys.iter().for_each(|key| self.reach_queue(key));
         }
     }
 
-    fn reach_line(&mut self, key: &'a Key) {
+    fn reach_queue(&mut self, key: &'a Key) {
         if self.by_key.contains_key(key) {
             return;
         }
-        if let Some(line) = self.table.queue.line(key) {
+        if let Some(queue) = self.table.queues.at(key) {
             self.by_key.insert(key, self.reached.len());
             self.reached.push(Reached {
-                line,
+                queue,
                 lock: self
                     .table
-                    .lock_in_line(key)
+                    .lock_in_queue(key)
                     .and_then(|id| self.table.lock(id)),
                 free: Vec::new(),
                 free_holders: 0,
@@ -240,8 +240,8 @@ impl<'a> Search<'a> {
     fn find_stuck(&mut self) {
         for reached in &mut self.reached {
             let lock = reached.lock;
-            let waiters = reached.line.waiting.iter();
-            let waiters = waiters.filter_map(|id| Some((*id, &**self.table.queue.get(*id)?)));
+            let waiters = reached.queue.waiting.iter();
+            let waiters = waiters.filter_map(|id| Some((*id, &**self.table.queues.get(*id)?)));
             let blocked = waiters.filter(|(_, waiter)| {
                 let token = &waiter.terms.token;
                 token != self.newcomer && !self.table.holds(lock, token, self.now)
@@ -263,7 +263,7 @@ impl<'a> Search<'a> {
     fn spread_from_holder(&mut self, owner: &'a Token) {
         let held = self.table.holdings.of(owner);
         let few = held.filter(|held| held.len() <= self.reached.len());
-        let lines: Vec<usize> = match few {
+        let queues: Vec<usize> = match few {
             Some(held) => {
                 let keys = held.iter().filter_map(|id| self.table.key(*id));
                 keys.filter_map(|key| self.by_key.get(&key).copied())
@@ -271,7 +271,7 @@ impl<'a> Search<'a> {
             }
             None => (0..self.reached.len()).collect(),
         };
-        for at in lines {
+        for at in queues {
             self.steps += 1;
             let (now, table) = (self.now, self.table);
             let Some(reached) = self.reached.get_mut(at) else {
@@ -301,8 +301,8 @@ impl<'a> Search<'a> {
 
     /// A waiter behind a stuck owner that it may not go past is stuck.
     fn spread_from_waiter(&mut self, owner: &'a Token) {
-        let requests = self.table.queue.of(owner);
-        let requests = requests.filter_map(|id| Some((id, self.table.queue.get(id)?)));
+        let requests = self.table.queues.of(owner);
+        let requests = requests.filter_map(|id| Some((id, self.table.queues.get(id)?)));
         for (id, ahead) in requests {
             for at in ahead.keys.iter().filter_map(|key| self.by_key.get(key)) {
                 let Some(reached) = self.reached.get_mut(*at) else {
@@ -344,9 +344,9 @@ impl<'a> Search<'a> {
             if excluded.is_some_and(|lock| self.are_holders_stuck(lock, mode)) {
                 return true;
             }
-            let line = self.table.queue.line(key);
-            let ahead = line.into_iter().flat_map(|line| line.waiting.iter());
-            let mut ahead = ahead.filter_map(|id| Some((*id, self.table.queue.get(*id)?)));
+            let queue = self.table.queues.at(key);
+            let ahead = queue.into_iter().flat_map(|queue| queue.waiting.iter());
+            let mut ahead = ahead.filter_map(|id| Some((*id, self.table.queues.get(*id)?)));
             ahead.any(|(id, ahead)| {
                 let token = &ahead.terms.token;
                 token != self.newcomer

@@ -67,7 +67,7 @@ impl Table {
     /// Tells those whose time to wait is up, at most so many; whether there may be more.
     pub fn time_out(&mut self, most: usize, now: Now) -> bool {
         for _ in 0..most {
-            let Some(id) = self.queue.overdue(now.mono) else {
+            let Some(id) = self.queues.overdue(now.mono) else {
                 return false;
             };
             self.dismiss(id, Answer::Nothing);
@@ -75,7 +75,8 @@ impl Table {
         true
     }
 
-    /// Whether the quarantine has ended since this was asked last; then all lines are to be served.
+    /// Whether the quarantine has ended since this was asked last; then all
+    /// queues are to be served.
     pub fn quarantine_has_ended(&mut self, now: Now) -> bool {
         let ended = self.quarantine.has_just_ended(now.mono);
         if ended {
@@ -92,7 +93,7 @@ impl Table {
         [
             lease,
             self.next_look(),
-            self.queue.next_deadline(),
+            self.queues.next_deadline(),
             self.quarantine.end(),
         ]
         .into_iter()
@@ -103,7 +104,7 @@ impl Table {
     /// When the next request gives up waiting.
     #[must_use]
     pub fn next_timeout(&self) -> Option<MonoTime> {
-        self.queue.next_deadline()
+        self.queues.next_deadline()
     }
 
     /// A dataset is being loaded: leases stand still.
@@ -197,7 +198,7 @@ impl Table {
     /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
     pub fn attach(&mut self, id: LockId, key: Key) {
         self.strings.remove(&key);
-        let queued = self.queue.note_lock(&key, Some(id));
+        let queued = self.queues.note_lock(&key, Some(id));
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
@@ -223,9 +224,9 @@ impl Table {
             return;
         };
         self.unserved.extend(self.spaces.outside(&entry.key));
-        let holders = self.queue.waiting_holders(&entry.lock).into_iter();
+        let holders = self.queues.waiting_holders(&entry.lock).into_iter();
         self.next_up
-            .extend(holders.flat_map(|token| self.queue.of(token)));
+            .extend(holders.flat_map(|token| self.queues.of(token)));
     }
 
     /// The key of `id` was removed by something else than a lock command. The value may come back
@@ -241,9 +242,9 @@ impl Table {
         if (entry.queued || self.sweep.is_some())
             && let Some(key) = key
         {
-            self.queue.forget_lock(&key, id);
+            self.queues.forget_lock(&key, id);
             self.note_unqueued(id);
-            if self.queue.line(&key).is_some() {
+            if self.queues.at(&key).is_some() {
                 self.unserved.insert(key);
             }
         }
@@ -265,7 +266,7 @@ impl Table {
         if entry.queued
             && let Some(key) = key
         {
-            self.queue.forget_lock(&key, id);
+            self.queues.forget_lock(&key, id);
             self.unserved.insert(key);
         }
     }
@@ -316,7 +317,7 @@ impl Table {
 
     /// Every key that is waited for is to be looked at again.
     pub(super) fn start_sweep(&mut self) {
-        self.sweep = (!self.queue.is_empty()).then(Place::default);
+        self.sweep = (!self.queues.is_empty()).then(Place::default);
     }
 
     /// Whether keys that are waited for are still to be looked at again.
@@ -332,21 +333,21 @@ impl Table {
             let Some(place) = self.sweep else {
                 return;
             };
-            let Some((key, next)) = self.queue.key_from(place) else {
+            let Some((key, next)) = self.queues.key_from(place) else {
                 self.sweep = None;
                 return;
             };
             self.sweep = Some(next);
             // One that this decision has made is not in the keyspace yet.
             let found = self
-                .lock_in_line(&key)
+                .lock_in_queue(&key)
                 .or_else(|| match keyspace.find(self, &key) {
                     Found::Lock(id) => Some(id),
                     Found::Nothing | Found::LegacyString(_) | Found::Other => None,
                 });
-            let before = self.queue.line(&key).and_then(|line| line.lock);
+            let before = self.queues.at(&key).and_then(|queue| queue.lock);
             self.strings.look_now(&key);
-            self.attach_line(&key, found);
+            self.attach_queue(&key, found);
             if let Some(before) = before.filter(|before| Some(*before) != found) {
                 self.note_moved(before);
             }
@@ -360,8 +361,8 @@ impl Table {
     /// A lock is no longer at a key that is waited for. It may be at another one.
     pub(super) fn note_moved(&mut self, id: LockId) {
         let key = self.key(id);
-        let line = key.and_then(|key| self.queue.line(&key));
-        if line.and_then(|line| line.lock) != Some(id) {
+        let queue = key.and_then(|key| self.queues.at(&key));
+        if queue.and_then(|queue| queue.lock) != Some(id) {
             self.note_unqueued(id);
         }
     }
@@ -389,7 +390,7 @@ impl Table {
             spaces: _,
             wheel: _,
             // Empty by now.
-            queue: _,
+            queues: _,
             // Has the answers to those who waited.
             output: _,
             holds_back,
@@ -426,16 +427,16 @@ impl Table {
 
     /// Everyone who waits is told to come again.
     pub fn unblock_all(&mut self) {
-        let ids = self.queue.ids();
+        let ids = self.queues.ids();
         self.unblock(&ids);
     }
 
     /// Those who wait for `key` are told to come again.
-    pub fn unblock_line(&mut self, key: &Key) {
+    pub fn unblock_queue(&mut self, key: &Key) {
         let ids: Vec<_> = self
-            .queue
-            .line(key)
-            .map_or_else(Vec::new, |line| line.waiting.iter().copied().collect());
+            .queues
+            .at(key)
+            .map_or_else(Vec::new, |queue| queue.waiting.iter().copied().collect());
         self.unblock(&ids);
     }
 
@@ -445,7 +446,7 @@ impl Table {
         }
     }
 
-    /// Keys in whose lines something has changed, for a caller that serves nobody.
+    /// Keys in whose queues something has changed, for a caller that serves nobody.
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
         std::iter::from_fn(|| self.unserved.pop_first()).collect()

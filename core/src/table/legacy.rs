@@ -95,10 +95,10 @@ impl Table {
         self.strings.contains(key)
     }
 
-    /// The string at `key` was changed, or its time is up: the key is looked at when its line is
+    /// The string at `key` was changed, or its time is up: the key is looked at when its queue is
     /// served.
     pub fn string_may_be_gone(&mut self, key: &Key) {
-        if self.strings.remove(key) && self.queue.line(key).is_some() {
+        if self.strings.remove(key) && self.queues.at(key).is_some() {
             self.unserved.insert(key.clone());
         }
     }

@@ -40,7 +40,7 @@ use foldhash::{HashMap, HashMapExt};
 use crate::fence::FenceCounter;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::{Quarantine, Reason};
-use crate::queue::{Place, Queue, WaiterId};
+use crate::queue::{Place, Queues, WaiterId};
 use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Slots};
 use crate::small::SmallSet;
@@ -140,8 +140,8 @@ pub struct Table {
     slots: Slots<Entry>,
     spaces: Spaces,
     wheel: Wheel,
-    queue: Queue,
-    /// Keys in whose lines something has changed, to be served when writing is allowed.
+    queues: Queues,
+    /// Keys in whose queues something has changed, to be served when writing is allowed.
     unserved: SmallSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: SmallSet<WaiterId>,
@@ -185,7 +185,7 @@ impl Table {
             slots: Slots::default(),
             spaces: Spaces::default(),
             wheel: Wheel::default(),
-            queue: Queue::default(),
+            queues: Queues::default(),
             unserved: SmallSet::default(),
             next_up: SmallSet::default(),
             strings: Strings::default(),
@@ -226,13 +226,13 @@ impl Table {
     /// How many requests wait.
     #[must_use]
     pub fn waiters(&self) -> usize {
-        self.queue.len()
+        self.queues.len()
     }
 
     /// One of the keys that somebody waits for.
     #[must_use]
     pub fn some_waited_key(&self) -> Option<&Key> {
-        self.queue.keys().next()
+        self.queues.keys().next()
     }
 
     /// Why the node grants nothing now, and for how long as far as that is known; none
@@ -294,12 +294,12 @@ impl Table {
             return None;
         }
         let key = self.spaces.outside(&entry.key)?;
-        self.queue.line(&key).is_some().then_some(key)
+        self.queues.at(&key).is_some().then_some(key)
     }
 
     /// The lock at a key that is waited for, as far as is known.
-    fn lock_in_line(&self, key: &Key) -> Option<LockId> {
-        let id = self.queue.line(key)?.lock?;
+    fn lock_in_queue(&self, key: &Key) -> Option<LockId> {
+        let id = self.queues.at(key)?.lock?;
         let entry = self.slots.get(id).filter(|entry| entry.attached)?;
         let is_there = self.spaces.is_at(&entry.key, key.db(), key.name());
         is_there.then_some(id)
@@ -319,12 +319,12 @@ impl Table {
         })
     }
 
-    /// The first line: how many wait for `key`, and since when the first of them does.
+    /// How many wait for `key`, and since when the first of them does.
     #[must_use]
     pub fn waiting_for(&self, key: &Key) -> Option<(usize, MonoTime)> {
-        let line = self.queue.line(key)?;
-        let first = self.queue.get(*line.waiting.first()?)?;
-        Some((line.waiting.len(), first.since))
+        let queue = self.queues.at(key)?;
+        let first = self.queues.get(*queue.waiting.first()?)?;
+        Some((queue.waiting.len(), first.since))
     }
 
     /// What every effect begins with.
@@ -355,8 +355,8 @@ impl Table {
 
     /// A lock for a key at which there is none yet.
     fn new_lock(&mut self, key: Key) -> LockId {
-        let queued = self.may_have_lines() && self.queue.line(&key).is_some();
-        let line = queued.then(|| key.clone());
+        let queued = self.may_have_queues() && self.queues.at(&key).is_some();
+        let waited_for = queued.then(|| key.clone());
         let key = self.spaces.inside(key);
         self.spaces.arrived(&key, None);
         let entry = Entry {
@@ -367,16 +367,16 @@ impl Table {
             queued,
         };
         let id = self.slots.insert(entry);
-        if let Some(line) = line {
-            self.queue.note_lock(&line, Some(id));
+        if let Some(key) = waited_for {
+            self.queues.note_lock(&key, Some(id));
         }
         id
     }
 
     /// Whether somebody may wait for a key at which there is no lock. Who waits for one key waits
     /// for a lock that is there, unless it was just removed.
-    fn may_have_lines(&self) -> bool {
-        let waits_without_lock = self.queue.has_several_keys() || !self.strings.is_empty();
+    fn may_have_queues(&self) -> bool {
+        let waits_without_lock = self.queues.has_several_keys() || !self.strings.is_empty();
         waits_without_lock || self.has_unserved() || self.sweep.is_some()
     }
 

@@ -1,4 +1,4 @@
-//! Who may go past whom in a line: only the owner of something that those ahead wait for.
+//! Who may go past whom in a queue: only the owner of something that those ahead wait for.
 
 use foldhash::HashSet;
 
@@ -10,7 +10,7 @@ use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Whether somebody stands in the line of `key`, before `place`, whom `token` may not go past.
+    /// Whether somebody stands in the queue of `key`, before `place`, whom `token` may not go past.
     /// `passed` is for one request: those whom it may go past, as far as they are known.
     pub(super) fn is_behind(
         &self,
@@ -20,15 +20,15 @@ impl Table {
         now: LeaseTime,
         passed: &mut HashSet<WaiterId>,
     ) -> bool {
-        let Some(line) = self.queue.line(key) else {
+        let Some(queue) = self.queues.at(key) else {
             return false;
         };
-        let mut ahead = line
+        let mut ahead = queue
             .waiting
             .iter()
             .take_while(|ahead| place.is_none_or(|place| **ahead < place));
         ahead.any(|id| {
-            let Some(waiter) = self.queue.get(*id).filter(|_| !passed.contains(id)) else {
+            let Some(waiter) = self.queues.get(*id).filter(|_| !passed.contains(id)) else {
                 return false;
             };
             let may_pass = self.waits_for(*id, waiter, token, now);
@@ -70,22 +70,22 @@ impl Table {
                 && lock.is_some_and(|lock| lock.excludes(*mode, now))
         };
         if waiter.keys.len() <= held.len() {
-            let mut locks = waiter.keys.iter().filter_map(|key| self.lock_in_line(key));
+            let mut locks = waiter.keys.iter().filter_map(|key| self.lock_in_queue(key));
             return locks.any(keeps_it_out);
         }
         held.iter().any(|lock| {
             let entry = self.slots.get(*lock).filter(|entry| entry.queued);
             let key = entry.and_then(|entry| self.spaces.outside(&entry.key));
             key.is_some_and(|key| {
-                let line = self.queue.line(&key);
-                line.is_some_and(|line| line.waiting.contains(&id))
-                    && self.lock_in_line(&key) == Some(*lock)
+                let queue = self.queues.at(&key);
+                queue.is_some_and(|queue| queue.waiting.contains(&id))
+                    && self.lock_in_queue(&key) == Some(*lock)
                     && keeps_it_out(*lock)
             })
         })
     }
 
-    /// Those in the line of `key` who hold another key that its first waiter waits for. Looks at
+    /// Those in the queue of `key` who hold another key that its first waiter waits for. Looks at
     /// the keys of the first waiter or at those behind it, whichever are fewer.
     pub(super) fn exempt_from(
         &mut self,
@@ -93,30 +93,30 @@ impl Table {
         key: &Key,
         now: LeaseTime,
     ) -> Vec<WaiterId> {
-        let Some(first) = self.queue.get(head).filter(|head| head.keys.len() > 1) else {
+        let Some(first) = self.queues.get(head).filter(|head| head.keys.len() > 1) else {
             return Vec::new();
         };
-        let Some(line) = self.queue.line(key).filter(|line| line.waiting.len() > 1) else {
+        let Some(queue) = self.queues.at(key).filter(|queue| queue.waiting.len() > 1) else {
             return Vec::new();
         };
-        let fewer = first.keys.len().min(line.waiting.len());
-        let waiting = if first.keys.len() <= line.waiting.len() {
+        let fewer = first.keys.len().min(queue.waiting.len());
+        let waiting = if first.keys.len() <= queue.waiting.len() {
             let others = first.keys.iter().filter(|other| *other != key);
             let locks = others
-                .filter_map(|other| self.lock_in_line(other))
+                .filter_map(|other| self.lock_in_queue(other))
                 .filter_map(|id| self.lock(id));
-            let owners = locks.flat_map(|lock| self.queue.waiting_holders(lock));
+            let owners = locks.flat_map(|lock| self.queues.waiting_holders(lock));
             let waiting = owners
-                .flat_map(|owner| self.queue.of(owner))
-                .filter(|id| line.waiting.contains(id));
+                .flat_map(|owner| self.queues.of(owner))
+                .filter(|id| queue.waiting.contains(id));
             let mut waiting: Vec<_> = waiting.collect();
             waiting.sort_unstable();
             waiting.dedup();
             waiting
         } else {
-            let behind = line.waiting.iter().filter(|id| **id != head);
+            let behind = queue.waiting.iter().filter(|id| **id != head);
             let may_pass = |id: &&WaiterId| {
-                let waiter = self.queue.get(**id);
+                let waiter = self.queues.get(**id);
                 waiter.is_some_and(|waiter| self.waits_for(head, first, &waiter.terms.token, now))
             };
             behind.filter(may_pass).copied().collect()

@@ -233,7 +233,7 @@ impl Table {
                         self.spaces.left(&entry.key, entry.attached);
                         let key = db.map(|db| entry.key.into_db(db));
                         if let Some(key) = key.as_ref().filter(|_| entry.queued) {
-                            self.queue.forget_lock(key, touched.id);
+                            self.queues.forget_lock(key, touched.id);
                         }
                         touched.gone_from = key;
                     }

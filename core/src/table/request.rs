@@ -36,7 +36,7 @@ impl Table {
                 Standing::Excluded => free = false,
                 Standing::Held => {}
                 Standing::Open => {
-                    if free && self.may_have_line(*lock) {
+                    if free && self.may_have_queue(*lock) {
                         free = !self.is_behind(
                             &Key::new(want.db, want.name),
                             None,
@@ -113,7 +113,7 @@ impl Table {
         if taken > 0 {
             self.counters.releases += 1;
         }
-        if all && !self.queue.is_empty() {
+        if all && !self.queues.is_empty() {
             self.cancel(&Key::new(want.db, want.name), token);
         }
         taken
@@ -305,10 +305,10 @@ impl Table {
     }
 
     /// Whether somebody may wait for the key of this lock, or for a key that has none.
-    fn may_have_line(&self, lock: Option<LockId>) -> bool {
+    fn may_have_queue(&self, lock: Option<LockId>) -> bool {
         match lock.and_then(|id| self.slots.get(id)) {
             Some(entry) => entry.queued || self.sweep.is_some(),
-            None => self.may_have_lines(),
+            None => self.may_have_queues(),
         }
     }
 
@@ -330,10 +330,10 @@ impl Table {
                 .next(now.wall, terms.fence)
                 .map_err(Denial::Fence)?
         };
-        if !self.queue.is_empty() {
+        if !self.queues.is_empty() {
             // What else this owner waits for may be a re-entry now, or may go past those who wait
             // for it.
-            self.next_up.extend(self.queue.of(&terms.token));
+            self.next_up.extend(self.queues.of(&terms.token));
         }
         let fences = locks.iter().enumerate().map(|(at, lock)| {
             let id = lock.unwrap_or_else(|| self.new_lock(key(at)));
@@ -370,7 +370,7 @@ impl Table {
                 if entry.is_known() {
                     self.holdings.add(&terms.token, id);
                 }
-                if entry.queued && self.queue.has_several_keys() {
+                if entry.queued && self.queues.has_several_keys() {
                     self.let_past_if_full(id, terms.mode, now);
                 }
                 (fence, false)
@@ -383,14 +383,14 @@ impl Table {
     }
 
     /// Where a semaphore has become full, those who wait for it wait for all its holders from now
-    /// on: these may go past them in the lines of other keys.
+    /// on: these may go past them in the queues of other keys.
     fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
         if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))
         {
-            let holders = self.queue.waiting_holders(lock).into_iter();
+            let holders = self.queues.waiting_holders(lock).into_iter();
             self.next_up
-                .extend(holders.flat_map(|token| self.queue.of(token)));
+                .extend(holders.flat_map(|token| self.queues.of(token)));
         }
     }
 
@@ -430,7 +430,7 @@ impl Table {
         wait: Wait,
         now: Now,
     ) -> Result<WaiterId, Denial> {
-        if self.queue.len() >= self.limits.max_waiters.min(SLOTS - 1) {
+        if self.queues.len() >= self.limits.max_waiters.min(SLOTS - 1) {
             return Err(Denial::TooManyWaiters);
         }
         let keys: SmallList<_> = wanted
@@ -451,9 +451,9 @@ impl Table {
             since: now.mono,
             held_up_at: HeldUpAt::default(),
         };
-        let id = self.queue.join(waiter);
+        let id = self.queues.join(waiter);
         for (key, lock) in keys.iter().zip(locks) {
-            self.attach_line(key, *lock);
+            self.attach_queue(key, *lock);
         }
         for (key, want) in keys.iter().zip(wanted) {
             match want.string {

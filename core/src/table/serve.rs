@@ -30,7 +30,7 @@ enum Turn {
 }
 
 impl Table {
-    /// Takes ended leases off a lock, and serves its line if that made room. Says whether the lock
+    /// Takes ended leases off a lock, and serves its queue if that made room. Says whether the lock
     /// still is one. No more than [`TAKEN_AT_ONCE`] are taken off, but that of `token` is among
     /// them.
     pub(super) fn settle(
@@ -130,7 +130,7 @@ impl Table {
         }
     }
 
-    /// Serves the lines in which something has changed, unless the node may not grant. Where very
+    /// Serves the queues in which something has changed, unless the node may not grant. Where very
     /// many can be served, the others are left for the next call.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
         if self.holds_back || self.pause(now.mono).is_some() {
@@ -142,7 +142,7 @@ impl Table {
                 self.looks += 1;
                 self.serve_waiter(waiter, None, now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
-                self.serve_line(&key, enough, now, keyspace);
+                self.serve_queue(&key, enough, now, keyspace);
             } else {
                 return;
             }
@@ -178,20 +178,20 @@ impl Table {
         }
     }
 
-    /// Whether lines are left to be served.
+    /// Whether queues are left to be served.
     #[must_use]
     pub fn has_unserved(&self) -> bool {
         !(self.unserved.is_empty() && self.next_up.is_empty())
     }
 
-    fn serve_line(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
-        // To look at a line counts, whether somebody is served or not.
+    fn serve_queue(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
+        // To look at a queue counts, whether somebody is served or not.
         self.looks += 1;
-        while let Some(line) = self.queue.line(key)
-            && let Some(head) = line.waiting.first().copied()
+        while let Some(queue) = self.queues.at(key)
+            && let Some(head) = queue.waiting.first().copied()
         {
-            let lock = self.lock_in_line(key);
-            // What has changed in this line until now is looked at here.
+            let lock = self.lock_in_queue(key);
+            // What has changed in this queue until now is looked at here.
             self.unserved.remove(key);
             if !self.serve_waiter(head, Some(key), now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
@@ -207,7 +207,7 @@ impl Table {
                 return;
             }
             if !self.may_look_on(enough) {
-                if self.queue.line(key).is_some() {
+                if self.queues.at(key).is_some() {
                     self.unserved.insert(key.clone());
                 }
                 return;
@@ -215,7 +215,7 @@ impl Table {
         }
     }
 
-    /// Answers a waiter if its turn has come; whether it has left the line. `changed`: the key at
+    /// Answers a waiter if its turn has come; whether it has left the queue. `changed`: the key at
     /// which something has changed, if it is known.
     fn serve_waiter(
         &mut self,
@@ -241,7 +241,7 @@ impl Table {
 
     /// Whether a waiter can have its locks now.
     ///
-    /// A request for very many keys waits in the lines of all of them, and is looked at whenever
+    /// A request for very many keys waits in the queues of all of them, and is looked at whenever
     /// one changes. Mostly the key that was in its way the last time still is, so that one is
     /// looked at first, and none behind it. What a change means for the request by itself (it may
     /// be refused) is seen at once; where the change is not known, every key is looked at.
@@ -252,7 +252,7 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Turn {
-        let Some(waiter) = self.queue.get(id) else {
+        let Some(waiter) = self.queues.get(id) else {
             return Turn::NotYet;
         };
         let waiter = Arc::clone(waiter);
@@ -343,7 +343,7 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Found {
-        if let Some(id) = self.lock_in_line(key) {
+        if let Some(id) = self.lock_in_queue(key) {
             self.take_off_what_ended(id, Some(token), now);
             return Found::Lock(id);
         }
@@ -356,21 +356,21 @@ impl Table {
         };
         match found {
             Found::Lock(id) => {
-                self.attach_line(key, Some(id));
+                self.attach_queue(key, Some(id));
                 self.take_off_what_ended(id, Some(token), now);
             }
             Found::LegacyString(string) => {
-                self.attach_line(key, None);
+                self.attach_queue(key, None);
                 self.strings.insert(key, string, now.mono);
             }
-            Found::Nothing | Found::Other => self.attach_line(key, None),
+            Found::Nothing | Found::Other => self.attach_queue(key, None),
         }
         found
     }
 
-    /// A line learns which lock stands at its key.
-    pub(super) fn attach_line(&mut self, key: &Key, lock: Option<LockId>) {
-        if self.queue.note_lock(key, lock)
+    /// A queue learns which lock stands at its key.
+    pub(super) fn attach_queue(&mut self, key: &Key, lock: Option<LockId>) {
+        if self.queues.note_lock(key, lock)
             && let Some(entry) = lock.and_then(|id| self.slots.get_mut(id))
         {
             entry.queued = true;
@@ -404,12 +404,12 @@ impl Table {
         self.output.answers.push((id, answer));
     }
 
-    /// Takes a waiter out of its lines. Those behind it may be next.
+    /// Takes a waiter out of its queues. Those behind it may be next.
     fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
-        let (waiter, emptied) = self.queue.leave(id)?;
+        let (waiter, emptied) = self.queues.leave(id)?;
         for lock in emptied {
-            // A line that was not swept yet after a swap of databases names a lock that has moved
-            // to another line.
+            // A queue that was not swept yet after a swap of databases names a lock that has moved
+            // to another queue.
             if self.sweep.is_some() {
                 self.note_moved(lock);
             } else {
@@ -417,14 +417,14 @@ impl Table {
             }
         }
         for key in &waiter.keys {
-            if self.queue.line(key).is_some() {
+            if self.queues.at(key).is_some() {
                 self.unserved.insert(key.clone());
             }
         }
         Some(waiter)
     }
 
-    /// Takes a waiter out of its lines and tells it why.
+    /// Takes a waiter out of its queues and tells it why.
     pub(super) fn dismiss(&mut self, id: WaiterId, answer: Answer) {
         if self.leave(id).is_some() {
             self.counters.denials += u64::from(answer == Answer::Nothing);
@@ -439,10 +439,10 @@ impl Table {
 
     /// Cancels the requests of `token` that wait for `key`.
     pub(super) fn cancel(&mut self, key: &Key, token: &Token) {
-        let same: Vec<_> = self.queue.of(token).collect();
+        let same: Vec<_> = self.queues.of(token).collect();
         for id in same {
             if self
-                .queue
+                .queues
                 .get(id)
                 .is_some_and(|waiter| waiter.keys.contains(key))
             {

@@ -19,13 +19,13 @@ pub enum Bug {
     ExtensionShortensALease,
     OnceIsCounted,
     AnEndedHoldReenters,
-    ANewcomerBargesPastTheLine,
+    ANewcomerBargesPastTheQueue,
     SemaphoreLimitIsOffByOne,
     TheLastInIsTheFirstOut,
     TheLeaseOfAWaiterStartsAtTheRequest,
     AFlushResetsTheFence,
     AReloadStartsLeasesAnew,
-    ADisconnectedWaiterStaysInLine,
+    ADisconnectedWaiterStaysInTheQueue,
     AnUndeliveredGrantStands,
     SeveralKeysAreTakenOneByOne,
     MaxHoldIsIgnored,
@@ -44,13 +44,13 @@ impl Bug {
         Self::ExtensionShortensALease,
         Self::OnceIsCounted,
         Self::AnEndedHoldReenters,
-        Self::ANewcomerBargesPastTheLine,
+        Self::ANewcomerBargesPastTheQueue,
         Self::SemaphoreLimitIsOffByOne,
         Self::TheLastInIsTheFirstOut,
         Self::TheLeaseOfAWaiterStartsAtTheRequest,
         Self::AFlushResetsTheFence,
         Self::AReloadStartsLeasesAnew,
-        Self::ADisconnectedWaiterStaysInLine,
+        Self::ADisconnectedWaiterStaysInTheQueue,
         Self::AnUndeliveredGrantStands,
         Self::SeveralKeysAreTakenOneByOne,
         Self::MaxHoldIsIgnored,
@@ -186,7 +186,7 @@ impl Suspect {
             (Some(Bug::ReentryTakesANewFence), Verdict::Granted(Granted::One(fence))) if held => {
                 verdict = Verdict::Granted(Granted::One(fence + 1));
             }
-            (Some(Bug::ANewcomerBargesPastTheLine), Verdict::Busy) => {
+            (Some(Bug::ANewcomerBargesPastTheQueue), Verdict::Busy) => {
                 if let [key] = keys
                     && let Some(mut lock) = self.node.lock(key).cloned()
                     && lock.standing(&terms.token, terms.mode, 9) == Standing::Open
@@ -325,7 +325,7 @@ impl Suspect {
     }
 
     pub fn abandon(&mut self, id: WaiterId) {
-        if self.has(Bug::ADisconnectedWaiterStaysInLine) {
+        if self.has(Bug::ADisconnectedWaiterStaysInTheQueue) {
             return self.node.serve();
         }
         self.node.abandon(self.inner(id));
@@ -333,7 +333,7 @@ impl Suspect {
 
     /// Several requests leave in one step.
     pub fn abandon_all(&mut self, ids: impl Iterator<Item = WaiterId>) {
-        if !self.has(Bug::ADisconnectedWaiterStaysInLine) {
+        if !self.has(Bug::ADisconnectedWaiterStaysInTheQueue) {
             for id in ids {
                 let id = self.inner(id);
                 self.node.table.abandon(id);

@@ -148,15 +148,15 @@ impl Driver {
         same("waiters", &node.table.waiters(), &model.queue.len())?;
         for db in 0..2 {
             for name in 0..4 {
-                let line = model
+                let queue = model
                     .queue
                     .iter()
                     .filter(|waiter| waiter.request.keys.contains(&(db, name)));
-                let first = line
+                let first = queue
                     .clone()
                     .next()
-                    .map(|first| (line.count(), MonoTime(first.since)));
-                same("line", &node.table.waiting_for(&key((db, name))), &first)?;
+                    .map(|first| (queue.count(), MonoTime(first.since)));
+                same("queue", &node.table.waiting_for(&key((db, name))), &first)?;
             }
         }
 
@@ -229,7 +229,7 @@ impl Driver {
         same("locks left", &(table.locks(), node.keys.0.len()), &(0, 0))?;
         same("known locks", &table.known_locks(), &0)?;
         same("waiters left", &table.waiters(), &0)?;
-        same("unserved lines left", &table.has_unserved(), &false)?;
+        same("unserved queues left", &table.has_unserved(), &false)?;
         same("deadlines left", &table.next_deadline(), &None)?;
         same("owners left", &table.holding_owners(), &0)?;
         same(

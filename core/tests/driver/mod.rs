@@ -354,7 +354,7 @@ impl Driver {
             }
             Step::Unblock(at) => {
                 match at {
-                    Some(at) => table.unblock_line(&key(at)),
+                    Some(at) => table.unblock_queue(&key(at)),
                     None => table.unblock_all(),
                 }
                 always(move |model| model.unblock(at))

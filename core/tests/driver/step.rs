@@ -96,7 +96,7 @@ fn holder() -> impl Strategy<Value = Token> {
     prop_oneof![1 => token(), 2 => OWNERS..2 * OWNERS]
 }
 
-/// Some are asked for more often, so that lines grow.
+/// Some are asked for more often, so that queues grow.
 fn key() -> impl Strategy<Value = Key> {
     let db = prop_oneof![8 => Just(0), 1 => Just(1)];
     (

@@ -21,7 +21,7 @@ impl Model {
             let before = stuck.len();
             for (place, waiter) in self.queue.iter().enumerate() {
                 let owner = waiter.request.token;
-                // The newcomer's places in lines keep nobody from going on, only its holds do.
+                // The newcomer's places in queues keep nobody from going on, only its holds do.
                 let needs = self.needs(&waiter.request, place, Some(newcomer.token));
                 if owner != newcomer.token && needs.iter().any(|needs| needs.are_stuck(&stuck)) {
                     stuck.insert(owner);
@@ -36,7 +36,7 @@ impl Model {
             .any(|needs| needs.are_stuck(&stuck))
     }
 
-    /// What a request depends on, key by key; the places of `not` in lines do not count.
+    /// What a request depends on, key by key; the places of `not` in queues do not count.
     fn needs(&self, request: &Request, place: usize, not: Option<Token>) -> Vec<Needs> {
         let keys = request
             .keys

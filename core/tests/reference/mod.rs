@@ -6,8 +6,8 @@
 //! was right at that moment, and afterwards whether somebody was passed over.
 
 mod deadlock;
-mod line;
 mod outside;
+mod queue;
 mod request;
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -64,11 +64,11 @@ impl Model {
         if let Err(error) = self.check(request) {
             return Reply::Error(error);
         }
-        let end_of_line = self.queue.len();
+        let end_of_queue = self.queue.len();
         if request
             .keys
             .iter()
-            .all(|key| self.is_free(*key, request, end_of_line))
+            .all(|key| self.is_free(*key, request, end_of_queue))
         {
             return Reply::Fences(self.grant(request).0);
         }

@@ -20,7 +20,7 @@ impl Model {
             .any(|key| self.holds(*key, token) && self.standing(*key, waiter) == Standing::Excluded)
     }
 
-    /// Those of the first `place` in the queue who are ahead of `request` in the line of `key`.
+    /// Those of the first `place` in the queue who are ahead of `request` in the queue of `key`.
     pub(super) fn ahead(&self, key: Key, request: &Request, place: usize) -> Vec<Token> {
         let earlier = self.queue.iter().take(place).map(|waiter| &waiter.request);
         earlier
