@@ -47,7 +47,7 @@ pub use crate::link::Credentials;
 pub use crate::lock::Lock;
 pub use crate::lock::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 #[cfg(feature = "observe")]
-pub use crate::observe::{Answer, Observer, Ticket};
+pub use crate::observe::{Answer, Observer, Statuses, Ticket};
 pub use crate::owner::Owner;
 pub use crate::redlock::{Event, Metrics, Redlock};
 pub use crate::release::Released;

@@ -23,6 +23,10 @@ pub use ticket::Ticket;
 /// Questions about listed locks that are under way at once.
 const AT_ONCE: usize = 100;
 
+/// What a node knows of several locks, in their order: `None` for one that is free and that nobody
+/// waits for, an error for one that the node does not tell about.
+pub type Statuses = Vec<Result<Option<LockStatus>, Verdict>>;
+
 /// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
 pub struct Observer {
     nodes: Vec<Arc<Watched>>,
@@ -97,7 +101,22 @@ impl Observer {
         let name: Arc<[u8]> = name.as_ref().into();
         self.each(|node| {
             let name = Arc::clone(&name);
-            async move { node.line().await?.status(&name).await }
+            async move { node.line().await?.status(&name, None).await }
+        })
+        .await
+    }
+
+    /// What each node knows of these locks, with at most so many holders of each. The questions
+    /// are sent without waiting for one another.
+    pub async fn statuses(
+        &self,
+        names: impl Into<Arc<[Arc<[u8]>]>>,
+        holders: usize,
+    ) -> Vec<Answer<Statuses>> {
+        let names = names.into();
+        self.each(|node| {
+            let names = Arc::clone(&names);
+            async move { node.line().await?.statuses(&names, holders).await }
         })
         .await
     }
@@ -213,10 +232,25 @@ impl Line<'_> {
         self.in_time(asked).await
     }
 
-    async fn status(&self, name: &[u8]) -> Result<Option<LockStatus>, Verdict> {
+    async fn status(
+        &self,
+        name: &[u8],
+        holders: Option<usize>,
+    ) -> Result<Option<LockStatus>, Verdict> {
         let mut connection = self.connection.clone();
-        let asked = async move { LockStatus::ask(&mut connection, name, None).await };
+        let asked = async move { LockStatus::ask(&mut connection, name, holders).await };
         self.in_time(asked).await
+    }
+
+    /// Ends at the first question that the node does not reply to.
+    async fn statuses(&self, names: &[Arc<[u8]>], holders: usize) -> Result<Statuses, Verdict> {
+        let looks = names.iter().cloned().map(|name| async move {
+            match self.status(&name, Some(holders)).await {
+                Err(silent @ (Verdict::TimedOut(_) | Verdict::Unreachable(_))) => Err(silent),
+                told => Ok(told),
+            }
+        });
+        stream::iter(looks).buffered(AT_ONCE).try_collect().await
     }
 
     async fn locks(&self, pattern: Option<&str>) -> Result<Vec<(Vec<u8>, LockStatus)>, Verdict> {
@@ -236,7 +270,7 @@ impl Line<'_> {
         names.dedup();
         let looks = names.into_iter().map(|name| async {
             // It may have been released since it was listed.
-            let status = self.status(&name).await?;
+            let status = self.status(&name, None).await?;
             Ok(status.map(|status| (name, status)))
         });
         let looks = stream::iter(looks).buffered(AT_ONCE);
