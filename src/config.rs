@@ -287,7 +287,7 @@ fn parse(args: Args<'_>) -> Result<[i64; SETTINGS.len()], String> {
         let Some((place, setting)) = place.and_then(|place| Some((place, SETTINGS.get(place)?)))
         else {
             return Err(format!(
-                "module argument {} is no option; there are: {known}",
+                "module argument {} is not an option; the options are: {known}",
                 at + 1
             ));
         };

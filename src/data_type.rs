@@ -178,12 +178,12 @@ fn log_rejection(rejected: Rejected, now: MonoTime) {
         LOGGED.store(now.0, Ordering::Relaxed);
         ffi::log(
             Level::Warning,
-            &format!("a lock that RESTORE or MIGRATE brought was refused: {why}"),
+            &format!("refused a lock from RESTORE or MIGRATE: {why}"),
         );
     }
 }
 
-/// A byte string of an RDB file, which may lie about anything.
+/// A byte string of an RDB file; nothing in it is trusted.
 fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
     let mut len = 0;
     // SAFETY: the io of this callback; the buffer is ours and freed here.

@@ -1,9 +1,9 @@
-//! Redis and Valkey learn to lock: the module around [`redislock_core`].
+//! The Redis and Valkey module around [`redislock_core`].
 //!
-//! The way of a request: `command/x.rs` parses bytes into a typed request; core decides, given the
-//! state, the request and the time; `keyspace/` applies what follows, once, replicates it and sends
-//! events about it; the caller and those who waited are answered. A timer, a disconnect, a DEL by
-//! somebody else take the same way in (`events/`).
+//! How a request is handled: `command/x.rs` parses bytes into a typed request; core decides, given
+//! the state, the request and the time; `keyspace/` applies the decision once, replicates it and
+//! sends events about it; the caller and the waiters get their replies. Timers, disconnects and DEL
+//! by other clients are handled in the same way (`events/`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -20,7 +20,7 @@
 //! | `info.rs` | what INFO shows |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `node/` | the node's state, and how callbacks reach it |
-//! | `removals.rs` | held locks that something else than their holders ended: for the log |
+//! | `removals.rs` | held locks that something other than their holders ended: for the log |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
 //! | `alarm.rs` | when the module runs without being asked |
 //! | `clock.rs` | the clocks |
@@ -66,7 +66,7 @@ const NAME: &std::ffi::CStr = c"lock";
 
 /// The server refuses a name that is in use, which happens when a second loadmodule line was added
 /// by hand, or by CONFIG REWRITE to a file that includes the first one.
-const LOADED_TWICE: &str = "redislock was not loaded: a module of the name lock is loaded already; \
+const LOADED_TWICE: &str = "redislock was not loaded: a module named lock is already loaded; \
      keep one loadmodule line in redis.conf and in the files that it includes";
 
 #[cfg(not(test))]
@@ -171,7 +171,7 @@ fn check_server() -> Result<(), String> {
     if there {
         Ok(())
     } else {
-        Err("this server is too old, Redis 7.0 or Valkey 7.2 is the oldest that works".into())
+        Err("this server is too old: redislock needs Redis 7.0 or Valkey 7.2, or later".into())
     }
 }
 

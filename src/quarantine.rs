@@ -11,7 +11,7 @@ use crate::{alarm, clock, config, node};
 /// Why a node whose settings cannot be read does not grant.
 pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be \
      read, because CONFIG is renamed: no lock is granted until lock.min-replicas and lock.max-lag \
-     repeat them (in redis.conf; read at the start)";
+     have the same values in redis.conf and the server is restarted";
 
 /// Logs the quarantine that the node is in, if it is in one, and sets the alarm for its end.
 pub fn announce() {

@@ -1,4 +1,4 @@
-//! How outcomes are told: one wording for each condition, for those who wait and those who do not.
+//! The replies to outcomes: one text for each condition, for waiters and for all others.
 
 use redislock_core::fence::FenceError;
 use redislock_core::lock::Refusal;
@@ -71,7 +71,7 @@ pub fn answer(ctx: Ctx, answer: &Answer, shape: &Shape) {
         Answer::Nothing => ctx.reply_null(),
         Answer::Denied(denial) => denied(ctx, *denial),
         Answer::Unblocked => {
-            ctx.reply_error("UNBLOCKED this node cannot grant the lock any longer, ask again")
+            ctx.reply_error("UNBLOCKED this node can no longer grant the lock, try again")
         }
     }
 }
@@ -83,7 +83,7 @@ fn denied(ctx: Ctx, denial: Denial) {
              exclusive lock",
         ),
         Denial::Refused(Refusal::UnlikeLimit) => {
-            ctx.reply_error("LOCKMODE the present holders named another LIMIT, use the same one");
+            ctx.reply_error("LOCKMODE the current holders use another LIMIT, use the same one");
         }
         Denial::Refused(Refusal::TooManyHolders) => {
             ctx.reply_error("LOCKLIMIT the lock has as many holders as lock.max-holders allows");
@@ -94,10 +94,10 @@ fn denied(ctx: Ctx, denial: Denial) {
             );
         }
         Denial::Fence(FenceError::Exhausted) => {
-            ctx.reply_error("LOCKFENCE the fence counter of this node is used up");
+            ctx.reply_error("LOCKFENCE the fence counter of this node is exhausted");
         }
         Denial::OverCap(over) => ctx.reply_error(&format!(
-            "LOCKLIMIT the lease would end past MAXHOLD or lock.max-hold, {} ms left",
+            "LOCKLIMIT the lease would exceed MAXHOLD or lock.max-hold, {} ms left",
             over.left.whole_millis().0
         )),
         Denial::TooManyWaiters => {

@@ -7,7 +7,7 @@ use crate::{config, node, quarantine, replication};
 
 /// What a node that keeps nothing over a crash risks.
 const FORGETFUL: &str = "this node is neither durable (appendonly yes, appendfsync \
-     always) nor quarantined (lock.quarantine): a crash may forget grants, and then two clients \
+     always) nor quarantined (lock.quarantine): a crash may lose grants, and then two clients can \
      hold one lock";
 
 /// What a node that may be replaced risks.

@@ -1,5 +1,7 @@
 //! What the server tells about the commands: COMMAND DOCS, COMMAND GETKEYSANDFLAGS, COMMAND INFO.
 
+use std::collections::HashSet;
+
 use redislock_testkit::{Connection, Server, Value};
 
 /// A request of each command with a key, and how it uses the key.
@@ -63,6 +65,45 @@ fn command_docs_tell_the_arguments_of_every_command() {
         });
         assert_eq!(told.collect::<Vec<_>>().join(" "), words, "{name}");
     }
+}
+
+/// A number that COMMAND DOCS calls a string misleads programs that check arguments.
+#[test]
+fn command_docs_call_every_number_an_integer() {
+    const NUMBERS: [&str; 7] = [
+        "ttl-ms", "LIMIT", "BLOCK", "FENCE", "MAXHOLD", "COUNT", "numkeys",
+    ];
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut seen = HashSet::new();
+    for name in [
+        "ACQUIRE", "EXTEND", "MACQUIRE", "MRELEASE", "MEXTEND", "INFO",
+    ] {
+        let mut open = command_docs(&mut c, name)
+            .field("arguments")
+            .items()
+            .to_vec();
+        while let Some(argument) = open.pop() {
+            let text = |field: &str| {
+                let pair = argument.pairs().into_iter().find(|(name, _)| name == field);
+                pair.map(|(_, value)| value.text().to_owned())
+            };
+            let word = text("token")
+                .or(text("name"))
+                .expect("an argument has a name");
+            if NUMBERS.contains(&word.as_str()) {
+                assert_eq!(text("type").as_deref(), Some("integer"), "{name}: {word}");
+                seen.insert(word);
+            } else if let Some((_, nested)) = argument
+                .pairs()
+                .into_iter()
+                .find(|(name, _)| name == "arguments")
+            {
+                open.extend(nested.items().iter().cloned());
+            }
+        }
+    }
+    assert_eq!(seen.len(), NUMBERS.len(), "{seen:?}");
 }
 
 #[test]

@@ -176,7 +176,7 @@ fn a_second_loadmodule_line_stops_the_start_with_a_line_that_says_why() {
     };
     let told: Vec<&str> = log
         .lines()
-        .filter(|line| line.contains("loaded already"))
+        .filter(|line| line.contains("already loaded"))
         .collect();
     let [line] = told[..] else { panic!("{log}") };
     assert!(line.contains("keep one loadmodule line"), "{line}");

@@ -61,5 +61,6 @@ mod structure;
 #[cfg(target_os = "linux")]
 mod suspended;
 mod transactions;
+mod transcripts;
 mod upgrade;
 mod waiting;

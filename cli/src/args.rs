@@ -124,7 +124,7 @@ pub struct Wanted {
     pub limit: Option<u32>,
     #[arg(long, value_name = "LABEL", help = help::OWNER)]
     pub owner: Option<String>,
-    /// Do not print who holds the lock, nor that it could not be acquired; errors are still printed
+    /// Do not print who holds the lock or that it could not be acquired; errors are still printed
     #[arg(short, long)]
     pub quiet: bool,
     /// The exit code if another client holds the lock
@@ -244,11 +244,11 @@ pub struct Nodes {
 pub struct Doctor {
     #[command(flatten)]
     pub place: Where,
-    /// The name of a lock that the user of the URLs works with; repeat it for locks that are
+    /// A lock on which to check the permissions of the user; repeat it for locks that are
     /// acquired together
     #[arg(long = "key", value_name = "NAME")]
     pub keys: Vec<String>,
-    /// The ttl that is planned, for the time that a node may take to reply [default: 30s]
+    /// The ttl that you plan to use; the default node timeout depends on it [default: 30s]
     #[arg(long, value_name = "DURATION", value_parser = lease)]
     pub ttl: Option<Duration>,
 }
@@ -272,7 +272,7 @@ pub struct Exporter {
 pub fn key_of(key: Option<&String>, how: &str) -> Result<String, Failure> {
     match key {
         Some(key) if !key.is_empty() => Ok(key.clone()),
-        _ => Err(Failure::usage(format!("no lock name: give {how}"))),
+        _ => Err(Failure::usage(format!("no lock name: add {how}"))),
     }
 }
 

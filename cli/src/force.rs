@@ -12,7 +12,7 @@ use crate::summary::{LockSummary, State, printable};
 
 /// Asks for confirmation, then ends every hold of the lock on every node.
 pub async fn force(args: Force, output: &Output) -> Result<u8, Failure> {
-    let key = key_of(args.key.as_ref(), "its name")?;
+    let key = key_of(args.key.as_ref(), "NAME")?;
     let view = args.place.view().await?;
     let seen = view.lock(&key).await;
     seen.check_any_reply()?;

@@ -7,7 +7,7 @@ Examples:
   redlock run --key nightly -- ./backup.sh     # one host at a time
   redlock run -n --key nightly -- ./backup.sh  # skip it if another host runs it
   redlock status nightly                       # who holds it, who waits
-  redlock ls 'backup:*'                        # all locks with such names
+  redlock ls 'backup:*'                        # all locks whose names match
   redlock nodes                                # can every node grant locks?
 
 One node is enough to start with. With three or five independent masters,
@@ -48,9 +48,10 @@ The command gets REDLOCK_KEY and REDLOCK_FENCE. Each holder has a higher
 fence than the holders before it. A resource that stores the highest fence
 it has seen can refuse a holder that lost its lock without noticing.
 
-If the lock is lost (too few nodes reply, or an administrator released
-it), the process group of the command gets SIGTERM and then SIGKILL,
-before the lease ends and another client can acquire the lock.";
+If too few nodes confirm the lock, the process group of the command gets
+SIGTERM and then SIGKILL, before the lease ends and another client can
+acquire the lock. If the lock is already gone (an administrator released
+it), the group gets both at once.";
 
 pub const ACQUIRE: &str = "\
 Examples:
@@ -64,7 +65,7 @@ and `release` read them. If the lock is not acquired, standard output is
 
 Nothing renews this lock, and nothing stops the script when the lease
 ends: use `redlock run` wherever you can wrap a command. Do not pass the
-token on a command line: every user of the host can read those.";
+token on a command line: every user of the host can read it.";
 
 pub const EXTEND: &str = "\
 Examples:
@@ -116,9 +117,10 @@ Examples:
 
 The exit code is 69 unless every node can grant locks now.
 
-QUARANTINE: how long a restarted node still grants nothing, because it may
-have lost locks. DURABLE: yes if it loses no locks at a restart. CLOCK:
-how far its clock is ahead of the clock of this host.";
+QUARANTINE: how long the node still grants nothing, for example because
+it was restarted and may have lost locks. DURABLE: yes if it loses no
+locks at a restart. CLOCK: how far its clock is ahead of the clock of
+this host.";
 
 pub const DOCTOR: &str = "\
 Examples:
@@ -139,10 +141,10 @@ Examples:
   redlock exporter --listen 10.0.0.7:9936     # for a Prometheus elsewhere
   curl http://127.0.0.1:9936/metrics
 
-/metrics has the metrics of all nodes as OpenMetrics text, /healthz says
-that the exporter runs. Nodes that do not reply are in the metrics
-(redislock_up 0), and standard error says why. Nobody needs a password to
-read the metrics; they contain addresses, but no keys and no tokens.
+/metrics has the metrics of all nodes as OpenMetrics text; /healthz
+replies ok while the exporter runs. A node that does not reply has
+redislock_up 0, and standard error says why. Reading the metrics needs no
+password; they contain addresses, but no keys and no tokens.
 
 The user of the URLs needs the commands LOCK.NODE and INFO.";
 

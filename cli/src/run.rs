@@ -152,8 +152,7 @@ fn grace_of(given: Option<Duration>, ttl: Duration) -> Result<Duration, Failure>
         None => Ok((ttl / GRACE_IN_TTL).min(LONGEST_GRACE)),
         // Renewal begins after a third of the ttl, and needs the time for several attempts.
         Some(grace) if grace > ttl / 3 => Err(Failure::usage(format!(
-            "a grace of {grace:?} leaves a lease of {ttl:?} no time for renewal: use at most a \
-             third of the ttl"
+            "--grace {grace:?} is too long for a ttl of {ttl:?}: use at most a third of the ttl"
         ))),
         Some(grace) => Ok(grace),
     }

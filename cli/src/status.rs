@@ -9,7 +9,7 @@ use crate::table::table;
 
 /// Shows who holds the lock and who waits.
 pub async fn status(args: Status, output: &Output) -> Result<u8, Failure> {
-    let key = key_of(args.key.as_ref(), "its name")?;
+    let key = key_of(args.key.as_ref(), "NAME")?;
     let summary = args.place.view().await?.lock(&key).await;
     summary.check_any_reply()?;
     if !args.quiet {

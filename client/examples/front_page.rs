@@ -33,7 +33,7 @@ async fn main() -> Result<(), Error> {
     Ok(())
 }
 
-/// Whatever must not be done by two at once; the fence goes along to the resource.
+/// The work that only one process may do at a time; pass the fence to the resource.
 async fn work(_fence: u64) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

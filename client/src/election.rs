@@ -22,7 +22,7 @@ const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 /// … and at least this often.
 const LONGEST_LOOK: Duration = Duration::from_secs(86_400);
 
-/// An office for which candidates campaign; made by [`Redlock::election`].
+/// A leader election; made by [`Redlock::election`].
 #[derive(Clone, Debug)]
 pub struct Election {
     client: Redlock,
@@ -130,7 +130,7 @@ impl Election {
     }
 }
 
-/// The office is held. Dropping this resigns in the background.
+/// This candidate is the leader. Dropping it resigns in the background.
 #[derive(Debug)]
 #[must_use = "dropping the leadership resigns"]
 pub struct Leadership {

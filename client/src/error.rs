@@ -173,7 +173,7 @@ impl fmt::Display for Verdict {
                 Some(code) => write!(out, "refused: {code} {}", error.detail().unwrap_or("")),
                 None => write!(out, "refused: {error}"),
             },
-            Self::Garbage(text) => write!(out, "answered nonsense: {text}"),
+            Self::Garbage(text) => write!(out, "unexpected reply: {text}"),
             Self::NotAsked => out.write_str("not asked"),
         }
     }
@@ -300,7 +300,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Busy { lock, nodes } => write!(out, "{lock} is held by somebody else ({nodes})"),
+            Self::Busy { lock, nodes } => write!(out, "{lock} is held by another client ({nodes})"),
             Self::NoQuorum { lock, nodes } => write!(out, "no quorum for {lock} ({nodes})"),
             Self::Lost { lock, nodes } => write!(out, "{lock} was lost ({nodes})"),
             Self::Refused { lock, nodes } => write!(out, "{lock} was refused ({nodes})"),

@@ -88,7 +88,7 @@ impl Lock {
     }
 
     /// The hold ends when the connection to its (single) node closes. A cluster refuses it
-    /// ([`Error::Invalid`]): connections to its masters are replaced without a word.
+    /// ([`Error::Invalid`]): connections to its masters are replaced without notice.
     pub fn ephemeral(mut self) -> Self {
         self.spec.ephemeral = true;
         self
@@ -100,8 +100,8 @@ impl Lock {
         self
     }
 
-    /// Waits after the grant until so many replicas of each node of a majority have it, and gives
-    /// the lock back if they do not confirm in time: within a quarter of the ttl, and within what
+    /// Waits after the grant until n replicas of each node of a majority have it, and releases
+    /// the lock if they do not confirm in time: within a quarter of the ttl, and within what
     /// is left of [`wait`](Lock::wait).
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.spec.replicas = Some(replicas);
@@ -333,7 +333,7 @@ impl Spec {
             return invalid("limit needs shared: a semaphore is a shared lock".to_owned());
         }
         if self.limit == Some(0) {
-            return invalid("limit 0 lets nobody in: it must be 1 or more".to_owned());
+            return invalid("limit must be 1 or more".to_owned());
         }
         if nodes > 1 && self.limit.is_some() {
             return invalid(format!(
@@ -355,7 +355,9 @@ impl Spec {
             ));
         }
         if self.replicas == Some(0) {
-            return invalid("replicas 0 waits for nobody: leave it out".to_owned());
+            return invalid(
+                "replicas must be 1 or more: omit it to wait for no replica".to_owned(),
+            );
         }
         if self.replicas.is_some() && self.ephemeral {
             return invalid(

@@ -21,7 +21,7 @@ var (
 	// ErrQuarantined: the server may have forgotten grants and pauses granting. See Error.RetryAfter.
 	ErrQuarantined = errors.New("the server is in quarantine")
 	// ErrMisconfigured: trying again does not help, the text says what to change.
-	ErrMisconfigured = errors.New("server or client need another configuration")
+	ErrMisconfigured = errors.New("the server or the client is misconfigured")
 	// ErrInvalid: the arguments can never be right.
 	ErrInvalid = errors.New("invalid request")
 )

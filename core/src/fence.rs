@@ -11,8 +11,8 @@ pub const MAX_LEAD: Micros = Micros(10_000_000);
 /// Why no fence was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceError {
-    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would burn
-    /// the counter.
+    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would
+    /// use up the counter.
     TooFarAhead,
     /// The counter has reached [`MAX_FENCE`]; wrapping round would be worse than refusing.
     Exhausted,
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_fence_follows_the_clock_the_last_one_and_the_wish() {
+    fn a_fence_is_above_the_last_one_and_at_least_the_clock_and_the_requested_one() {
         let mut counter = FenceCounter::default();
         assert_eq!(counter.next(WallTime(1000), None), Ok(1000));
         assert_eq!(counter.next(WallTime(1000), None), Ok(1001));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_can_burn_the_counter() {
+    fn no_client_can_exhaust_the_counter() {
         let mut counter = FenceCounter::default();
         assert_eq!(
             counter.next(WallTime(50), Some(50 + MAX_LEAD.0)),

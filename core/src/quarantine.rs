@@ -1,5 +1,5 @@
-//! The time after a start, a promotion or a flush in which a node that may have forgotten grants
-//! gives none.
+//! The time after a start, a promotion or a flush in which a node that may have lost grants does
+//! not grant.
 
 use crate::time::{Micros, Millis, MonoTime};
 
@@ -36,7 +36,7 @@ pub struct Quarantine {
     settings_unreadable: bool,
 }
 
-/// What clock rates may differ by: 1 %, and 10 ms for good measure.
+/// Adds what clock rates may differ by (1 %), and a margin of 10 ms.
 fn with_drift(span: Micros) -> Micros {
     span.plus(span / 100).plus(Millis(10).to_micros())
 }

@@ -46,7 +46,7 @@ impl Request {
         let made_token = (token.bytes() == b"*").then(|| uuid::Uuid::new_v4().to_string());
         if made_token.is_some() && options.once {
             return Err(
-                "ERR ONCE needs a token of your own: a repeated * would be another owner".into(),
+                "ERR ONCE cannot be used with token *: each request would be another owner".into(),
             );
         }
         let token = match &made_token {
@@ -58,7 +58,7 @@ impl Request {
         let ttl = options::ttl(ttl)?;
         if options.ephemeral && (ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) || !ctx.has_connection()) {
             return Err(
-                "ERR EPHEMERAL needs a connection of its own, a script or a module has none".into(),
+                "ERR EPHEMERAL needs a client connection: scripts and modules have none".into(),
             );
         }
         let terms = Terms {

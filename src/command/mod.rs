@@ -132,8 +132,8 @@ pub static COMMANDS: &[Command] = &[
         arity: -3,
         keys: Keys::First(DROP),
         grammar: "key token [ALL]",
-        summary: c"Takes one hold of the token off, or all, and hands the lock to the next \
-                   waiter; null if not held",
+        summary: c"Removes one hold of the token, or all of them, and hands a free lock to the \
+                   next waiter; null if the token does not hold it",
         complexity: c"O(1); O(log(N)) with N waiters or shared holders. If the first waiter waits \
                       for M keys: O(min(M,N)), and O(M) when it is granted",
     },
@@ -203,8 +203,8 @@ pub static COMMANDS: &[Command] = &[
         categories: c"read slow",
         arity: -2,
         keys: Keys::First(READ),
-        grammar: "key [token] [COUNT holders]",
-        summary: c"Tells who holds a lock and how many wait, or about one holder; never a token",
+        grammar: "key [token] [COUNT n]",
+        summary: c"Shows the holders of a lock and the number of waiters, or one holder; no tokens",
         complexity: c"O(N log(N)) with N holders that are shown",
     },
     Command {
@@ -215,7 +215,7 @@ pub static COMMANDS: &[Command] = &[
         arity: 1,
         keys: Keys::None,
         grammar: " ",
-        summary: c"Tells about this node: role, quarantine, durability, fence counter, clock",
+        summary: c"Shows the state of this node: role, quarantine, durability, fences, clock",
         complexity: c"O(1)",
     },
     Command {
@@ -249,7 +249,7 @@ pub static COMMANDS: &[Command] = &[
         arity: -2,
         keys: Keys::FromSecond(CHANGE),
         grammar: "",
-        summary: c"Internal: carries what was decided to replicas and the AOF",
+        summary: c"Internal: carries changes of locks to replicas and the AOF",
         complexity: c"O(K) with K keys",
     },
     Command {
@@ -355,7 +355,7 @@ const REPLICA: &str = "READONLY a replica does not change locks, send the comman
 
 /// What another module is told that calls a LOCK command while one is at work.
 const IN_THE_MIDDLE: &str = "ERR a LOCK command cannot run in the middle of another one: \
-     wait for the lock.* event, which is sent when that one has made its changes";
+     call it from the lock.* event, which is sent when all changes are made";
 
 /// Replies when a command has failed from within.
 fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {

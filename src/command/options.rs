@@ -80,7 +80,7 @@ impl<'a> Options<'a> {
             }
         }
         if options.limit.is_some() && !options.shared {
-            return Err("ERR LIMIT goes with SHARED".into());
+            return Err("ERR LIMIT requires SHARED".into());
         }
         Ok(options)
     }

@@ -97,7 +97,7 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
             let text = if grants && node.table.pause(now.mono).is_none() {
                 "the quarantine has ended: locks are granted again"
             } else {
-                "the quarantine has ended; something else keeps locks from being granted"
+                "the quarantine has ended, but locks cannot be granted yet for another reason"
             };
             log(Level::Notice, text);
         }

@@ -100,8 +100,8 @@ pub fn refresh(ctx: Ctx) {
     match (was_on, asked) {
         (false, Some(rule)) => {
             let text = format!(
-                "a lock is granted only if {} replicas that have followed for {} ms were heard of \
-                 within {} ms",
+                "locks are granted only while {} replicas, each of which has followed this master \
+                 for {} ms, have acknowledged it within {} ms",
                 rule.needed,
                 rule.wait.to_millis().0,
                 rule.lag.to_millis().0
@@ -111,7 +111,7 @@ pub fn refresh(ctx: Ctx) {
             set_timer(now);
         }
         (true, None) if !server::is_replica() => {
-            let text = "no confirmation by replicas is needed any more to grant locks";
+            let text = "locks are now granted without confirmation by replicas";
             ctx.log(Level::Warning, text);
             warnings()
                 .iter()

@@ -24,7 +24,10 @@ pub fn wait_patiently(what: &str, condition: impl FnMut() -> bool) {
 fn wait_at_most(patience: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
     while !condition() {
-        assert!(start.elapsed() < patience, "waited in vain until {what}");
+        assert!(
+            start.elapsed() < patience,
+            "timed out while waiting until {what}"
+        );
         std::thread::sleep(Duration::from_millis(2));
     }
 }

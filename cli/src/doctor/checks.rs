@@ -70,15 +70,16 @@ fn quorum(deployment: &Deployment, replied: usize) -> Option<Finding> {
         return Some(about_all(Error, "quorum", problem, fix));
     }
     if nodes == 1 {
-        let problem = "there is one node: no locks while it is down".to_owned();
+        let problem = "there is only one node: no locks can be acquired while it is down";
+        let problem = problem.to_owned();
         let fix = "use three or five independent masters, or Sentinel, if that matters";
         return Some(about_all(Note, "node-count", problem, fix));
     }
     nodes.is_multiple_of(2).then(|| {
         let survives = (nodes - 1) / 2;
         let problem = format!(
-            "{nodes} nodes survive {survives} failures, as {} nodes do",
-            nodes - 1
+            "an even number of nodes ({nodes}) tolerates no more failures than one node less: \
+             {survives}"
         );
         let fix = "use an odd number of nodes: three or five";
         about_all(Warning, "node-count", problem, fix)
@@ -95,7 +96,7 @@ fn same_server(states: &[(&str, &State)]) -> Vec<Finding> {
                 check: "same-server",
                 node: Some((*name).to_owned()),
                 problem: format!(
-                    "it is the same server as {other}: a majority of such nodes proves nothing"
+                    "it is the same server as {other}: one server counts twice in the majority"
                 ),
                 fix: "list each server once".to_owned(),
             });

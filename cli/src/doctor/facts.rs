@@ -169,7 +169,8 @@ fn state(node: NodeStatus) -> State {
 async fn add_details(view: &View, nodes: &mut [&mut State]) {
     let mut info = redis::cmd("INFO");
     info.arg("server").arg("clients").arg("replication");
-    info.arg("persistence").arg("memory").arg("lock_stats");
+    info.arg("persistence").arg("memory");
+    info.arg("lock_stats").arg("lock_state");
     let mut config = redis::cmd("CONFIG");
     config.arg("GET").arg(&SETTINGS);
     for (state, value) in nodes.iter_mut().zip(ask(view, &info).await) {

@@ -109,16 +109,14 @@ impl<'a> Checks<'a> {
                 "list its master instead, or use a redis+sentinel:// URL",
             );
         } else if !state.quarantine.is_zero() {
-            let problem = format!(
-                "it is quarantined for another {}: it was started or promoted and may have lost \
-                 locks",
-                shown(state.quarantine)
-            );
+            let reason = state.info.get("lock_quarantine_reason");
+            let (why, fix) = quarantine_advice(reason.map_or("", String::as_str));
+            let left = shown(state.quarantine);
             self.add(
                 Warning,
                 "quarantine-running",
-                problem,
-                "wait; other nodes of a quorum still grant locks",
+                format!("it is quarantined for another {left}: {why}"),
+                fix,
             );
         }
         if state
@@ -174,7 +172,7 @@ impl<'a> Checks<'a> {
                 Warning,
                 "replicas",
                 format!(
-                    "it has {replicas} replicas: promoting one breaks the independence of the \
+                    "it has replicas ({replicas}): promoting one breaks the independence of the \
                          masters"
                 ),
                 "run masters of a quorum without replicas, and do not promote any",
@@ -197,8 +195,8 @@ impl<'a> Checks<'a> {
             self.add(
                 severity,
                 "min-replicas",
-                "min-replicas-to-write is 0: a master that was replaced goes on extending and \
-                 granting locks"
+                "min-replicas-to-write is 0: a master that was replaced continues to grant and \
+                 extend locks"
                     .to_owned(),
                 "set min-replicas-to-write 1 and min-replicas-max-lag 10 on the master and on its \
                  replicas",
@@ -229,7 +227,7 @@ impl<'a> Checks<'a> {
             self.add(
                 Error,
                 "evicted",
-                format!("{evicted} locks were evicted since the start of the server"),
+                format!("locks evicted since the server started: {evicted}"),
                 "set maxmemory-policy noeviction",
             );
         }
@@ -254,7 +252,7 @@ impl<'a> Checks<'a> {
                 Warning,
                 "round-trip",
                 format!(
-                    "its fastest reply took {}, and it may take {}",
+                    "its fastest reply took {}, more than half of the node timeout of {}",
                     shown(state.round_trip),
                     shown(self.deployment.node_timeout)
                 ),
@@ -298,8 +296,8 @@ impl<'a> Checks<'a> {
                 Error,
                 "permissions",
                 format!("the user may not run {command} ({error})"),
-                "allow the command and the key pattern of the locks (ACL SETUSER); redis.conf has \
-                 an example",
+                "allow the command and the key pattern of the locks (ACL SETUSER); \
+                 docs/OPERATIONS.md has examples",
             );
         }
     }
@@ -320,5 +318,37 @@ impl<'a> Checks<'a> {
                 self.add(Warning, "node", warning.clone(), fix);
             }
         }
+    }
+}
+
+/// Why a node is quarantined, and what to do, by the reason that `INFO lock` names.
+fn quarantine_advice(reason: &str) -> (&'static str, &'static str) {
+    const WAIT: &str = "wait; other nodes of a quorum still grant locks";
+    match reason {
+        "start" => ("it was started and may have lost locks", WAIT),
+        "promotion" => (
+            "it was promoted and may not have all locks of its master",
+            WAIT,
+        ),
+        "flush" => (
+            "it was flushed, and clients may still rely on the removed locks",
+            WAIT,
+        ),
+        "standstill" => (
+            "it stood still for so long that another node may have replaced it",
+            "wait; find out why the server stopped (CPU, swap, disk, a paused virtual machine)",
+        ),
+        "replicas" => (
+            "too few replicas confirm that it is the only master",
+            "start or reconnect its replicas (INFO replication); each counts after the quarantine",
+        ),
+        "settings" => (
+            "it cannot read min-replicas-to-write",
+            "set lock.min-replicas and lock.max-lag in its configuration, and restart it",
+        ),
+        _ => (
+            "it may have lost locks, or too few replicas confirm that it is the only master",
+            "wait; if it does not end, INFO lock_state names the reason",
+        ),
     }
 }

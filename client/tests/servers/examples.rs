@@ -54,19 +54,23 @@ fn the_front_page_runs_on_one_node_and_on_five() {
 
 #[test]
 fn the_front_page_is_the_example() {
-    let readme = include_str!("../../README.md");
     let example = include_str!("../../examples/front_page.rs");
-    let (_, shown) = readme
-        .split_once("async fn main() -> Result<(), Error> {\n")
-        .unwrap();
-    let (shown, _) = shown.split_once("```").unwrap();
     // The example takes its nodes from the command line; from the guard on they are the same.
     let from_the_guard = |text: &str| {
         text[text.find("    let guard = client").unwrap()..]
             .trim_end()
             .to_owned()
     };
-    assert_eq!(from_the_guard(shown), from_the_guard(example));
+    for readme in [
+        include_str!("../../README.md"),
+        include_str!("../../../README.md"),
+    ] {
+        let (_, shown) = readme
+            .split_once("async fn main() -> Result<(), Error> {\n")
+            .unwrap();
+        let (shown, _) = shown.split_once("```").unwrap();
+        assert_eq!(from_the_guard(shown), from_the_guard(example));
+    }
 }
 
 #[test]

@@ -37,11 +37,11 @@ pub enum Standing {
     Held,
     /// The holders exclude it.
     Excluded,
-    /// It may not be had like this, now or by waiting.
+    /// It cannot be acquired in this mode, now or by waiting.
     Refused(Refusal),
 }
 
-/// Why a lock cannot be had in the wanted mode.
+/// Why a lock cannot be acquired in the requested mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A shared holder asks for the exclusive lock.

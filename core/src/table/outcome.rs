@@ -25,7 +25,7 @@ pub struct Wanted<'a> {
 /// Why a request changes nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Denial {
-    /// The lock cannot be had in this mode.
+    /// The lock cannot be acquired in this mode.
     Refused(Refusal),
     /// The fence cannot be given.
     Fence(FenceError),
@@ -53,7 +53,7 @@ pub enum Verdict {
     Busy,
     /// It waits.
     Waits(WaiterId),
-    /// It cannot be had.
+    /// It cannot be acquired.
     Denied(Denial),
 }
 

@@ -8,7 +8,7 @@ import org.redislock.LockException.InvalidRequest;
 
 /**
  * Acquiring with the same owner enters again a lock whose keys the owner holds already. An owner
- * stands for one line of work, it is not for threads side by side.
+ * is for one sequence of steps: do not use it in several threads at the same time.
  */
 public final class Owner {
     final List<Held> holds = new ArrayList<>();
