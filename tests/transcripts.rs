@@ -43,13 +43,13 @@ fn the_error_texts_of_the_command_reference_are_those_of_the_module() {
     let lines = list.lines().filter(|line| !line.starts_with("QUARANTINE"));
     for line in lines.filter(|line| !line.is_empty()) {
         // What is filled in is a number, the name of an argument or of a setting.
-        let is_plain = |word: &&str| {
+        let is_plain = |word: &str| {
             word.chars()
                 .all(|c| c.is_ascii_lowercase() || ",:*".contains(c))
         };
         let words: Vec<&str> = line.split(' ').collect();
         for part in words
-            .split(|word| !is_plain(&word))
+            .split(|word| !is_plain(word))
             .filter(|part| part.len() > 2)
         {
             let part = part.join(" ");
