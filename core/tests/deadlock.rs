@@ -130,6 +130,48 @@ fn two_requests_of_one_owner_link_what_they_wait_for() {
     assert_eq!(ask(&mut node, "n", &[key("b")]), DEADLOCK);
 }
 
+/// Some share a lock and wait for another one, behind as many who want both and a third, which
+/// `newcomer` holds: each of the first may go past each of the others.
+fn many_may_go_past_many(owners: usize, alike: bool) -> (Verdict, u64) {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "newcomer", key("own"));
+    take(&mut node, "holder", key("busy"));
+    for n in 0..owners {
+        let terms = redislock_core::lock::Terms {
+            mode: SHARED,
+            ..terms(&token(&format!("sharer-{n}")), 10 * SECOND)
+        };
+        node.acquire(&[key("to be shared")], &terms, Wait::No);
+    }
+    for n in 0..owners {
+        let mut all = vec![key("busy"), key("shared"), key("own")];
+        all.extend((!alike).then(|| numbered(n)));
+        wait(&mut node, &format!("ahead-{n}"), &all);
+    }
+    for n in 0..owners {
+        wait(&mut node, &format!("sharer-{n}"), &[key("busy")]);
+    }
+    node.rename(&key("to be shared"), &key("shared"));
+    let before = node.table.order_steps();
+    let verdict = ask(&mut node, "newcomer", &[key("shared")]);
+    (verdict, node.table.order_steps() - before)
+}
+#[test]
+fn of_many_that_wait_for_the_same_keys_only_one_is_compared_with_those_behind() {
+    let (verdict, steps) = many_may_go_past_many(1000, true);
+    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+    assert!(steps < 10_000, "{steps} steps");
+}
+
+#[test]
+fn a_search_in_which_very_many_may_go_past_very_many_is_given_up_and_the_wait_refused() {
+    let (verdict, _) = many_may_go_past_many(100, false);
+    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+    let (verdict, steps) = many_may_go_past_many(1000, false);
+    assert_eq!(verdict, DEADLOCK);
+    assert!(steps < 150_000, "{steps} steps");
+}
+
 #[test]
 fn nothing_is_remembered_of_owners_that_hold_nothing() {
     let mut node = busy_node(10, 20);

@@ -6,7 +6,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::driver::Driver;
 use crate::driver::bug::Bug;
-use crate::driver::step::{Life, Step, Wish, life};
+use crate::driver::step::{Life, Step, Wish, entangled_life, life};
 use crate::reference::{Mode, Request};
 
 fn lead(bug: Option<Bug>, life: &Life) -> Result<(), String> {
@@ -25,6 +25,11 @@ proptest! {
 
     #[test]
     fn the_core_does_what_the_contract_says(life in life()) {
+        lead(None, &life).map_err(TestCaseError::fail)?;
+    }
+
+    #[test]
+    fn a_wait_is_refused_exactly_if_it_would_cause_a_deadlock(life in entangled_life()) {
         lead(None, &life).map_err(TestCaseError::fail)?;
     }
 }

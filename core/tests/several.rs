@@ -247,6 +247,41 @@ fn one_holder_of_a_full_semaphore_that_can_go_on_is_enough() {
     assert_eq!(node.ask("n", "k", Mode::Exclusive, Wait::Forever), DEADLOCK);
 }
 
+/// The last one to wait closes the cycle: the semaphore's holders wait for each other's release.
+#[test]
+fn a_deadlock_in_which_all_holders_of_a_full_semaphore_wait_for_one_owner_is_told() {
+    let mut node = node();
+    node.hold("n", "l");
+    for owner in ["a", "b"] {
+        node.ask(owner, "k", semaphore(2), Wait::No);
+    }
+    node.wait("a", "l");
+    // b may go on.
+    node.wait_in("n", "k", semaphore(2));
+    assert_eq!(node.ask("b", "l", Mode::Exclusive, Wait::Forever), DEADLOCK);
+    // Another lock is none of their business, and neither is b's waiting for it.
+    node.hold("x", "m");
+    node.wait("b", "m");
+}
+
+/// A deadlock can come by itself, when a lock is renamed. Who waits behind it is no part of it.
+#[test]
+fn a_wait_behind_a_deadlock_of_others_is_not_refused() {
+    let mut node = node();
+    for (owner, name) in [("a", "k"), ("b", "k"), ("n", "s"), ("f", "s")] {
+        node.ask(owner, name, semaphore(2), Wait::No);
+    }
+    node.hold("x", "l");
+    node.hold("y", "m");
+    node.wait("a", "l");
+    node.wait("b", "l");
+    node.wait_in("y", "k", semaphore(2));
+    node.rename(&key("m"), &key("l"));
+    // Now a and b wait for y, and y for one of them; w waits for one of them and may have s from f.
+    node.wait_in("w", "ks", semaphore(2));
+    node.wait_in("n", "k", semaphore(2));
+}
+
 #[test]
 fn an_ended_lease_is_part_of_no_deadlock() {
     let mut node = node();

@@ -175,11 +175,11 @@ pub fn decide_silently<'a, R>(
 fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
     |Node { table, .. }: &Node| {
         // A key that is free may have a queue of those who wait for others, too.
-        let has_line = |lock: Option<LockId>| match lock {
+        let has_queue = |lock: Option<LockId>| match lock {
             Some(lock) => table.is_waited_for(lock),
             None => table.waiters() > 0,
         };
-        table.has_unserved() || own.iter().any(|opened| has_line(opened.lock))
+        table.has_unserved() || own.iter().any(|opened| has_queue(opened.lock))
     }
 }
 

@@ -17,7 +17,7 @@ use crate::time::LeaseTime;
 use crate::token::Token;
 
 /// How a lock is held or wanted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// One owner at a time.
     Exclusive,

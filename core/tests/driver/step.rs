@@ -266,3 +266,35 @@ impl std::fmt::Debug for Life {
 pub fn life() -> impl Strategy<Value = Life> {
     vec(step(), 1..120).prop_map(Life)
 }
+
+/// The life of a node whose owners wait for each other: nearly every request waits, and leases
+/// last.
+pub fn entangled_life() -> impl Strategy<Value = Life> {
+    let name = || (Just(0), 0..5u8);
+    let mode = prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared(2))];
+    let keys = prop_oneof![3 => vec(name(), 1), 1 => Just(vec![(0, 0), (0, 3)])];
+    let acquire = (request(), keys, mode).prop_map(|(request, keys, mode)| Step::Acquire {
+        request: Request {
+            keys,
+            mode,
+            ttl: 1000 * TICK,
+            max_hold: 0,
+            ephemeral: false,
+            ..request
+        },
+        wish: Wish::None,
+        block: Some(None),
+    });
+    let release = (vec(name(), 1), holder()).prop_map(|(keys, token)| Step::Release {
+        keys,
+        token,
+        all: false,
+    });
+    let step = prop_oneof![
+        20 => acquire,
+        4 => release,
+        1 => (name(), name()).prop_map(|(from, to)| Step::Rename(from, to)),
+        1 => any::<usize>().prop_map(Step::Abandon),
+    ];
+    vec(step, 10..60).prop_map(Life)
+}

@@ -1,7 +1,7 @@
 //! Deadlock, by a plain graph search. The owners are the points. An owner that waits depends on the
 //! holders that exclude it (on all of them; where a semaphore is full, on any one of them) and on
-//! those ahead of it. A newcomer is refused if it depends, over any number of steps, on somebody
-//! who depends on something that the newcomer *holds*.
+//! those ahead of it. A deadlock is a cycle of owners none of whom can go on. A newcomer is refused
+//! if its wait would be part of one, for what it *holds*.
 
 use std::collections::BTreeSet;
 
@@ -16,24 +16,43 @@ struct Needs {
 
 impl Model {
     pub(super) fn would_deadlock(&self, newcomer: &Request) -> bool {
-        let mut stuck = BTreeSet::from([newcomer.token]);
-        loop {
-            let before = stuck.len();
-            for (place, waiter) in self.queue.iter().enumerate() {
-                let owner = waiter.request.token;
-                // The newcomer's places in queues keep nobody from going on, only its holds do.
+        // The newcomer's places in queues keep nobody from going on, only its holds do.
+        let waiting = self.queue.iter().enumerate();
+        let needs: Vec<_> = waiting
+            .filter(|(_, waiter)| waiter.request.token != newcomer.token)
+            .flat_map(|(place, waiter)| {
                 let needs = self.needs(&waiter.request, place, Some(newcomer.token));
-                if owner != newcomer.token && needs.iter().any(|needs| needs.are_stuck(&stuck)) {
-                    stuck.insert(owner);
-                }
+                needs.into_iter().map(|needs| (waiter.request.token, needs))
+            })
+            .collect();
+        // Everybody who waits, less those who can go on.
+        let mut stuck: BTreeSet<_> = needs.iter().map(|(owner, _)| *owner).collect();
+        stuck.insert(newcomer.token);
+        loop {
+            let still = needs.iter().filter(|(_, needs)| needs.are_stuck(&stuck));
+            let mut still: BTreeSet<_> = still.map(|(owner, _)| *owner).collect();
+            still.insert(newcomer.token);
+            if still == stuck {
+                break;
             }
-            if stuck.len() == before {
+            stuck = still;
+        }
+        // Those of them from whom a chain of waits leads to the newcomer.
+        let mut behind = BTreeSet::from([newcomer.token]);
+        loop {
+            let before = behind.len();
+            let more = needs
+                .iter()
+                .filter(|(_, needs)| needs.lead_to(&behind, &stuck));
+            let more: Vec<_> = more.map(|(owner, _)| *owner).collect();
+            behind.extend(more);
+            if behind.len() == before {
                 break;
             }
         }
         self.needs(newcomer, self.queue.len(), None)
             .iter()
-            .any(|needs| needs.are_stuck(&stuck))
+            .any(|needs| needs.lead_to(&behind, &stuck))
     }
 
     /// What a request depends on, key by key; the places of `not` in queues do not count.
@@ -72,6 +91,15 @@ impl Model {
 
 impl Needs {
     fn are_stuck(&self, stuck: &BTreeSet<Token>) -> bool {
-        !self.every.is_disjoint(stuck) || (!self.one.is_empty() && self.one.is_subset(stuck))
+        !self.every.is_disjoint(stuck) || self.needs_one_of(stuck)
+    }
+
+    fn needs_one_of(&self, stuck: &BTreeSet<Token>) -> bool {
+        !self.one.is_empty() && self.one.is_subset(stuck)
+    }
+
+    /// Whether what cannot go on here depends on one of these.
+    fn lead_to(&self, these: &BTreeSet<Token>, stuck: &BTreeSet<Token>) -> bool {
+        !self.every.is_disjoint(these) || (self.needs_one_of(stuck) && !self.one.is_disjoint(these))
     }
 }
