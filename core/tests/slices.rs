@@ -1,6 +1,7 @@
 //! What belongs to very many locks or holders is done in slices, and seen by everybody at once.
 
 use redislock_core::lock::Terms;
+use redislock_core::queue::WaiterId;
 use redislock_core::table::{Events, Output, Presence, Verdict};
 use redislock_core::time::{Micros, Wait};
 use redislock_core::token::Key;
@@ -189,6 +190,60 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     assert_eq!(all, waiting);
     let verdict = node.ask("late", "k", SHARED, Wait::No);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+}
+
+/// Very many share a lock and wait for another one, behind some who want both for themselves.
+fn wait_behind(node: &mut Node, ahead: usize, sharers: usize) -> Vec<WaiterId> {
+    node.hold("holder", "k");
+    let owners = || (0..sharers).map(|n| format!("sharer-{n}"));
+    for owner in owners() {
+        node.ask(&owner, "s", SHARED, Wait::No);
+    }
+    for n in 0..ahead {
+        node.wait(&format!("ahead-{n}"), "ks");
+    }
+    let waiting = owners().map(|owner| node.wait_in(&owner, "k", SHARED));
+    let waiting = waiting.collect();
+    node.take();
+    waiting
+}
+
+#[test]
+fn very_many_who_may_go_past_the_first_waiter_are_served_in_slices_and_in_order() {
+    let mut node = Node::new(ROOMY);
+    let waiting = wait_behind(&mut node, 1, 1000);
+    node.let_go("holder", "k");
+    let mut all = node.granted();
+    assert!(all.len() < 200, "{} at once", all.len());
+    assert_eq!(node.ask("late", "k", SHARED, Wait::No), Verdict::Busy);
+    all.iter().for_each(|id| node.table.delivered(*id));
+    all.extend(node.serve_all());
+    assert_eq!(all, waiting);
+}
+
+#[test]
+fn who_may_go_past_very_many_is_found_out_in_slices() {
+    let mut node = Node::new(ROOMY);
+    let waiting = wait_behind(&mut node, 200, 300);
+    let mut most = 0;
+    let mut before = node.table.order_steps();
+    node.let_go("holder", "k");
+    let mut all = Vec::new();
+    loop {
+        let steps = node.table.order_steps();
+        most = most.max(steps - before);
+        before = steps;
+        let granted = node.granted();
+        if granted.is_empty() && !node.table.has_unserved() {
+            break;
+        }
+        granted.iter().for_each(|id| node.table.delivered(*id));
+        all.extend(granted);
+        node.table.serve(node.now, &mut node.keys);
+        node.apply();
+    }
+    assert_eq!(all, waiting);
+    assert!(most < 2000, "{most} steps in one decision");
 }
 
 /// Forgets what is left of holds, a few at a time; how often that took.

@@ -396,6 +396,7 @@ impl Table {
             holds_back,
             unserved,
             next_up,
+            passing,
             strings,
             // Who shares which lock is as it was.
             holdings: _,
@@ -416,6 +417,7 @@ impl Table {
         *holds_back = false;
         unserved.clear();
         next_up.clear();
+        passing.clear();
         strings.clear();
         *undelivered = Undelivered::default();
         // No tie counts from now on.
@@ -449,6 +451,7 @@ impl Table {
     /// Keys in whose queues something has changed, for a caller that serves nobody.
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
+        self.passing.clear();
         std::iter::from_fn(|| self.unserved.pop_first()).collect()
     }
 }

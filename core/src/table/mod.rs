@@ -145,6 +145,8 @@ pub struct Table {
     unserved: SmallSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: SmallSet<WaiterId>,
+    /// Waiters that may go past the first one in the queue of this key: they are next there.
+    passing: SmallSet<(WaiterId, Key)>,
     /// Strings at keys that are waited for.
     strings: Strings,
     holdings: Holdings,
@@ -188,6 +190,7 @@ impl Table {
             queues: Queues::default(),
             unserved: SmallSet::default(),
             next_up: SmallSet::default(),
+            passing: SmallSet::default(),
             strings: Strings::default(),
             holdings: Holdings::default(),
             deadlock_steps: 0,

@@ -85,22 +85,17 @@ impl Table {
         })
     }
 
-    /// Those in the queue of `key` who hold another key that its first waiter waits for. Looks at
-    /// the keys of the first waiter or at those behind it, whichever are fewer.
-    pub(super) fn exempt_from(
-        &mut self,
-        head: WaiterId,
-        key: &Key,
-        now: LeaseTime,
-    ) -> Vec<WaiterId> {
+    /// Notes those in the queue of `key` who may hold another key that its first waiter waits for:
+    /// they are to be looked at. Looks at the keys of the first waiter or at those behind it,
+    /// whichever are fewer.
+    pub(super) fn note_passing(&mut self, head: WaiterId, key: &Key) {
         let Some(first) = self.queues.get(head).filter(|head| head.keys.len() > 1) else {
-            return Vec::new();
+            return;
         };
         let Some(queue) = self.queues.at(key).filter(|queue| queue.waiting.len() > 1) else {
-            return Vec::new();
+            return;
         };
-        let fewer = first.keys.len().min(queue.waiting.len());
-        let waiting = if first.keys.len() <= queue.waiting.len() {
+        let waiting: Vec<_> = if first.keys.len() <= queue.waiting.len() {
             let others = first.keys.iter().filter(|other| *other != key);
             let locks = others
                 .filter_map(|other| self.lock_in_queue(other))
@@ -109,19 +104,18 @@ impl Table {
             let waiting = owners
                 .flat_map(|owner| self.queues.of(owner))
                 .filter(|id| queue.waiting.contains(id));
-            let mut waiting: Vec<_> = waiting.collect();
-            waiting.sort_unstable();
-            waiting.dedup();
-            waiting
+            waiting.collect()
         } else {
             let behind = queue.waiting.iter().filter(|id| **id != head);
-            let may_pass = |id: &&WaiterId| {
+            let holds_something = |id: &&WaiterId| {
                 let waiter = self.queues.get(**id);
-                waiter.is_some_and(|waiter| self.waits_for(head, first, &waiter.terms.token, now))
+                waiter.is_some_and(|waiter| self.holdings.of(&waiter.terms.token).is_some())
             };
-            behind.filter(may_pass).copied().collect()
+            behind.filter(holds_something).copied().collect()
         };
-        self.looks += fewer as u64;
-        waiting
+        let fewer = first.keys.len().min(queue.waiting.len());
+        self.looks += (fewer + waiting.len()) as u64;
+        let key = |id| (id, key.clone());
+        self.passing.extend(waiting.into_iter().map(key));
     }
 }

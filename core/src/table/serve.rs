@@ -16,6 +16,9 @@ use crate::token::{Key, Token};
 /// When waiters for so many keys were looked at, the others are left for the next decision.
 const LOOKED_AT_ONCE: u64 = 64;
 
+/// So many steps of finding out who may go past whom take as long as a look.
+const ORDER_STEPS_IN_A_LOOK: u64 = 4;
+
 /// Whether a waiter can have one key now, and the lock that is there.
 enum Look {
     Comes(Option<LockId>),
@@ -141,6 +144,8 @@ impl Table {
             if let Some(waiter) = self.next_up.pop_first() {
                 self.looks += 1;
                 self.serve_waiter(waiter, None, now, keyspace);
+            } else if let Some((waiter, key)) = self.passing.pop_first() {
+                self.serve_waiter(waiter, Some(&key), now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
                 self.serve_queue(&key, enough, now, keyspace);
             } else {
@@ -181,7 +186,7 @@ impl Table {
     /// Whether queues are left to be served.
     #[must_use]
     pub fn has_unserved(&self) -> bool {
-        !(self.unserved.is_empty() && self.next_up.is_empty())
+        !(self.unserved.is_empty() && self.next_up.is_empty() && self.passing.is_empty())
     }
 
     fn serve_queue(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
@@ -195,10 +200,7 @@ impl Table {
             self.unserved.remove(key);
             if !self.serve_waiter(head, Some(key), now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
-                let lease_now = self.clock.at(now.mono);
-                for waiter in self.exempt_from(head, key, lease_now) {
-                    self.serve_waiter(waiter, Some(key), now, keyspace);
-                }
+                self.note_passing(head, key);
                 return;
             }
             if let Some(Lock::Exclusive(_)) = lock.and_then(|id| self.lock(id)) {
@@ -321,13 +323,14 @@ impl Table {
             Found::LegacyString(_) => return Ok(Look::NotYet),
             Found::Other => return Err(Denial::WrongType),
         };
-        let lease_now = self.clock.at(now.mono);
+        let (lease_now, steps) = (self.clock.at(now.mono), self.order_steps());
         let comes = match self.standing(lock, terms) {
             Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
             Standing::Excluded => false,
             Standing::Held => true,
             Standing::Open => !self.is_behind(key, Some(id), &terms.token, lease_now, passed),
         };
+        self.looks += (self.order_steps() - steps) / ORDER_STEPS_IN_A_LOOK;
         Ok(if comes {
             Look::Comes(lock)
         } else {
