@@ -60,11 +60,13 @@ class Peer:
         try:
             assert worker.stdout.readline() == "ready\n", f"{self.name}: the worker ended"
             server.wire("CONFIG", "RESETSTAT")
-            cpu = cpu_time(server)
+            before = cpu_time(server), cpu_of(worker.pid)
             worker.stdin.write("go\n")
             worker.stdin.flush()
             told = json.loads(worker.stdout.readline())
-            self.rounds.append(figures(told, commands(server), cpu_time(server) - cpu))
+            after = cpu_time(server), cpu_of(worker.pid)
+            cpu = [end - begin for begin, end in zip(before, after, strict=True)]
+            self.rounds.append(figures(told, commands(server), *cpu))
         finally:
             worker.kill()
             worker.wait()
@@ -90,6 +92,12 @@ def cpu_time(server: Server) -> float:
     return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
 
 
+def cpu_of(process: int) -> float:
+    """Seconds that a running process has used, its own and those of the kernel for it."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
 def commands(server: Server) -> int:
     """How many commands ran, also inside of scripts; those of this program are not counted."""
     calls = 0
@@ -99,7 +107,7 @@ def commands(server: Server) -> int:
     return calls
 
 
-def figures(told: dict, calls: int, cpu: float) -> dict:
+def figures(told: dict, calls: int, server_cpu: float, client_cpu: float) -> dict:
     waits, grants = sorted(told["waits"]), sum(told["grants"])
     every = len(waits)  # also the grants after the end of the time, which cost commands, too
     return {
@@ -112,7 +120,8 @@ def figures(told: dict, calls: int, cpu: float) -> dict:
         "most": max(told["grants"]),
         "share": min(told["grants"]) / max(told["grants"]),
         "commands_per_grant": calls / every,
-        "server_cpu_us_per_grant": cpu * 1e6 / every,
+        "server_cpu_us_per_grant": server_cpu * 1e6 / every,
+        "client_cpu_us_per_grant": client_cpu * 1e6 / every,
     }
 
 
@@ -144,6 +153,7 @@ COLUMNS = [
     ("share", "least/most served", "{:.2f}"),
     ("commands_per_grant", "commands/grant", "{:.2f}"),
     ("server_cpu_us_per_grant", "server CPU µs/grant", "{:.0f}"),
+    ("client_cpu_us_per_grant", "client CPU µs/grant", "{:.0f}"),
 ]
 
 

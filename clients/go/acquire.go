@@ -92,6 +92,8 @@ func all(reply any, test func(reply any) bool) bool {
 	return true
 }
 
+func isThere(reply any) bool { return reply != nil }
+
 // releaseAll sends RELEASE ALL until it is done or the lease is over. It returns false if the lock
 // was not held. After a request without an answer (not granted), null is not the end: it may still
 // arrive.
@@ -99,7 +101,7 @@ func (r *request) releaseAll(own *link, token string, until time.Duration, grant
 	ctx, words := context.Background(), r.command("RELEASE", token, "ALL")
 	for wait := 50 * time.Millisecond; ; wait = min(time.Second, wait*2) {
 		reply, err := own.ask(ctx, r.keys[0], answer, func() []any { return words })
-		wasHeld := all(reply, func(reply any) bool { return reply != nil })
+		wasHeld := all(reply, isThere)
 		if err == nil && (granted || wasHeld) {
 			return wasHeld
 		}

@@ -86,14 +86,14 @@ func (h *Held) Release(ctx context.Context) bool {
 		return wasHeld && entries > 0
 	}
 	h.end()
-	released := make(chan bool, 1)
-	go func() { released <- h.asked.releaseAll(h.link, h.token, until, true) }()
-	select {
-	case wasThere := <-released:
-		return wasHeld && wasThere
-	case <-time.After(answer):
+	words := h.asked.command("RELEASE", h.token, "ALL")
+	reply, err := h.link.ask(context.WithoutCancel(ctx), h.asked.keys[0], answer,
+		func() []any { return words })
+	if err != nil {
+		go h.asked.releaseAll(h.link, h.token, until, true)
 		return wasHeld
 	}
+	return wasHeld && all(reply, isThere)
 }
 
 // lossAt: the holder is told of the loss a little before validity ends.
@@ -119,8 +119,8 @@ func (h *Held) extend(ctx context.Context, ttl, limit time.Duration) (bool, erro
 	reply, err := h.link.ask(ctx, h.asked.keys[0], limit, func() []any {
 		return h.asked.command("EXTEND", h.token, ttl.Milliseconds())
 	})
-	isThere := func(reply any) bool { return reply == h.fence }
-	if err != nil || !all(reply, isThere) {
+	isOurs := func(reply any) bool { return reply == h.fence }
+	if err != nil || !all(reply, isOurs) {
 		return false, err
 	}
 	h.confirm(sent, ttl)

@@ -153,13 +153,15 @@ func (l *link) connected(ctx context.Context, moved, key string) (*redis.Client,
 		}
 		base = node
 	}
-	options := settings(base.Options())
+	address := base.Options().Addr
 	if moved != "" {
-		options.Addr = moved
+		address = moved
 	}
-	if idle := l.takeIdle(options.Addr); idle != nil {
+	if idle := l.takeIdle(address); idle != nil {
 		return idle, nil
 	}
+	options := settings(base.Options())
+	options.Addr = address
 	made := redis.NewClient(options)
 	inTime := context.AfterFunc(connecting, func() { _ = made.Close() })
 	if err := made.Ping(connecting).Err(); err != nil && !isErrorReply(err) {

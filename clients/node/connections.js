@@ -18,7 +18,7 @@ const nodeRedis = {
         const own = base.duplicate({
             url: undefined,
             socket: { ...socket, reconnectStrategy: false, socketTimeout: undefined },
-            commandOptions: undefined,
+            commandOptions: { timeout: undefined },
             pingInterval: undefined,
             disableOfflineQueue: true,
         });

@@ -1,6 +1,6 @@
 // Locks of the redislock module for node-redis and ioredis. index.d.ts describes the interface.
 
-import { randomBytes } from "node:crypto";
+import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
 import { ANSWER, Link, cancelled, limited } from "./connections.js";
 import { Busy, InvalidRequest, LockError, Lost, Unavailable } from "./errors.js";
@@ -29,8 +29,8 @@ class Held {
     #sent = 0; // when the last confirmed command was sent
     #validUntil = 0;
     #entries = 1;
-    #gone = null; // the error that says why
-    #controller = null;
+    #left = null; // at the end, by loss or release: ms of validity that were left
+    #controller = null; // made when the holder asks for the signal
     #alarm;
     #renewal;
 
@@ -48,16 +48,14 @@ class Held {
     }
     get signal() {
         this.#controller ??= new AbortController();
-        if (this.#gone) this.#controller.abort(this.#gone);
+        if (this.#left !== null) this.#abort();
         return this.#controller.signal;
     }
     get lost() {
-        const time = now();
-        if (time >= this.#lossAt) this.#end(this.#validUntil - time);
-        return this.#gone !== null;
+        return this.#isLostAt(now());
     }
     get validFor() {
-        return this.#gone ? 0 : Math.max(0, this.#validUntil - now());
+        return this.#left === null ? Math.max(0, this.#validUntil - now()) : 0;
     }
     check() {
         if (this.lost) throw new Lost("the lock is no longer held");
@@ -77,10 +75,11 @@ class Held {
 
     async release() {
         if (this.#entries === 0) return false;
-        const wasHeld = !this.lost;
+        const time = now();
+        const wasHeld = !this.#isLostAt(time);
         if (--this.#entries > 0) return wasHeld;
         this.#end();
-        const until = Math.max(now(), this.#validUntil) + this.#ttl / 50;
+        const until = Math.max(time, this.#validUntil) + this.#ttl / 50;
         const released = releaseAll(this.#link, this.#request, this.#token, until, true);
         return wasHeld && (await limited(released, ANSWER).catch(() => null)) !== false;
     }
@@ -93,19 +92,26 @@ class Held {
         return this.#validUntil - this.#ttl / 10;
     }
 
+    #isLostAt(time) {
+        if (time >= this.#lossAt) this.#end(this.#validUntil - time);
+        return this.#left !== null;
+    }
+
     // `left`: ms of validity that are left. A loss is final.
     #end(left = 0) {
-        if (this.#gone) return;
+        if (this.#left !== null) return;
         clearTimeout(this.#alarm);
         clearTimeout(this.#renewal);
-        this.#gone = Object.assign(new Lost("the lock is no longer held"), {
-            validFor: Math.max(0, left),
-        });
-        this.#controller?.abort(this.#gone);
+        this.#left = Math.max(0, left);
+        if (this.#controller) this.#abort();
+    }
+    #abort() {
+        const why = new Lost("the lock is no longer held");
+        this.#controller.abort(Object.assign(why, { validFor: this.#left }));
     }
 
     #confirm(sent, ttl) {
-        if (this.#gone) return;
+        if (this.#left !== null) return;
         this.#sent = Math.max(this.#sent, sent);
         this.#validUntil = Math.max(this.#validUntil, validUntil(sent, ttl));
     }
@@ -124,12 +130,13 @@ class Held {
     }
 
     // Two timers, so that a renewal without an answer cannot delay the signal of the loss.
-    #watch() {
-        const delay = Math.min(1000, Math.max(1, this.#lossAt - stamp())); // the host may sleep
-        if (!this.lost) this.#alarm = setTimeout(() => this.#watch(), delay).unref();
+    #watch(time = now()) {
+        if (this.#isLostAt(time)) return;
+        const delay = Math.min(1000, this.#lossAt - time); // the host may sleep
+        this.#alarm = setTimeout(() => this.#watch(), delay).unref();
     }
     #renewIn(delay) {
-        if (this.#gone) return;
+        if (this.#left !== null) return;
         this.#renewal = setTimeout(() => this.#renew(), Math.max(0, delay)).unref();
     }
     async #renew() {
@@ -144,14 +151,15 @@ class Held {
 
     // After a wait, the reply does not say when the grant was made: a command that is sent now does.
     static async begin(held, signal) {
-        if (
-            held.#validUntil - now() < held.#ttl / 2 &&
-            !(await held.#extend(held.#ttl, { signal }))
-        )
-            throw new Unavailable("the lease ended before the grant arrived");
+        let time = now();
+        if (held.#validUntil - time < held.#ttl / 2) {
+            if (!(await held.#extend(held.#ttl, { signal })))
+                throw new Unavailable("the lease ended before the grant arrived");
+            time = now();
+        }
         if (signal?.aborted) throw cancelled(signal);
-        if (held.lost) throw new Unavailable("the answer took longer than the lease");
-        held.#watch();
+        if (held.#isLostAt(time)) throw new Unavailable("the answer took longer than the lease");
+        held.#watch(time);
         const { every } = held.#request;
         if (every !== null) held.#renewIn(held.#sent + every - stamp());
         return held;
@@ -175,7 +183,7 @@ class Held {
     // The owner holds these keys already: make sure of it, and for long enough.
     static async enterAgain(held, request) {
         const ttl = Math.max(held.#ttl, request.ttl);
-        if (!(await held.#extend(ttl)) || held.#gone) {
+        if (!(await held.#extend(ttl)) || held.#left !== null) {
             held.#end();
             throw new Lost("the owner's hold of this lock was lost");
         }
@@ -204,7 +212,7 @@ async function releaseAll(link, request, token, until, granted) {
 // One request with a token of its own, which is never used again. Returns null if it is busy.
 async function attempt(link, request, deadline) {
     const { signal, wait } = request;
-    const token = randomBytes(16).toString("hex");
+    const token = randomUUID();
     const left = () => (deadline === null ? null : Math.max(0, deadline - performance.now()));
     let sent = null;
     let reply = null;
@@ -233,13 +241,14 @@ async function granted(link, request) {
     let pause = 50;
     for (;;) {
         const began = performance.now();
-        let trouble = new Unavailable("the server ended the wait early"); // CLIENT UNBLOCK
+        let trouble;
         try {
             link.checkOpen();
             const held = await attempt(link, request, deadline);
             if (held) return held;
             if (deadline !== null && performance.now() >= deadline - 2)
                 throw new Busy(`somebody else holds the lock after a wait of ${wait} ms`);
+            trouble = new Unavailable("the server ended the wait early"); // CLIENT UNBLOCK
         } catch (error) {
             if (!(error instanceof Unavailable)) throw error;
             trouble = error;

@@ -22,6 +22,7 @@ from ._errors import Busy, InvalidRequest, LockError, Lost, Unavailable, explain
 
 ANSWER = 2.0  # seconds in which a healthy server answers
 PATIENCE = 30.0  # seconds without a server after which `wait=None` gives up
+FRESH = 0.1  # seconds after its use in which a connection is not looked at before the next one
 MAX_WAITING = 100  # connections that wait in the server's queues, for each client
 Name = str | bytes
 Words = list[Any]
@@ -52,7 +53,7 @@ class Link:
 
     # Of the flavours. `source` has the settings of the node that has the key.
     source: Callable[[Name], Work]
-    exchange: Callable[[Any, Callable[[], Words], float | None], Work]
+    exchange: Callable[[Any, bool, Callable[[], Words], float | None], Work]
     rediscover: Callable[[], Work]
 
     def __init__(self, client: Any, cluster: type) -> None:
@@ -61,7 +62,7 @@ class Link:
         self.is_cluster = isinstance(client, cluster)
         pool = getattr(client, "connection_pool", None)
         self.follows_master = self.is_cluster or hasattr(pool, "sentinel_manager")
-        self.idle: dict[Any, deque[Any]] = defaultdict(deque)
+        self.idle: dict[Any, deque[tuple[Any, float]]] = defaultdict(deque)
 
     async def ask(self, key: Name, build: Callable[[], Words], limit: float | None = ANSWER) -> Any:
         """Sends one command, once, and returns the reply. `build` is called before the sending."""
@@ -73,23 +74,22 @@ class Link:
             return build()
 
         while True:
-            connection = None
             try:
                 source = await self.source(key)
                 settings = source.connection_kwargs
                 idle = self.idle[settings.get("host"), settings.get("port")]
-                connection = idle.pop() if idle else _new(source)
-                reply = await self.exchange(connection, sending, limit)
-                idle.append(connection)
+                connection, used = idle.pop() if idle else (_new(source), 0.0)
+                reply = await self.exchange(connection, now() < used + FRESH, sending, limit)
+                idle.append((connection, now()))
                 return reply
             except theirs.MovedError as moved:  # a node that redirects has done nothing
-                idle.append(connection)
+                idle.append((connection, now()))
                 sent, redirected = False, redirected + 1
                 if redirected > 5:
                     raise explain(moved, sent, True) from None
                 await self.rediscover()
             except theirs.ResponseError as error:
-                idle.append(connection)
+                idle.append((connection, now()))
                 raise explain(error, sent, self.follows_master) from None
             except Exception as error:
                 raise explain(error, sent, self.follows_master) from None
@@ -322,12 +322,12 @@ class Lock:
         trouble_since, pause = None, 0.05
         while True:
             began = now()
-            trouble = Unavailable("the server ended the wait early")  # CLIENT UNBLOCK, for example
             try:
                 if granted := await self._attempt(link, held, deadline):
                     return granted
                 if deadline is not None and now() >= deadline - 0.002:
                     raise Busy(f"somebody else holds the lock after a wait of {self._wait} s")
+                trouble = Unavailable("the server ended the wait early")  # by CLIENT UNBLOCK
             except Unavailable as error:
                 trouble = error
             if trouble_since is None or now() - began > 1.0:

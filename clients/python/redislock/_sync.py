@@ -36,10 +36,11 @@ class _Link(_core.Link):
         return client.connection_pool
 
     async def exchange(
-        self, connection: Any, build: Callable[[], Words], limit: float | None
+        self, connection: Any, fresh: bool, build: Callable[[], Words], limit: float | None
     ) -> Any:
         try:
-            _ready(connection)
+            if not fresh:
+                _ready(connection)
             self.uses(connection)
             connection.send_command(*build(), check_health=False)
             if limit != ANSWER:
@@ -81,7 +82,7 @@ class _Link(_core.Link):
     def close(self) -> None:
         for idle in self.idle.values():
             while idle:
-                idle.pop().disconnect()
+                idle.pop()[0].disconnect()
 
 
 def _ready(connection: Any) -> None:

@@ -31,10 +31,10 @@ class _Link(_core.Link):
         return client.get_node_from_key(key)
 
     async def exchange(
-        self, connection: Any, build: Callable[[], Words], limit: float | None
+        self, connection: Any, fresh: bool, build: Callable[[], Words], limit: float | None
     ) -> Any:
         try:
-            async with asyncio.timeout(ANSWER):
+            if not fresh:
                 await _ready(connection)
             async with asyncio.timeout(limit):
                 await connection.send_command(*build(), check_health=False)
@@ -84,19 +84,20 @@ class _Link(_core.Link):
     async def close(self) -> None:
         for idle in self.idle.values():
             while idle:
-                await idle.pop().disconnect()
+                await idle.pop()[0].disconnect()
 
 
 async def _ready(connection: Any) -> None:
     """Connects; a connection that the server closed meanwhile is made again."""
-    await connection.connect()
-    try:
-        stale = await connection.can_read_destructive()
-    except theirs.ConnectionError:
-        stale = True
-    if stale:
-        await connection.disconnect()
+    async with asyncio.timeout(ANSWER):
         await connection.connect()
+        try:
+            stale = await connection.can_read_destructive()
+        except theirs.ConnectionError:
+            stale = True
+        if stale:
+            await connection.disconnect()
+            await connection.connect()
 
 
 _links: weakref.WeakKeyDictionary[Any, _Link] = weakref.WeakKeyDictionary()

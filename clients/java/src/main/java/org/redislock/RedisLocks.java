@@ -82,7 +82,7 @@ public final class RedisLocks implements AutoCloseable {
         long pause = 50;
         while (true) {
             long began = millis();
-            var trouble = new Unavailable("the server ended the wait early", false); // UNBLOCK
+            Unavailable trouble;
             try {
                 Held held = attempt(keys, options, deadline);
                 if (held != null) {
@@ -91,6 +91,7 @@ public final class RedisLocks implements AutoCloseable {
                 if (deadline != null && millis() >= deadline - 2) {
                     throw new Busy("somebody else holds the lock after " + wait);
                 }
+                trouble = new Unavailable("the server ended the wait early", false); // UNBLOCK
             } catch (Unavailable unavailable) {
                 trouble = unavailable;
             }
