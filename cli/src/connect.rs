@@ -111,7 +111,9 @@ impl Where {
         let builder = self.builder(ttl)?;
         Ok(match self.urls()? {
             NodeUrls::Masters(urls) => builder.nodes(urls),
-            NodeUrls::Sentinel { name, sentinels } => builder.sentinel(name, sentinels),
+            NodeUrls::Sentinel {
+                name, sentinels, ..
+            } => builder.sentinel(name, sentinels),
             NodeUrls::Cluster { seeds, .. } => builder.cluster(seeds),
         })
     }

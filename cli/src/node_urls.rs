@@ -7,6 +7,7 @@ pub enum NodeUrls {
     Masters(Vec<String>),
     /// The master that these Sentinels know by its name.
     Sentinel {
+        login: Login,
         name: String,
         sentinels: Vec<String>,
     },
@@ -23,9 +24,17 @@ impl NodeUrls {
             Self::Cluster { seeds, .. } => seeds,
         }
     }
+
+    /// The login of nodes that were not given by a URL of their own.
+    pub fn login(&self) -> Option<&Login> {
+        match self {
+            Self::Masters(_) => None,
+            Self::Sentinel { login, .. } | Self::Cluster { login, .. } => Some(login),
+        }
+    }
 }
 
-/// What the URLs of all nodes of a cluster have in common.
+/// What the URLs of all nodes have in common, behind Sentinel or in a cluster.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Login {
     /// `redis` or `rediss`.
@@ -95,7 +104,7 @@ pub fn parse(text: &str) -> Result<NodeUrls, String> {
             .to_owned());
     }
     match kind {
-        "sentinel" => sentinel(&login, &hosts, path),
+        "sentinel" => sentinel(login, &hosts, path),
         _ => cluster(login, &hosts, path),
     }
 }
@@ -108,7 +117,7 @@ fn special(url: &str) -> Option<(&str, &str, &str)> {
     known.then_some((scheme, kind, rest))
 }
 
-fn sentinel(login: &Login, hosts: &[&str], path: &str) -> Result<NodeUrls, String> {
+fn sentinel(login: Login, hosts: &[&str], path: &str) -> Result<NodeUrls, String> {
     let (name, database) = path.split_once('/').unwrap_or((path, ""));
     if name.is_empty() {
         return Err(
@@ -120,9 +129,11 @@ fn sentinel(login: &Login, hosts: &[&str], path: &str) -> Result<NodeUrls, Strin
         let host = with_port(host, SENTINEL_PORT);
         format!("{}://{}{host}/{database}", login.scheme, login.user)
     };
+    let sentinels = hosts.iter().map(url).collect();
     Ok(NodeUrls::Sentinel {
+        login,
         name: name.to_owned(),
-        sentinels: hosts.iter().map(url).collect(),
+        sentinels,
     })
 }
 
@@ -175,18 +186,26 @@ mod tests {
 
     #[test]
     fn a_sentinel_url_names_sentinels_and_master() {
-        let urls = |sentinels: &[&str]| {
-            let sentinels = sentinels.iter().map(|url| (*url).to_owned()).collect();
-            let name = "mymaster".to_owned();
-            Ok(NodeUrls::Sentinel { name, sentinels })
+        let urls = |login: (&str, &str), sentinels: &[&str]| {
+            Ok(NodeUrls::Sentinel {
+                login: Login {
+                    scheme: login.0.to_owned(),
+                    user: login.1.to_owned(),
+                },
+                name: "mymaster".to_owned(),
+                sentinels: sentinels.iter().map(|url| (*url).to_owned()).collect(),
+            })
         };
         assert_eq!(
             parse("redis+sentinel://a,b:1,[::1]/mymaster"),
-            urls(&["redis://a:26379/", "redis://b:1/", "redis://[::1]:26379/"])
+            urls(
+                ("redis", ""),
+                &["redis://a:26379/", "redis://b:1/", "redis://[::1]:26379/"]
+            )
         );
         assert_eq!(
             parse("rediss+sentinel://me:s%2Ct@a:2/mymaster/3"),
-            urls(&["rediss://me:s%2Ct@a:2/3"])
+            urls(("rediss", "me:s%2Ct@"), &["rediss://me:s%2Ct@a:2/3"])
         );
         for wrong in [
             "redis+sentinel://a",

@@ -31,7 +31,9 @@ impl Where {
         let builder = self.builder(Duration::MAX)?;
         let (urls, is_cluster) = match self.urls()? {
             NodeUrls::Masters(urls) => (urls, false),
-            NodeUrls::Sentinel { name, sentinels } => {
+            NodeUrls::Sentinel {
+                name, sentinels, ..
+            } => {
                 let observer = builder.clone().sentinel(name, sentinels).observe();
                 return Ok(View {
                     observer: observer.map_err(Failure::connecting)?,
@@ -70,6 +72,11 @@ impl View {
             return Ok(self);
         }
         Self::new(self.builder, urls, self.is_cluster)
+    }
+
+    /// A view of other nodes, asked in the same way.
+    pub fn beside(&self, urls: Vec<String>) -> Result<Self, Failure> {
+        Self::new(self.builder.clone(), urls, false)
     }
 
     /// A view of each node by itself.

@@ -179,6 +179,61 @@ fn behind_sentinel_a_replaced_master_must_stop() {
     assert_eq!(found(&deployment), []);
 }
 
+/// The findings of a master behind Sentinel, after a change of its replica.
+fn after_replica(change: impl FnOnce(&mut Node)) -> Vec<(&'static str, Severity)> {
+    let mut replica = fit("replica");
+    let settings = |node: &mut Node| {
+        if let Ok(state) = &mut node.state {
+            set(state, "min-replicas-to-write", "1");
+            set(state, "min-replicas-max-lag", "10");
+        }
+    };
+    settings(&mut replica);
+    change(&mut replica);
+    let mut master = fit("master");
+    settings(&mut master);
+    if let Ok(state) = &mut master.state {
+        let connected = ("connected_slaves".to_owned(), "1".to_owned());
+        state.info.extend([connected]);
+        state.replicas.push(replica);
+    }
+    found(&Deployment {
+        kind: Kind::Sentinel,
+        nodes: vec![master],
+        ..three()
+    })
+}
+
+#[test]
+fn a_replica_must_be_fit_to_take_over() {
+    assert_eq!(after_replica(|_| ()), []);
+    let setting = |name: &'static str, value: &'static str| {
+        after_replica(move |node| {
+            if let Ok(state) = &mut node.state {
+                set(state, name, value);
+            }
+        })
+    };
+    let off = [("replica-settings", Error)];
+    assert_eq!(setting("lock.quarantine", "0"), off);
+    assert_eq!(setting("min-replicas-to-write", "0"), off);
+    let other = [("replica-settings", Warning)];
+    assert_eq!(setting("lock.quarantine", "10000"), other);
+    assert_eq!(setting("min-replicas-max-lag", "5"), other);
+    let older = after_replica(|node| {
+        if let Ok(state) = &mut node.state {
+            state.version = "0.0.9".to_owned();
+        }
+    });
+    assert_eq!(older, [("module-version", Warning)]);
+    let silent = |problem: &str| {
+        let problem = problem.to_owned();
+        after_replica(|node| node.state = Err(problem))
+    };
+    assert_eq!(silent("unreachable"), [("replicas", Note)]);
+    assert_eq!(silent("the module is not loaded"), [("replicas", Error)]);
+}
+
 #[test]
 fn a_warning_of_the_module_is_not_repeated() {
     let warning = "neither durable nor quarantined (lock.quarantine)";

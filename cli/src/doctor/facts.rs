@@ -1,6 +1,7 @@
 //! What the checks are made on: read from the nodes, nothing judged.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
@@ -8,7 +9,7 @@ use redislock_client::{Answer, NodeStatus};
 
 use crate::args::Where;
 use crate::exit::Failure;
-use crate::node_urls::NodeUrls;
+use crate::node_urls::{Login, NodeUrls};
 use crate::raw_reply::{fields, info_fields, integer, text};
 use crate::view::View;
 
@@ -19,10 +20,11 @@ const PROBE_KEY: &str = "redlock-doctor";
 /// Holds nothing anywhere: with it, the probes below change nothing.
 const PROBE_TOKEN: &str = "redlock-doctor-holds-nothing";
 /// The settings that are read.
-const SETTINGS: [&str; 7] = [
+const SETTINGS: [&str; 8] = [
     "maxmemory-policy",
     "maxclients",
     "min-replicas-to-write",
+    "min-replicas-max-lag",
     "lock.quarantine",
     "lock.max-ttl",
     "lock.max-waiters",
@@ -77,6 +79,8 @@ pub struct State {
     pub settings: BTreeMap<String, String>,
     /// Commands that the user may not run, with the error.
     pub refused: Vec<(String, String)>,
+    /// Its replicas, where one may take over.
+    pub replicas: Vec<Node>,
 }
 
 impl State {
@@ -118,6 +122,9 @@ pub async fn collect(
         .filter_map(|node| node.state.as_mut().ok())
         .collect();
     add_details(&view, &mut replied).await;
+    if let Some(login) = urls.login() {
+        add_replicas(&view, login, &mut replied).await;
+    }
     add_permissions(&view, keys, &mut replied).await;
     if deployment.kind == Kind::Cluster {
         deployment.slots = slots(&view, keys).await;
@@ -197,6 +204,45 @@ async fn add_details(view: &View, nodes: &mut [&mut State]) {
     }
 }
 
+/// Asks the replicas that each master names. Their addresses are those that the master sees.
+async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) {
+    for master in masters.iter_mut() {
+        let urls: Vec<String> = replica_addresses(&master.info)
+            .map(|(host, port)| login.url(host, port))
+            .collect();
+        if urls.is_empty() {
+            continue;
+        }
+        let Ok(replicas) = view.beside(urls) else {
+            continue; // a master that names hosts of which no URL can be made
+        };
+        let answers = replicas.nodes().await;
+        let replicas = replicas.without_silent(&answers);
+        master.replicas = answers.into_iter().map(node).collect();
+        let nodes = master.replicas.iter_mut();
+        let mut replied: Vec<&mut State> =
+            nodes.filter_map(|node| node.state.as_mut().ok()).collect();
+        if let Ok(replicas) = replicas {
+            add_details(&replicas, &mut replied).await;
+        }
+    }
+}
+
+/// Host and port of each replica: `slave0:ip=10.0.0.2,port=6379,state=online,…` of INFO.
+fn replica_addresses(info: &BTreeMap<String, String>) -> impl Iterator<Item = (&str, u64)> {
+    let replicas = info.iter().filter(|(name, _)| {
+        let number = name.strip_prefix("slave");
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    });
+    replicas.filter_map(|(_, text)| {
+        let field = |name: &str| {
+            let mut fields = text.split(',').filter_map(|field| field.split_once('='));
+            fields.find_map(|(found, value)| (found == name).then_some(value))
+        };
+        Some((field("ip")?, field("port")?.parse().ok()?))
+    })
+}
+
 /// Tries what an application does, in a way that changes nothing: no ttl, and a token that holds
 /// nothing. The server checks permissions first.
 async fn add_permissions(view: &View, keys: &[String], nodes: &mut [&mut State]) {
@@ -253,13 +299,31 @@ fn sends_password_in_plaintext(url: &str) -> bool {
     else {
         return false;
     };
-    let local = ["127.", "localhost", "[::1]"];
-    login.contains(':') && !local.iter().any(|local| host.starts_with(local))
+    let host = host.split(['/', '?']).next().unwrap_or_default();
+    let host = match host.strip_prefix('[') {
+        Some(address) => address.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    let address = host.parse::<IpAddr>();
+    let is_local = host == "localhost" || address.is_ok_and(|address| address.is_loopback());
+    login.contains(':') && !is_local
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_master_names_its_replicas() {
+        let info = info_fields(
+            "role:master\r\nconnected_slaves:2\r\n\
+             slave0:ip=10.0.0.2,port=6379,state=online,offset=1,lag=0\r\n\
+             slave1:ip=fd00::2,port=7,state=wait_bgsave\r\n\
+             slave2:ip=,port=x\r\nslave_priority:100\r\n",
+        );
+        let found: Vec<_> = replica_addresses(&info).collect();
+        assert_eq!(found, [("10.0.0.2", 6379), ("fd00::2", 7)]);
+    }
 
     #[test]
     fn only_passwords_that_leave_this_host_unencrypted_count() {
@@ -268,6 +332,10 @@ mod tests {
             ("redis://:p@db", true),
             ("redis://u:p@localhost:1", false),
             ("redis://u:p@127.0.0.1", false),
+            ("redis://u:p@[::1]:1/0", false),
+            ("redis://u:p@127.0.0.1.example.com", true),
+            ("redis://u:p@localhost.example.com/0", true),
+            ("redis://u:p@[fd00::1]:6379", true),
             ("rediss://u:p@10.0.0.1", false),
             ("redis://10.0.0.1", false),
             ("unix:///x", false),

@@ -1,5 +1,5 @@
 //! `redlock doctor`: checks a deployment and says what to change. `facts.rs` asks the nodes,
-//! `checks.rs` and `node_checks.rs` judge what they said, this file prints it.
+//! the `checks` files judge what they said, this file prints it.
 
 #[cfg(test)]
 mod check_tests;
@@ -7,6 +7,7 @@ mod checks;
 mod facts;
 mod finding;
 mod node_checks;
+mod replica_checks;
 
 use serde_json::{Value, json};
 

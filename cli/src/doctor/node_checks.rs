@@ -32,7 +32,13 @@ impl<'a> Checks<'a> {
         }
     }
 
-    fn add(&mut self, severity: Severity, check: &'static str, problem: String, fix: &str) {
+    pub(super) fn add(
+        &mut self,
+        severity: Severity,
+        check: &'static str,
+        problem: String,
+        fix: &str,
+    ) {
         self.findings.push(Finding {
             severity,
             check,
@@ -52,6 +58,7 @@ impl<'a> Checks<'a> {
         self.service(state);
         self.memory_of_grants(state);
         self.failover(state);
+        self.replicas(state);
         self.eviction(state);
         self.clock(state);
         self.connections(state);

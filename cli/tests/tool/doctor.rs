@@ -2,7 +2,7 @@
 
 use redislock_testkit::cluster::Cluster;
 use redislock_testkit::process::{Outcome, outcome};
-use redislock_testkit::sentinel::{NAME, watch};
+use redislock_testkit::sentinel::{Deployment, NAME, watch};
 use redislock_testkit::{Server, Value, wait_until};
 
 use crate::masters;
@@ -228,6 +228,28 @@ fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
         2,
         &[("min-replicas", "error"), ("replicas", "warning")],
     );
+}
+
+#[test]
+fn a_replica_with_other_settings_is_found_before_it_takes_over() {
+    let options = Server::options()
+        .configs(SOUND)
+        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
+    let deployment = Deployment::start(&options);
+    let url = [format!(
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        deployment.sentinels[0].port()
+    )];
+    wait_until("the master grants", || {
+        let node: Value = deployment.master.run(&["LOCK.NODE"]);
+        node.number("quarantine") == 0
+    });
+    found(&url, &[], 0, &[]);
+    let replica = &deployment.replicas[0];
+    let _: () = replica.run(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
+    let ended = found(&url, &[], 2, &[("replica-settings", "error")]);
+    let fix = "set min-replicas-to-write 1 on the replica";
+    assert!(ended.out.contains(fix), "{ended:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use redislock_testkit::cluster::node_options;
 use redislock_testkit::process::{Outcome, Running, outcome};
 use redislock_testkit::sentinel::{Deployment, NAME, watch};
+use redislock_testkit::tls::Certificate;
 use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
 use rustix::process::Signal;
 
@@ -26,12 +27,18 @@ pub struct Exporter {
 
 impl Exporter {
     pub fn start(nodes: &str) -> Self {
+        Self::start_with(nodes, &[])
+    }
+
+    /// The same with more of the environment.
+    fn start_with(nodes: &str, environment: &[(&str, &str)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let log = folder.path().join("log");
         let mut command = redlock(&[]);
         command
             .env("REDLOCK_NODES", nodes)
             .envs([NODE_TIMEOUT])
+            .envs(environment.iter().copied())
             .env_remove("REDLOCK_LISTEN");
         command.args(["exporter", "--listen", "127.0.0.1:0"]);
         command.stderr(std::fs::File::create(&log).unwrap());
@@ -431,6 +438,25 @@ fn a_master_behind_sentinel_and_a_cluster_are_served() {
     wait_until("the master is found", || {
         exporter.scrape().value("redislock_nodes") == Some(1.0)
     });
+}
+
+#[test]
+fn nodes_are_read_over_tls() {
+    let certificate = Certificate::new();
+    let port = free_port();
+    let server = Server::with(certificate.config(port, "no"));
+    let _: u64 = server.run(&["LOCK.ACQUIRE", "a", "me", "60000"]);
+    let nodes = format!("rediss://localhost:{port}");
+    let sample = |metric: &str| format!("{metric}{{node=\"localhost:{port}\"}}");
+    let authority = certificate.path("cert.pem");
+    let exporter = Exporter::start_with(&nodes, &[("REDLOCK_CA_CERT", &authority)]);
+    let page = exporter.scrape();
+    assert_eq!(page.value(&sample("redislock_up")), Some(1.0), "{}", page.0);
+    assert_eq!(page.value(&sample("redislock_locks")), Some(1.0));
+    // Without the authority, nothing is read, and the log says why.
+    let exporter = Exporter::start(&nodes);
+    assert_eq!(exporter.scrape().value(&sample("redislock_up")), Some(0.0));
+    assert!(exporter.log().contains("ertificate"), "{}", exporter.log());
 }
 
 #[test]

@@ -4,7 +4,9 @@
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use redislock_testkit::{Server, SteppedServer, Value, wait_until};
+use redislock_testkit::process::Running;
+use redislock_testkit::sentinel::{Deployment, NAME};
+use redislock_testkit::{Server, SteppedServer, Value, info_field, wait_patiently, wait_until};
 
 use crate::masters;
 use crate::tool::{NODE_TIMEOUT, holder, redlock};
@@ -34,7 +36,9 @@ fn normal(text: &str, servers: &[Server]) -> Vec<String> {
     for (place, address) in addresses.iter().enumerate() {
         text = text.replace(address, ["node-a", "node-b", "node-c"][place]);
     }
-    text.lines().map(normal_line).collect()
+    // redis-cli prints an empty line after an error.
+    let lines = text.lines().filter(|line| !line.is_empty());
+    lines.map(normal_line).collect()
 }
 
 fn normal_line(line: &str) -> String {
@@ -59,12 +63,25 @@ fn normal_line(line: &str) -> String {
     normal.trim_end().to_owned()
 }
 
+/// The commands of a block, each with what it prints.
+fn commands(block: &str) -> Vec<(&str, &str)> {
+    let parts = block.split("$ ").skip(1);
+    parts
+        .map(|part| part.split_once('\n').expect("a command"))
+        .collect()
+}
+
 /// Runs the block: `$ command`, then what it prints.
 #[track_caller]
 fn prints_as_written(block: &str, servers: &[Server]) {
-    for part in block.split("$ ").skip(1) {
-        let (command, expected) = part.split_once('\n').expect("a command");
-        let printed = run(command, servers);
+    let nodes: Vec<String> = servers.iter().map(Server::url).collect();
+    for (command, expected) in commands(block) {
+        let mut command = command.to_owned();
+        for (place, server) in servers.iter().enumerate() {
+            let theirs = format!("-h 10.0.0.{} ", place + 1);
+            command = command.replace(&theirs, &format!("-h 127.0.0.1 -p {} ", server.port()));
+        }
+        let printed = printed(shell(&command, &nodes.join(",")));
         assert_eq!(
             normal(&printed, servers),
             normal(expected, servers),
@@ -73,13 +90,14 @@ fn prints_as_written(block: &str, servers: &[Server]) {
     }
 }
 
-/// Runs a command of the page, with the ports of the test.
-fn run(command: &str, servers: &[Server]) -> String {
+fn printed(mut shell: Command) -> String {
+    let ended = shell.output().expect("a shell");
+    String::from_utf8_lossy(&ended.stdout).replace('\r', "")
+}
+
+/// A shell that runs a command of the page, for these nodes.
+fn shell(command: &str, nodes: &str) -> Command {
     let mut command = command.to_owned();
-    for (place, server) in servers.iter().enumerate() {
-        let theirs = format!("-h 10.0.0.{} ", place + 1);
-        command = command.replace(&theirs, &format!("-h 127.0.0.1 -p {} ", server.port()));
-    }
     let is_there = |name: &str| {
         let mut tried = Command::new(name);
         tried
@@ -91,7 +109,7 @@ fn run(command: &str, servers: &[Server]) -> String {
     if !is_there("redis-cli") {
         command = command.replace("redis-cli", "valkey-cli");
     }
-    let tool = redlock(servers);
+    let tool = redlock(&[]);
     let folder = std::path::Path::new(tool.get_program()).parent().unwrap();
     let path = std::env::var("PATH").unwrap_or_default();
     let mut shell = Command::new("sh");
@@ -100,12 +118,11 @@ fn run(command: &str, servers: &[Server]) -> String {
     shell
         .env("PATH", format!("{}:{path}", folder.display()))
         .env("NO_COLOR", "1")
-        .envs([NODE_TIMEOUT]);
-    for (name, value) in tool.get_envs().filter(|(name, _)| *name == "REDLOCK_NODES") {
-        shell.env(name, value.unwrap());
-    }
-    let ended = shell.stdin(Stdio::null()).output().unwrap();
-    String::from_utf8_lossy(&ended.stdout).replace('\r', "")
+        .env("REDLOCK_NODES", nodes)
+        .envs([NODE_TIMEOUT])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped());
+    shell
 }
 
 #[test]
@@ -175,4 +192,100 @@ fn clock_trouble() {
     wait_for_the_end_of_the_quarantine(&behind.server);
     let servers = [behind.server, ahead.server, third];
     prints_as_written(doctor, &servers);
+}
+
+#[test]
+fn a_failover_drill() {
+    // The page has a lease of 30 s; here, it is as long as the quarantine.
+    let options = Server::options().configs([
+        "lock.quarantine 10000",
+        "lock.max-waiters 100",
+        "min-replicas-to-write 1",
+        "min-replicas-max-lag 1",
+    ]);
+    let deployment = Deployment::start(&options);
+    wait_for_the_end_of_the_quarantine(&deployment.master);
+    let sentinel = deployment.sentinels[0].port();
+    let nodes = format!("redis+sentinel://127.0.0.1:{sentinel}/{NAME}");
+    let here = |command: &str| {
+        let command = command.replace("-h 10.0.0.1 -p 26379", &format!("-p {sentinel}"));
+        let mut shell = shell(&command.replace("--ttl 30s", "--ttl 10s"), &nodes);
+        shell.env(NODE_TIMEOUT.0, "2s"); // the lease is longer than three of these
+        shell
+    };
+    let agrees = |block: &str| {
+        for (command, expected) in commands(block) {
+            let printed = printed(here(command));
+            assert_eq!(normal(&printed, &[]), normal(expected, &[]), "{printed}");
+        }
+    };
+    let blocks = blocks("A failover drill");
+    let [sound, hold, fail_over, quarantined, granted] = blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    agrees(sound);
+    let [(hold, told)] = commands(hold)[..] else {
+        panic!("{hold}")
+    };
+    let mut holder = Running::start(here(hold));
+    wait_until("the lock is held", || {
+        assert!(holder.is_running(), "it did not get the lock");
+        !deployment.master.is_free("drill")
+    });
+    let replica = &deployment.replicas[0];
+    let [status, promote] = &commands(fail_over)[..] else {
+        panic!("{fail_over}")
+    };
+    agrees(&format!("$ {}\n{}", status.0, status.1));
+    // A new master without a replica stays in quarantine until the test has looked at it.
+    deployment.master.pause();
+    agrees(&format!("$ {}\n{}", promote.0, promote.1));
+    wait_patiently("the replica is promoted", || {
+        deployment.master_port() == Some(replica.port())
+    });
+    agrees(quarantined);
+    let ended = holder.end();
+    assert_eq!(ended.code, Some(70), "{ended:?}");
+    assert_eq!(normal(&ended.out, &[]), normal(told, &[]));
+    deployment.master.resume();
+    wait_for_the_end_of_the_quarantine(replica);
+    agrees(granted);
+}
+
+/// A node whose AOF grows no longer: the device behind it is always full.
+#[cfg(target_os = "linux")]
+fn with_a_full_disk() -> Server {
+    let mut server = Server::options()
+        .configs(SOUND)
+        .appendonly("everysec")
+        .start();
+    server.kill();
+    let folder = server.folder().join("appendonlydir");
+    let files = std::fs::read_dir(folder).expect("the folder of the AOF");
+    let file = files
+        .map(|file| file.expect("a file").path())
+        .find(|file| file.to_string_lossy().ends_with(".incr.aof"))
+        .expect("the file that is written");
+    std::fs::remove_file(&file).expect("it is replaced");
+    std::os::unix::fs::symlink("/dev/full", &file).expect("a link");
+    server.start_again();
+    let mut c = server.connect();
+    c.call("SET fills the-disk");
+    wait_until("a write has failed", || {
+        info_field(&mut c, "persistence", "aof_last_write_status") == "err"
+    });
+    server
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_full_disk() {
+    let blocks = blocks("A full disk");
+    let [full] = blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    let [_, second, third] = sound();
+    let servers = [with_a_full_disk(), second, third];
+    wait_for_the_end_of_the_quarantine(&servers[0]);
+    prints_as_written(full, &servers);
 }
