@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos simulate lint bench matrix release install package package-test
+.PHONY: help setup build run demo test clients chaos simulate sabotage lint bench matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -41,10 +41,14 @@ simulate: ## Simulate client and core with faults: time, network, crashes (SEEDS
 	cargo run --release -p redislock-chaos -- simulate $(if $(SEED),--seed $(SEED),--seeds $(or $(SEEDS),10000)) \
 		$(if $(FIRST),--first $(FIRST)) $(if $(NODES),--nodes $(NODES)) $(if $(FLAW),--flaw $(FLAW))
 
+sabotage: ## Remove one protection at a time; the test that is named for it must fail (ONLY='once token-check')
+	@REDIS_SERVER="$$(scripts/server.sh)" python3 sabotage/run.py $(ONLY)
+
 lint: ## Check format, width, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint
 	cargo fmt --all --check
 	@scripts/width.sh
+	@if command -v python3 >/dev/null; then python3 sabotage/run.py --check; fi
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
 	cargo deny --log-level error check licenses bans sources

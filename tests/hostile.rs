@@ -291,10 +291,19 @@ fn the_internal_command_is_refused_wherever_it_comes_from() {
     let mut m = master.connect();
     granted(&m.call("LOCK.ACQUIRE job me 600000"));
     let before = all_locks(&mut m);
-    let effect = m.call("DUMP job").bytes().to_vec();
+    let dump = m.call("DUMP job").bytes().to_vec();
+    // The first two are well formed: the job is free, and a counter without a key.
+    let effects = [
+        &b"\x01\x01\0\x02\0\0"[..],
+        b"\x01\x01\0",
+        &dump,
+        b"",
+        b"\0",
+        b"\x01",
+    ];
     for server in [&master, &replica] {
         let mut c = server.connect();
-        for effect in [&effect[..], b"", b"\0", b"\x01", &[0xff; 300]] {
+        for effect in effects.into_iter().chain([&[0xff; 300][..]]) {
             assert!(c.call_args(&[b"LOCK._APPLY", effect, b"job"]).is_error());
             assert!(c.call_args(&[b"LOCK._APPLY", effect]).is_error());
             c.ok("MULTI");
@@ -355,9 +364,13 @@ fn format_characters_reach_neither_log_nor_reply() {
         "LOCK.ACQUIRE job me 1000 %s%n%s%n",
         "LOCK.INFO %s%n%s%n",
         "LOCK._APPLY %s%n%s%n %s%n",
+        // It is logged with the key and the label.
+        "LOCK.FORCE %s%n%s%n",
     ] {
         let reply = c.call(line);
         assert!(!matches!(reply, Value::Error(error) if error.contains('%')));
     }
+    assert!(server.log().contains("\"%s%n%s%n\""), "as it came");
+    assert!(server.log().contains("\"%s%n%x\""), "as it came");
     assert!(server.is_alive());
 }

@@ -18,6 +18,15 @@ fn a_re_entry_counts_keeps_its_fence_and_never_shortens_the_lease() {
     let short = terms(&token("a"), SECOND);
     let again = node.acquire(&[key("k")], &short, Wait::No);
     assert_eq!(again, Verdict::Granted(Granted::One(first[0])));
+    let left = |node: &Node| {
+        let hold = node.lock(&key("k")).and_then(|lock| lock.hold(&token("a")));
+        hold.map(|hold| hold.left(node.table.lease_now(node.now.mono)))
+    };
+    assert_eq!(
+        left(&node),
+        Some(10 * SECOND),
+        "a shorter lease changes nothing"
+    );
     let once = Terms {
         once: true,
         ..terms(&token("a"), 20 * SECOND)

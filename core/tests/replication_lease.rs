@@ -151,6 +151,13 @@ fn another_stream_makes_all_of_them_start_again() {
     let mut lease = followed_until(end);
     lease.observe(look(end + 1, 7, &[replica(b"a", end)]));
     assert!(!lease.permits(MonoTime(end + 1)));
+    // What it acknowledges of the new stream may be more than it had of the old one.
+    let mut lease = ReplicationLease::new(rule(), MonoTime(1));
+    for at in (1..=end).step_by(L as usize / 4) {
+        lease.observe(look(at, at, &[replica(b"a", at.min(40))]));
+    }
+    lease.observe(look(end + 1, 50, &[replica(b"a", 45)]));
+    assert_eq!(lease.left(MonoTime(end + 1)), Some(rule().wait));
 }
 
 #[test]
