@@ -325,3 +325,34 @@ fn very_many_waiters_whose_lock_goes_away_in_a_cluster_are_told_in_slices() {
         refused(&waiter.receive(), "UNBLOCKED");
     }
 }
+
+/// It took 4 s, with the square of their number.
+#[test]
+fn very_many_strings_that_are_waited_for_are_deleted_in_time_proportional_to_their_number() {
+    const STRINGS: usize = 20_000;
+    let server = Server::options().config("lock.legacy-strings yes").start();
+    let mut c = server.connect();
+    let mut waiters = Vec::new();
+    for first in (0..STRINGS).step_by(1000) {
+        let names: Vec<_> = (first..first + 1000).map(|n| format!("s-{n}")).collect();
+        let pairs = names.iter().map(|name| format!("{name} x"));
+        c.ok(&format!("MSET {}", pairs.collect::<Vec<_>>().join(" ")));
+        let mut waiter = server.connect();
+        let names = names.join(" ");
+        waiter.send(&format!(
+            "LOCK.MACQUIRE 1000 {names} w-{first} 60000 BLOCK 0"
+        ));
+        waiters.push(waiter);
+    }
+    wait_until("all wait", || {
+        c.call("LOCK.NODE").number("waiters") == waiters.len() as i64
+    });
+    let all: Vec<_> = (0..STRINGS).map(|n| format!("s-{n}")).collect();
+    let all = format!("DEL {}", all.join(" "));
+    let deleted = || _ = c.call(&all);
+    let stall = longest_stall(&server, deleted, |c| {
+        c.call("LOCK.NODE").number("waiters") == 0
+    });
+    // The server itself takes a part of it to delete them.
+    assert!(stall < Duration::from_millis(400), "{stall:?} at once");
+}

@@ -323,6 +323,48 @@ fn many_holders_whose_lock_is_forced_or_replaced_are_forgotten_in_slices() {
     assert_eq!(replica.table.holding_owners(), 0);
 }
 
+/// What was remembered of the earlier hold stayed if its owner had the lock again, and was not
+/// remembered for that.
+#[test]
+fn an_owner_that_has_the_lock_again_is_not_remembered_for_its_earlier_hold() {
+    let mut node = Node::new(ROOMY);
+    for connection in 1..4 {
+        for n in 0..100 {
+            let ephemeral = Terms {
+                mode: SHARED,
+                ephemeral: true,
+                connection: Some(connection),
+                ..terms(&token(&format!("owner-{n}")), SECOND)
+            };
+            node.acquire(&[key("k")], &ephemeral, Wait::No);
+        }
+        node.advance(SECOND);
+        node.hold("owner-7", "k");
+        node.take();
+        while node.table.has_remains() {
+            node.table.clear_remains(100);
+        }
+        node.take();
+        node.let_go("owner-7", "k");
+        assert_eq!(node.table.holding_owners(), 0);
+        assert!(!node.table.is_bound(connection));
+    }
+}
+
+#[test]
+fn waits_that_are_over_end_in_slices_of_keys() {
+    let mut node = Node::new(ROOMY);
+    let keys: Vec<_> = (0..100).map(numbered).collect();
+    node.acquire(&keys, &terms(&token("me"), 100 * SECOND), Wait::No);
+    let until = Wait::Until(node.now.mono.plus(SECOND));
+    for n in 0..10 {
+        node.acquire(&keys, &terms(&token(&format!("waiter-{n}")), SECOND), until);
+    }
+    node.advance(SECOND);
+    assert!(node.table.time_out(32, node.now));
+    assert_eq!(node.table.waiters(), 9, "one has left a hundred queues");
+}
+
 /// Somebody waits for many keys of an owner, and for one that stays held.
 fn wait_for_many(node: &mut Node) -> Vec<Key> {
     let keys: Vec<_> = (0..1000).map(numbered).collect();

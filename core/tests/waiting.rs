@@ -1,6 +1,6 @@
 //! Queues: first in, first out, none past another; what one owner's requests mean to each other.
 
-use redislock_core::lock::{Mode, Refusal};
+use redislock_core::lock::{Mode, Refusal, Terms};
 use redislock_core::table::{Answer, Denial, Presence, Verdict};
 use redislock_core::time::{Micros, Wait};
 
@@ -304,4 +304,34 @@ fn an_owner_goes_past_waiters_with_many_keys_at_the_cost_of_its_own_holds() {
         let steps = node.table.order_steps() - before;
         assert!(steps <= 2 * WAITERS as u64, "{steps} steps");
     }
+}
+
+/// The one who had waited got the lock, and lost it at once.
+#[test]
+fn forcing_a_lock_whose_lease_has_ended_leaves_it_to_the_next_waiter() {
+    let mut node = node();
+    node.hold("a", "k");
+    let waiter = node.wait("b", "k");
+    node.advance(10 * SECOND);
+    assert_eq!(node.force(&key("k")), 0);
+    assert_eq!(node.granted(), [waiter]);
+    assert!(node.holds("b", "k"));
+    assert_eq!(node.force(&key("k")), 1);
+    assert!(!node.holds("b", "k"));
+}
+
+#[test]
+fn forcing_counts_those_whose_leases_run() {
+    let mut node = node();
+    for n in 0..100 {
+        let ttl = if n < 90 { SECOND } else { 10 * SECOND };
+        let shared = Terms {
+            mode: SHARED,
+            ..terms(&token(&format!("owner-{n}")), ttl)
+        };
+        node.acquire(&[key("k")], &shared, Wait::No);
+    }
+    node.advance(SECOND);
+    assert_eq!(node.force(&key("k")), 10);
+    assert_eq!(node.table.counters.expiries, 90);
 }

@@ -99,16 +99,12 @@ fn on_keyspace(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Lets core look at the strings that were changed, and at most so many of those whose time is up.
+/// Lets core look at the strings that were changed or whose time is up, at most at so many.
 /// In a cluster such a key may have moved to another node: those who wait for it come again, as
 /// with a lock that has moved.
 pub fn look_at_strings(ctx: Ctx, most: usize) {
-    let keys = node::with(|node| {
-        let mut keys = std::mem::take(&mut node.changed_strings);
-        keys.extend(node.table.strings_due(most, clock::mono()));
-        keys
-    });
-    for key in keys {
+    let due = node::with(|node| node.table.strings_due(most, clock::mono()));
+    for key in due {
         let moved = server::is_cluster() && server::is_elsewhere(ctx, key.name());
         node::with(|node| {
             if moved {

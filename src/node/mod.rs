@@ -54,8 +54,6 @@ pub struct Node {
     pub table: Table,
     /// Grants that could not be delivered, to be taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
-    /// Keys at which a string was removed or changed, to be looked at.
-    pub changed_strings: Vec<Key>,
     /// Locks whose values were freed, to be forgotten.
     freed: Vec<Vec<LockId>>,
     /// What removed the keys of those of them that are not forgotten yet, and who, where it is
@@ -82,7 +80,6 @@ lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(Limits::DEFAULT),
         undeliverable: Vec::new(),
-        changed_strings: Vec::new(),
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
@@ -146,7 +143,6 @@ impl Node {
         let Self {
             table,
             undeliverable,
-            changed_strings,
             listened_to,
             freed: _,
             removed_by: _,
@@ -159,7 +155,6 @@ impl Node {
         } = self;
         table.role_changed();
         undeliverable.clear();
-        changed_strings.clear();
         // What its master removed is the master's to tell.
         removals.clear();
         // A change of roles may bring a backlog.
@@ -178,7 +173,6 @@ impl Node {
         let Self {
             table,
             undeliverable,
-            changed_strings,
             freed,
             counter_is_due,
             removals,
@@ -187,8 +181,7 @@ impl Node {
         let of_table = table.has_unserved() || table.is_closing() || table.is_sweeping();
         let to_forget = !freed.is_empty() || table.has_remains();
         let to_tell = !removals.is_empty() || !undeliverable.is_empty();
-        let to_look_at = !changed_strings.is_empty();
-        of_table || to_forget || to_tell || to_look_at || *counter_is_due
+        of_table || to_forget || to_tell || *counter_is_due
     }
 
     /// Forgets what nobody can reach any more, of at most so many locks or holds.

@@ -212,11 +212,7 @@ pub(super) fn read_all(node: &mut Node) {
                 node.undeliverable.push(id);
             }
             Notice::Delivered(id) => node.table.delivered(id),
-            Notice::StringChanged(key) => {
-                if node.table.waits_for_string(&key) && !node.changed_strings.contains(&key) {
-                    node.changed_strings.push(key);
-                }
-            }
+            Notice::StringChanged(key) => node.table.string_has_changed(&key),
         }
     }
     // What was unlinked before it was freed has been told of by now.

@@ -64,12 +64,16 @@ impl Table {
         true
     }
 
-    /// Tells those whose time to wait is up, at most so many; whether there may be more.
+    /// Tells those whose time to wait is up, until they have left the queues of so many keys;
+    /// whether there may be more.
     pub fn time_out(&mut self, most: usize, now: Now) -> bool {
-        for _ in 0..most {
+        let mut left = most;
+        while left > 0 {
             let Some(id) = self.queues.overdue(now.mono) else {
                 return false;
             };
+            let keys = self.queues.get(id).map_or(1, |waiter| waiter.keys.len());
+            left = left.saturating_sub(keys);
             self.dismiss(id, Answer::Nothing);
         }
         true

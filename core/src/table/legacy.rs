@@ -1,9 +1,9 @@
 //! Strings at keys that somebody waits for: locks of clients that use `SET key token NX PX ttl`.
 //!
-//! A string that was seen counts as taken until it may be gone: somebody told so
-//! ([`Table::string_may_be_gone`]), or its time is up ([`Table::strings_due`]). Only then is the
-//! key looked at again. So the caller can first find out whether a key is gone or has
-//! moved to another node of a cluster.
+//! A string that was seen counts as taken until it may be gone: it was changed
+//! ([`Table::string_has_changed`]), or its time is up. Then it is due ([`Table::strings_due`]), and
+//! the key is looked at again ([`Table::string_may_be_gone`]). So the caller can first find out
+//! whether a key is gone or has moved to another node of a cluster.
 
 use std::collections::BTreeSet;
 
@@ -61,8 +61,8 @@ impl Strings {
 
     /// The string at `key` is to be looked at as soon as possible.
     pub(super) fn look_now(&mut self, key: &Key) {
-        if self.remove(key) {
-            let now = MonoTime(0);
+        let now = MonoTime(0);
+        if self.looks.get(key).is_some_and(|look| *look != now) && self.remove(key) {
             self.looks.insert(key.clone(), now);
             self.by_time.insert((now, key.clone()));
         }
@@ -93,6 +93,11 @@ impl Table {
     #[must_use]
     pub fn waits_for_string(&self, key: &Key) -> bool {
         self.strings.contains(key)
+    }
+
+    /// The string at `key` was changed: it is due, if somebody waits for it.
+    pub fn string_has_changed(&mut self, key: &Key) {
+        self.strings.look_now(key);
     }
 
     /// The string at `key` was changed, or its time is up: the key is looked at when its queue is

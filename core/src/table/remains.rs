@@ -1,6 +1,6 @@
 //! What is left of very many holds that are over: it is forgotten in slices.
 
-use super::{TAKEN_AT_ONCE, Table};
+use super::{Entry, TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
 use crate::slots::LockId;
 use crate::time::LeaseTime;
@@ -135,12 +135,15 @@ impl Table {
     }
 
     fn forget_holder(&mut self, id: LockId, hold: &Hold) {
-        // It may have the same lock again by now.
-        if self
-            .lock(id)
-            .is_none_or(|lock| lock.hold(&hold.token).is_none())
-        {
+        // It may have the same lock again by now, in another mode or by another connection.
+        let entry = self.slots.get(id);
+        let again = entry.and_then(|entry| entry.lock.hold(&hold.token));
+        let is_known = again.is_some() && entry.is_some_and(Entry::is_known);
+        let tie = again.and_then(|again| self.connection_of(again));
+        if !is_known {
             self.holdings.remove(&hold.token, id);
+        }
+        if tie.is_none() || tie != self.connection_of(hold) {
             self.unbind(id, hold);
         }
     }

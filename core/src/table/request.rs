@@ -177,17 +177,22 @@ impl Table {
         }
     }
 
-    /// Ends every hold of a lock; how many holders there were.
+    /// Ends every hold of a lock; how many holders there were. Those who wait are served
+    /// afterwards: who gets the lock because a lease has ended keeps it.
     pub fn force(&mut self, want: &Wanted<'_>, now: Now, keyspace: &mut dyn Keyspace) -> u64 {
-        let settle = |lock: &LockId| self.settle(*lock, None, now, keyspace);
-        let Some(id) = want.lock.filter(settle) else {
-            return 0;
-        };
+        let holders = want.lock.map_or(0, |id| self.end_all(id, now));
+        self.serve_unserved_if_any(now, keyspace);
+        holders
+    }
+
+    /// Ends every hold of a lock; what follows for waiters is noted, not done.
+    fn end_all(&mut self, id: LockId, now: Now) -> u64 {
+        self.take_off_what_ended(id, None, now);
         if self.lock(id).is_none_or(Lock::is_free) {
             return 0;
         }
         let lease_now = self.clock.at(now.mono);
-        let queued = self.slots.get(id).and_then(|entry| self.waited_key(entry));
+        self.note_room(id);
         if let Some(touched) = self.touch(id) {
             touched.events.forced += 1;
             touched.whole = true;
@@ -197,11 +202,11 @@ impl Table {
         };
         let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
-        let holders = lock.holders() as u64;
+        // Of very many, some may have ended before.
+        let holders = lock.live_holders(lease_now) as u64;
         self.counters.forced += holders;
+        self.counters.expiries += lock.holders() as u64 - holders;
         self.forget_holders(id, lock, known, Some(lease_now));
-        self.unserved.extend(queued);
-        self.serve_unserved_if_any(now, keyspace);
         holders
     }
 

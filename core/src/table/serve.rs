@@ -66,7 +66,7 @@ impl Table {
 
     /// Takes off what has ended, so far that what is left of it makes no difference to `token`;
     /// what follows for waiters is noted, not done.
-    fn take_off_what_ended(&mut self, id: LockId, token: Option<&Token>, now: Now) {
+    pub(super) fn take_off_what_ended(&mut self, id: LockId, token: Option<&Token>, now: Now) {
         self.end_ties_at(id, token);
         let lease_now = self.clock.at(now.mono);
         let Some(lock) = self.lock(id) else {
