@@ -27,8 +27,10 @@ case $prefix in /*) ;; *) die "PREFIX=$prefix must begin with /" ;; esac
 # server has the old one mapped.
 put() {
     mkdir -p "$(dirname "$dest$3")" || die "cannot write to $dest$3: use sudo, or another PREFIX"
-    install -m "$1" "$2" "$dest$3.new" || die "cannot write to $dest$3: use sudo, or another PREFIX"
-    mv "$dest$3.new" "$dest$3"
+    if ! { install -m "$1" "$2" "$dest$3.new" && mv "$dest$3.new" "$dest$3"; }; then
+        rm -f "$dest$3.new"
+        die "cannot write to $dest$3: use sudo, another PREFIX, or free disk space"
+    fi
 }
 
 scratch=$(mktemp -d)
