@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos simulate sabotage lint bench matrix release install package package-test
+.PHONY: help setup build run demo test clients chaos simulate sabotage lint bench bench-report matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -54,8 +54,12 @@ lint: ## Check format, width, clippy, documentation, licences and scripts; warni
 	cargo deny --log-level error check licenses bans sources
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/debian/* .ci/run; fi
 
-bench: build ## Compare with the alternatives, as ratios in one run (BENCH='pairs memory': only these; PEERS=1: with other languages' locks instead)
-	@REDIS_SERVER="$$(scripts/server.sh)" $(if $(PEERS),python3 bench/peers/run.py $(CLIENTS),cargo run --release -p redislock-bench -- $(BENCH))
+bench: build ## Compare with the alternatives on one server (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000; PEERS=1: with other languages' locks instead)
+	@REDIS_SERVER="$$(scripts/server.sh)" $(if $(PEERS),python3 bench/peers/run.py $(CLIENTS),cargo run --release -p redislock-bench -- $(BENCH) \
+		$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)))
+
+bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json
+	cargo run -q -p redislock-bench -- report
 
 matrix: build ## Run the end-to-end tests on Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that)
 	@scripts/matrix.sh

@@ -3,14 +3,20 @@
 use redislock_testkit::{Connection, Value, encode};
 
 use crate::Outcome;
-use crate::locks::token;
-use crate::measure::{Comparison, Figures, ROUNDS, cpu_of, progress};
+use crate::measure::{ROUNDS, cpu_of, progress};
 use crate::measured::{self, check_yes, connect_unix, put};
-use crate::report::{Row, Target, micros};
+use crate::results::{Chart, Unit};
 use crate::waiters::{allow_files, await_waiters};
+use crate::ways::token;
+
+/// The question.
+pub const WAIT: &str = "a request that waits, with the search for deadlocks";
+/// Its answers.
+pub const OF_NOTHING: &str = "by an owner that holds nothing";
+pub const OF_WAITED: &str = "by an owner of what others wait for";
 
 /// Waiting owners; each holds a lock and waits for two others with one request.
-const OWNERS: [usize; 3] = [1, 100, 10_000];
+const OWNERS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
 /// Requests between two readings of the server's clock.
 const REQUESTS: usize = 200;
 
@@ -23,7 +29,7 @@ enum Owner {
     OfWhatIsWaitedFor,
 }
 
-pub fn measure() -> Outcome<Vec<Row>> {
+pub fn measure() -> Outcome<Vec<Chart>> {
     let most = OWNERS.into_iter().max().unwrap_or_default();
     allow_files(most + 200)?;
     let server = measured::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
@@ -40,9 +46,11 @@ pub fn measure() -> Outcome<Vec<Row>> {
         &["LOCK.ACQUIRE", "mine", "next", "600000", "BLOCK", "0"],
     )?;
     let owners = [Owner::OfNothing, Owner::OfWhatIsWaitedFor];
-    let (mut found, mut waiting) = (vec![[Figures::default(), Figures::default()]; 3], 0);
+    let names = [OF_NOTHING, OF_WAITED];
+    let mut chart = Chart::curve(WAIT, Unit::MicrosOfCpu, "waiting owners", names);
+    let mut waiting = 0;
     // A queue cannot be left and joined ten thousand times in a round, so it only grows.
-    for (number, figures) in OWNERS.into_iter().zip(&mut found) {
+    for number in OWNERS {
         progress(&format!("a wait among {number} waiting owners"));
         queue(
             &mut control,
@@ -52,26 +60,14 @@ pub fn measure() -> Outcome<Vec<Row>> {
         waiting = number;
         await_waiters(&mut control, number + 1)?;
         for _ in 0..ROUNDS {
-            for (owner, figures) in owners.into_iter().zip(figures.iter_mut()) {
+            for (which, owner) in owners.into_iter().enumerate() {
                 let mut asker = server.try_connect()?;
                 let used = cpu_of(&mut control, || ask(&mut asker, owner))?;
-                figures.push(used / REQUESTS as f64);
+                chart.add(which, number as u64, used / REQUESTS as f64);
             }
         }
     }
-    let [alone, ..] = &found[..] else {
-        return Ok(Vec::new());
-    };
-    let who = ["of nothing", "of what others wait for"];
-    let mut rows = Vec::new();
-    for (number, figures) in OWNERS.into_iter().zip(&found).skip(1) {
-        for ((who, figures), alone) in who.into_iter().zip(figures).zip(alone) {
-            let what = format!("a wait by an owner {who}, {number} waiting owners over 1");
-            let found = Comparison::of(figures, alone);
-            rows.push(Row::ratio(what, &found, Target::AtMost(1.5), micros));
-        }
-    }
-    Ok(rows)
+    Ok(vec![chart])
 }
 
 fn take(control: &mut Connection, key: &str, token: &str) -> Outcome<()> {

@@ -8,92 +8,110 @@ use std::time::{Duration, Instant};
 use redislock_testkit::{Connection, Server, Value, encode};
 
 use crate::Outcome;
-use crate::locks::token;
-use crate::measure::{Comparison, Figures, Side, progress};
+use crate::measure::{progress, server_cpu};
 use crate::measured::{self, pipeline};
-use crate::report::{Row, Target};
+use crate::results::{Chart, OURS, Unit};
+use crate::ways::token;
 
+/// The questions.
+pub const RATE: &str = "hand-overs of one lock";
+pub const CPU: &str = "a hand-over";
+pub const FAIRNESS: &str = "grants, least served over most served";
+pub const TAIL: &str = "99th percentile of the wait";
+/// The peer.
+pub const LIST: &str = "BLPOP + LPUSH";
+
+/// How many compete.
+pub const CONNECTIONS: [usize; 3] = [16, 64, 256];
 /// Many rounds, as they are short.
-const ROUNDS: usize = 41;
-/// How long each side runs in a round: short, so that whatever else the machine does, it does to
-/// both.
+const ROUNDS: usize = 21;
+/// How long each runs in a round: short, so that whatever else the machine does, it does to both.
 const SLICE: Duration = Duration::from_millis(400);
-
-pub fn measure() -> Outcome<Vec<Row>> {
-    let server = measured::start(&[])?;
-    let mut rows = Vec::new();
-    for connections in [16, 64] {
-        rows.extend(compare(&server, connections)?);
-    }
-    Ok(rows)
-}
-
-fn compare(server: &Server, connections: usize) -> Outcome<Vec<Row>> {
-    let (mut rate, mut fairness, mut tail) = (
-        Comparison::default(),
-        Comparison::default(),
-        Comparison::default(),
-    );
-    for round in 0..ROUNDS {
-        progress(&format!(
-            "hand-over, {connections} connections: round {} of {ROUNDS}",
-            round + 1
-        ));
-        let mut sides = [Side::Ours, Side::Peer];
-        sides.rotate_left(round % 2);
-        let first = run(server, connections, sides[0])?;
-        let second = run(server, connections, sides[1])?;
-        let (ours, peer) = if sides[0] == Side::Ours {
-            (first, second)
-        } else {
-            (second, first)
-        };
-        rate.push(ours.rate, peer.rate);
-        fairness.push(ours.fairness, peer.fairness);
-        tail.push(ours.tail, peer.tail);
-    }
-    progress("");
-    let own = |figures: &Figures| format!("{:.3}", figures.median());
-    Ok(vec![
-        Row::ratio(
-            format!("hand-over rate, {connections} connections"),
-            &rate,
-            Target::AtLeast(0.9),
-            |rate| format!("{rate:.0}/s"),
-        ),
-        Row {
-            what: format!("grants, slowest over fastest of {connections}"),
-            ours: own(&fairness.ours),
-            peer: own(&fairness.peer),
-            figure: fairness.ours,
-            unit: "×",
-            target: Target::AtLeast(0.9),
-        },
-        Row::ratio(
-            format!("p99 over median of the wait, {connections} connections"),
-            &tail,
-            Target::AtMost(1.25),
-            |tail| format!("{tail:.2}"),
-        ),
-    ])
-}
 
 /// What one run has shown.
 struct Run {
     /// Hand-overs a second.
     rate: f64,
-    /// Grants of the slowest connection over those of the fastest.
+    /// Server CPU of each, µs.
+    cpu: f64,
+    /// Grants of the connection that was served least over those of the one that was served most.
     fairness: f64,
-    /// 99th percentile over median of the wait.
+    /// 99th percentile of the wait, ms.
     tail: f64,
 }
 
-/// One connection's part: how long it has waited each time.
+/// The ways to pass a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turns {
+    Lock,
+    List,
+    /// By the bare module.
+    Bare,
+}
+
+impl Turns {
+    /// How a connection waits for its turn, and how it passes it on.
+    pub fn commands(self, number: usize) -> (Vec<u8>, Vec<u8>) {
+        let token = token(number);
+        match self {
+            Self::Lock => (
+                encode(&["LOCK.ACQUIRE", "turn-lock", &token, "30000", "BLOCK", "0"]),
+                encode(&["LOCK.RELEASE", "turn-lock", &token]),
+            ),
+            Self::List => (
+                encode(&["BLPOP", "turn", "0"]),
+                encode(&["LPUSH", "turn", "x"]),
+            ),
+            Self::Bare => (
+                encode(&["BARE.WAIT", "turn-lock", &token]),
+                encode(&["BARE.PASS", "turn-lock", &token]),
+            ),
+        }
+    }
+
+    /// How many are blocked when so many have asked for their turn.
+    pub fn blocked_after(self, asked: usize) -> usize {
+        match self {
+            Self::Lock | Self::List => asked - 1,
+            Self::Bare => asked,
+        }
+    }
+}
+
+pub fn measure() -> Outcome<Vec<Chart>> {
+    let server = measured::start(&[])?;
+    let curve = |title, unit| Chart::curve(title, unit, "connections", [OURS, LIST]);
+    let mut charts = [
+        curve(RATE, Unit::PerSecond),
+        curve(CPU, Unit::MicrosOfCpu),
+        curve(TAIL, Unit::Millis),
+        curve(FAIRNESS, Unit::Share),
+    ];
+    for connections in CONNECTIONS {
+        for round in 0..ROUNDS {
+            progress(&format!(
+                "hand-over, {connections} connections: round {} of {ROUNDS}",
+                round + 1
+            ));
+            for turn in 0..2 {
+                let which = (round + turn) % 2;
+                let run = run(&server, connections, [Turns::Lock, Turns::List][which])?;
+                let figures = [run.rate, run.cpu, run.tail, run.fairness];
+                for (chart, figure) in charts.iter_mut().zip(figures) {
+                    chart.add(which, connections as u64, figure);
+                }
+            }
+        }
+    }
+    Ok(charts.into())
+}
+
+/// One connection's part: how long it has waited each time, ns.
 type Waits = Vec<u64>;
 
-fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
+fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
     let mut control = server.try_connect()?;
-    if side == Side::Peer {
+    if turns == Turns::List {
         control.try_call(&["LPUSH", "turn", "x"])?;
     }
     let (over, start) = (
@@ -106,10 +124,11 @@ fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
             let (over, start) = (over.clone(), start.clone());
             Ok(thread::spawn(move || {
                 start.wait();
-                take_turns(connection, side, number, &over).map_err(|error| error.to_string())
+                take_turns(connection, turns, number, &over).map_err(|error| error.to_string())
             }))
         })
         .collect::<Outcome<_>>()?;
+    let used_before = server_cpu(&mut control)?;
     start.wait();
     let begin = Instant::now();
     thread::sleep(SLICE);
@@ -124,58 +143,46 @@ fn run(server: &Server, connections: usize, side: Side) -> Outcome<Run> {
         counts.push(waits.len() as f64);
         all.extend(waits);
     }
-    if side == Side::Peer {
+    let used = server_cpu(&mut control)? - used_before;
+    if turns == Turns::List {
         control.try_call(&["DEL", "turn"])?;
     }
     all.sort_unstable();
-    let percentile = |permille: usize| {
-        all.get(all.len() * permille / 1000)
-            .map_or(f64::NAN, |wait| *wait as f64)
-    };
-    let (least, most) = counts
-        .iter()
-        .fold((f64::INFINITY, 0_f64), |(least, most), count| {
-            (least.min(*count), most.max(*count))
-        });
+    let last = all.get(all.len() * 99 / 100);
+    let least = counts.iter().copied().fold(f64::INFINITY, f64::min);
+    let most = counts.iter().copied().fold(0.0, f64::max);
     Ok(Run {
         rate: all.len() as f64 / elapsed,
+        cpu: used / all.len() as f64,
         fairness: least / most,
-        tail: percentile(990) / percentile(500),
+        tail: last.map_or(f64::NAN, |wait| *wait as f64 / 1e6),
     })
 }
 
 /// Waits for its turn, passes it on, and starts again, until it is over.
 fn take_turns(
     mut connection: Connection,
-    side: Side,
+    turns: Turns,
     number: usize,
     over: &AtomicBool,
 ) -> Outcome<Waits> {
-    let token = token(number);
-    let (take, pass) = match side {
-        Side::Ours => (
-            encode(&["LOCK.ACQUIRE", "turn-lock", &token, "30000", "BLOCK", "0"]),
-            encode(&["LOCK.RELEASE", "turn-lock", &token]),
-        ),
-        Side::Peer => (
-            encode(&["BLPOP", "turn", "0"]),
-            encode(&["LPUSH", "turn", "x"]),
-        ),
-    };
+    let (take, pass) = turns.commands(number);
     let mut waits = Vec::with_capacity(1 << 16);
     while !over.load(Ordering::Relaxed) {
         let since = Instant::now();
         connection.try_send_raw(&take)?;
-        let granted = match connection.try_receive()? {
-            Value::Integer(fence) => fence > 0,
-            Value::Array(popped) => popped.len() == 2,
-            _ => false,
-        };
-        if !granted {
-            return Err("a turn was not granted".into());
-        }
+        check_turn(&connection.try_receive()?)?;
         waits.push(since.elapsed().as_nanos() as u64);
         pipeline(&mut connection, &pass, 1)?;
     }
     Ok(waits)
+}
+
+/// An error unless the reply says that it is this connection's turn.
+pub fn check_turn(reply: &Value) -> Outcome<()> {
+    match reply {
+        Value::Integer(fence) if *fence > 0 => Ok(()),
+        Value::Array(popped) if popped.len() == 2 => Ok(()),
+        other => Err(format!("a turn was not granted: {other:?}").into()),
+    }
 }

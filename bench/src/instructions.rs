@@ -5,157 +5,153 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use redislock_testkit::{Connection, Server, encode};
+use redislock_testkit::{Connection, Server, Value, encode};
 
 use crate::Outcome;
-use crate::locks::{Wording, token};
-use crate::measure::{Comparison, Side, progress};
-use crate::measured::{self, pipeline, put};
-use crate::report::{Row, Target};
+use crate::handover::{CONNECTIONS, LIST, Turns, check_turn};
+use crate::measure::{Figures, progress};
+use crate::measured::{self, check_yes, pipeline, put};
+use crate::memory::await_blocked;
+use crate::pairs::AOF_SETTINGS;
+use crate::results::{Chart, OURS, Unit};
+use crate::ways::{Way, Ways, bare_module, token};
+
+/// The questions.
+pub const ACQUIRE: &str = "an acquire, no AOF";
+pub const RELEASE: &str = "a release, no AOF";
+pub const PAIR: &str = "acquire + release, no AOF";
+pub const PAIR_AOF: &str = "acquire + release, AOF everysec";
+pub const BESIDE: &str = "acquire + release of redislock, while 100 wait for another lock";
+pub const HANDOVER: &str = "a hand-over of one lock";
+/// What [`BESIDE`] is compared with.
+pub const ALONE: &str = "while nobody waits";
 
 /// Commands of each count.
 const COMMANDS: usize = 5_000;
+/// Hand-overs of each count.
+const HANDOVERS: usize = 2_000;
 /// With them and the locks the server's table is nearly full, and is never nearly empty.
 const OTHER_KEYS: usize = 10_000;
 /// Connections that wait elsewhere.
 const WAITERS: usize = 100;
 /// How long valgrind may take to write down what it has counted.
-const PATIENCE: Duration = Duration::from_secs(30);
+const PATIENCE: Duration = Duration::from_secs(60);
 
-pub fn measure() -> Outcome<Vec<Row>> {
-    if Command::new("valgrind")
+pub fn measure() -> Outcome<Vec<Chart>> {
+    let tried = Command::new("valgrind")
         .arg("--version")
         .stdout(Stdio::null())
-        .status()
-        .is_err()
-    {
+        .status();
+    if tried.is_err() {
         eprintln!("instructions: not counted, valgrind is not installed");
         return Ok(Vec::new());
     }
-    let mut counter = Counter::start()?;
-    counter.fill()?;
-    // What is done for the first time is no measure.
-    for side in [Side::Ours, Side::Peer] {
-        counter.acquires(side)?;
-        counter.releases(side)?;
-    }
-    progress("instructions: ours");
-    let (acquire, release) = counter.pair(Side::Ours)?;
-    let alone = counter.one_by_one()?;
-    progress("instructions: SET NX PX and EVALSHA");
-    let (set, script) = counter.pair(Side::Peer)?;
-    progress("instructions: while others wait");
-    let waiting = counter.waiters()?;
-    let (beside_waiters, release_beside_waiters) = counter.pair(Side::Ours)?;
-    let alone_beside_waiters = counter.one_by_one()?;
-    drop(waiting);
-    progress("");
-    let none = Target::None;
-    Ok(vec![
-        gain(
-            "instructions of an acquire, beside SET NX PX",
-            acquire,
-            set,
-            none,
-        ),
-        gain(
-            "instructions of a release, beside EVALSHA",
-            release,
-            script,
-            none,
-        ),
-        gain(
-            "instructions of a pair",
-            acquire + release,
-            set + script,
-            none,
-        ),
-        Row::ratio(
-            format!("instructions of a pair while {WAITERS} wait elsewhere, over nobody"),
-            &once(beside_waiters + release_beside_waiters, acquire + release),
-            Target::AtMost(1.03),
-            whole,
-        ),
-        Row::ratio(
-            "the same, each command sent by itself",
-            &once(alone_beside_waiters, alone),
-            Target::AtMost(1.03),
-            whole,
-        ),
-    ])
-}
-
-fn gain(what: &str, ours: f64, peer: f64, target: Target) -> Row {
-    Row::gain(what, &once(ours, peer), target, whole)
-}
-
-/// A count is the same each time.
-fn once(ours: f64, peer: f64) -> Comparison {
-    let mut found = Comparison::default();
-    found.push(ours, peer);
-    found
-}
-
-fn whole(figure: f64) -> String {
-    format!("{figure:.0}")
+    let mut counter = Counter::start(false)?;
+    let found = counter.pairs()?;
+    let [acquire, release, pair] = ["acquire", "release", "pair"].map(|part| {
+        let figures = found.iter().map(|(way, acquire, release)| {
+            let figure = match part {
+                "acquire" => *acquire,
+                "release" => *release,
+                _ => acquire + release,
+            };
+            (way.name().to_owned(), Figures::one(figure))
+        });
+        figures.collect::<Vec<_>>()
+    });
+    let chart = |title, found| Chart::new(title, Unit::Instructions, found);
+    let mut charts = vec![
+        chart(ACQUIRE, acquire),
+        chart(RELEASE, release),
+        chart(PAIR, pair),
+    ];
+    progress("instructions: with an AOF");
+    let with_aof = Counter::start(true)?.pairs()?;
+    let with_aof = with_aof.iter().map(|(way, acquire, release)| {
+        let name = way.name().to_owned();
+        (name, Figures::one(acquire + release))
+    });
+    charts.push(chart(PAIR_AOF, with_aof.collect()));
+    charts.push(chart(BESIDE, counter.beside_waiters(&found)?));
+    charts.push(counter.hand_overs()?);
+    Ok(charts)
 }
 
 /// A server whose instructions are counted.
 struct Counter {
     server: Server,
     connection: Connection,
-    wording: Wording,
+    ways: Ways,
     dumps: usize,
 }
 
 impl Counter {
-    fn start() -> Outcome<Self> {
+    fn start(aof: bool) -> Outcome<Self> {
         let tool = [
             "valgrind",
             "--tool=callgrind",
             "--callgrind-out-file=counts",
         ];
         // Housekeeping as seldom as possible: it is counted too.
-        let server = measured::options(&["hz 1", "dynamic-hz no"])
-            .run_by(&tool)
-            .try_start()?;
+        let mut settings = vec!["hz 1", "dynamic-hz no"];
+        if aof {
+            settings.extend(AOF_SETTINGS);
+        }
+        let bare = bare_module(aof);
+        settings.extend(bare.as_deref());
+        let server = measured::options(&settings).run_by(&tool).try_start()?;
         let mut connection = server.try_connect()?;
-        let wording = Wording::new(&mut connection)?;
-        Ok(Self {
+        let ways = Ways::of(&mut connection)?;
+        let mut counter = Self {
             server,
             connection,
-            wording,
+            ways,
             dumps: 0,
-        })
+        };
+        counter.fill()?;
+        Ok(counter)
     }
 
-    /// Instructions of an acquire and of a release.
-    fn pair(&mut self, side: Side) -> Outcome<(f64, f64)> {
-        let acquire = self.each(|counter| counter.acquires(side))?;
-        let release = self.each(|counter| counter.releases(side))?;
+    /// Instructions of an acquire and of a release, each way.
+    fn pairs(&mut self) -> Outcome<Vec<(Way, f64, f64)>> {
+        let mut found = Vec::new();
+        for way in self.ways.all.clone() {
+            progress(&format!("instructions: {}", way.name()));
+            // What is done for the first time is no measure.
+            self.acquires(way)?;
+            self.releases(way)?;
+            let (acquire, release) = self.pair(way)?;
+            found.push((way, acquire, release));
+        }
+        Ok(found)
+    }
+
+    fn pair(&mut self, way: Way) -> Outcome<(f64, f64)> {
+        let acquire = self.each(COMMANDS, |counter| counter.acquires(way))?;
+        let release = self.each(COMMANDS, |counter| counter.releases(way))?;
         Ok((acquire, release))
     }
 
-    /// Instructions of a pair whose commands are sent each by itself.
-    fn one_by_one(&mut self) -> Outcome<f64> {
-        let each = self.each(|counter| {
-            for number in 0..COMMANDS / 2 {
-                let (mut acquire, mut release) = (Vec::new(), Vec::new());
-                counter
-                    .wording
-                    .acquire(Side::Ours, &mut acquire, number, "600000");
-                counter.wording.release(Side::Ours, &mut release, number);
-                pipeline(&mut counter.connection, &acquire, 1)?;
-                pipeline(&mut counter.connection, &release, 1)?;
-            }
-            Ok(())
-        })?;
-        Ok(2.0 * each)
+    /// Instructions of a pair while others wait for another lock, and while nobody does.
+    fn beside_waiters(&mut self, found: &[(Way, f64, f64)]) -> Outcome<Vec<(String, Figures)>> {
+        progress("instructions: while others wait");
+        let waiting = self.waiters()?;
+        let (acquire, release) = self.pair(Way::Ours)?;
+        drop(waiting);
+        let mut alone = found.iter().filter(|(way, ..)| *way == Way::Ours);
+        let alone = alone
+            .next()
+            .map_or(f64::NAN, |(_, acquire, release)| acquire + release);
+        await_blocked(&mut self.connection, 0)?;
+        Ok(vec![
+            (OURS.to_owned(), Figures::one(acquire + release)),
+            (ALONE.to_owned(), Figures::one(alone)),
+        ])
     }
 
-    /// Instructions of each command of this work, less what the server does by itself in the same
+    /// Instructions of each part of this work, less what the server does by itself in the same
     /// time: a counted server is so slow that its housekeeping would show.
-    fn each(&mut self, work: impl FnOnce(&mut Self) -> Outcome<()>) -> Outcome<f64> {
+    fn each(&mut self, times: usize, work: impl FnOnce(&mut Self) -> Outcome<()>) -> Outcome<f64> {
         self.count()?;
         let start = Instant::now();
         work(self)?;
@@ -163,7 +159,7 @@ impl Counter {
         let busy = self.count()?;
         std::thread::sleep(took);
         let idle = self.count()?;
-        Ok((busy - idle) / COMMANDS as f64)
+        Ok((busy - idle) / times as f64)
     }
 
     /// Other keys, so many that the server's table does not grow or shrink while counting.
@@ -175,20 +171,14 @@ impl Counter {
         pipeline(&mut self.connection, &buffer, OTHER_KEYS)
     }
 
-    fn acquires(&mut self, side: Side) -> Outcome<()> {
-        let mut buffer = Vec::new();
-        for number in 0..COMMANDS {
-            self.wording.acquire(side, &mut buffer, number, "600000");
-        }
-        pipeline(&mut self.connection, &buffer, COMMANDS)
+    fn acquires(&mut self, way: Way) -> Outcome<()> {
+        let acquires = self.ways.acquires(way, 0..COMMANDS, "600000");
+        pipeline(&mut self.connection, &acquires, COMMANDS)
     }
 
-    fn releases(&mut self, side: Side) -> Outcome<()> {
-        let mut buffer = Vec::new();
-        for number in 0..COMMANDS {
-            self.wording.release(side, &mut buffer, number);
-        }
-        pipeline(&mut self.connection, &buffer, COMMANDS)
+    fn releases(&mut self, way: Way) -> Outcome<()> {
+        let releases = self.ways.releases(way, 0..COMMANDS);
+        pipeline(&mut self.connection, &releases, COMMANDS)
     }
 
     /// Connections that wait for a key that is held.
@@ -204,15 +194,72 @@ impl Counter {
                 Ok(connection)
             })
             .collect::<Outcome<Vec<_>>>()?;
-        while self
-            .connection
-            .try_info("lock_state")?
-            .number::<f64>("lock_waiters")?
-            < WAITERS as f64
-        {
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        await_blocked(&mut self.connection, WAITERS)?;
         Ok(waiting)
+    }
+
+    /// Instructions of a hand-over: the one that passes its turn on, and waits for the next.
+    fn hand_overs(&mut self) -> Outcome<Chart> {
+        let has_bare = self.ways.all.contains(&Way::Bare);
+        let mut names = vec![OURS, LIST];
+        names.extend(has_bare.then_some(Way::Bare.name()));
+        let ways = [Turns::Lock, Turns::List, Turns::Bare];
+        let ways = &ways[..names.len()];
+        let mut chart = Chart::curve(HANDOVER, Unit::Instructions, "connections", names);
+        for connections in CONNECTIONS {
+            for (which, turns) in ways.iter().enumerate() {
+                progress(&format!(
+                    "instructions: hand-over, {connections} connections, {turns:?}"
+                ));
+                let figure = self.hand_over(connections, *turns)?;
+                chart.add(which, connections as u64, figure);
+            }
+        }
+        Ok(chart)
+    }
+
+    fn hand_over(&mut self, connections: usize, turns: Turns) -> Outcome<f64> {
+        let mut all = (0..connections)
+            .map(|_| Ok(self.server.try_connect()?))
+            .collect::<Outcome<Vec<_>>>()?;
+        if turns == Turns::List {
+            self.connection.try_call(&["LPUSH", "turn", "x"])?;
+        }
+        // The first one gets its turn at once, the others wait in their order.
+        for (number, connection) in all.iter_mut().enumerate() {
+            connection.try_send_raw(&turns.commands(number).0)?;
+            await_blocked(&mut self.connection, turns.blocked_after(number + 1))?;
+        }
+        if turns == Turns::Bare {
+            // It has no lock that the first one could hold.
+            pipeline(&mut self.connection, &turns.commands(0).1, 1)?;
+        }
+        let each = self.each(HANDOVERS, |_| {
+            for turn in 0..HANDOVERS {
+                let number = turn % connections;
+                let (take, pass) = turns.commands(number);
+                let connection = &mut all[number];
+                check_turn(&connection.try_receive()?)?;
+                connection.try_send_raw(&pass)?;
+                check_yes(&connection.try_receive()?)?;
+                connection.try_send_raw(&take)?;
+            }
+            Ok(())
+        })?;
+        if turns == Turns::Bare {
+            // It does not know when a connection closes: nobody may wait then.
+            let pass = turns.commands(0).1;
+            while self.answer(&pass)? != Value::Null {}
+        }
+        drop(all);
+        await_blocked(&mut self.connection, 0)?;
+        self.connection.try_call(&["DEL", "turn", "turn-lock"])?;
+        Ok(each)
+    }
+
+    fn answer(&mut self, command: &[u8]) -> Outcome<Value> {
+        self.connection.try_send_raw(command)?;
+        Ok(self.connection.try_receive()?)
     }
 
     /// Instructions since the last count.

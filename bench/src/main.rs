@@ -1,76 +1,93 @@
-//! What the locks cost, beside what people use instead: ratios in one run on one server, ours and
-//! the peer alternating.
+//! What the locks cost, beside what people use instead: every alternative on one server, in one
+//! run, taking turns.
 //!
-//! `redislock-bench [section ...] [--plots folder]`. Without a section all of them run. The figures
-//! decide nothing: the exit code is 0 unless something could not be measured.
+//! `redislock-bench [section ...] [--locks n] [--waiters n]` measures; without a section, all of
+//! them. It prints tables and adds every round to `bench/results.json`. The figures decide
+//! nothing: the exit code is 0 unless something could not be measured.
+//!
+//! `redislock-bench report` measures nothing: it writes the tables and pictures of
+//! docs/PERFORMANCE.md from that file.
 
 mod deadlock;
-mod expiry;
+mod document;
+mod growth;
 mod handover;
 mod instructions;
-mod locks;
 mod measure;
 mod measured;
 mod memory;
 mod pairs;
 mod plot;
 mod report;
+mod results;
 mod several;
+mod targets;
 mod waiters;
+mod ways;
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use report::Row;
+use redislock_testkit::project_folder;
+use results::{Chart, Results, Run};
 
 /// What can go wrong is told to a person, not to a program.
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
+/// How far the growing sections go.
+struct Scale {
+    locks: usize,
+    waiters: usize,
+}
+
 /// What can be measured by itself.
 struct Section {
     name: &'static str,
-    measure: fn() -> Outcome<Vec<Row>>,
+    /// What a reader learns from it.
+    about: &'static str,
+    measure: fn(&Scale) -> Outcome<Vec<Chart>>,
+}
+
+const fn section(
+    name: &'static str,
+    about: &'static str,
+    measure: fn(&Scale) -> Outcome<Vec<Chart>>,
+) -> Section {
+    Section {
+        name,
+        about,
+        measure,
+    }
 }
 
 const SECTIONS: &[Section] = &[
-    Section {
-        name: "pairs",
-        measure: pairs::measure,
-    },
-    Section {
-        name: "instructions",
-        measure: instructions::measure,
-    },
-    Section {
-        name: "memory",
-        measure: memory::measure,
-    },
-    Section {
-        name: "expiry",
-        measure: expiry::measure,
-    },
-    Section {
-        name: "handover",
-        measure: handover::measure,
-    },
-    Section {
-        name: "waiters",
-        measure: waiters::measure,
-    },
-    Section {
-        name: "deadlock",
-        measure: deadlock::measure,
-    },
-    Section {
-        name: "several",
-        measure: several::measure,
-    },
+    section("pairs", "CPU time of an acquire and its release", |_| {
+        pairs::measure()
+    }),
+    section("instructions", "Instructions, counted by valgrind", |_| {
+        instructions::measure()
+    }),
+    section("memory", "Memory", |_| memory::measure()),
+    section("handover", "Hand-over under contention", |_| {
+        handover::measure()
+    }),
+    section("growth", "More and more locks", growth::measure),
+    section("waiters", "More and more waiters", waiters::measure),
+    section("deadlock", "The search for deadlocks", |_| {
+        deadlock::measure()
+    }),
+    section("several", "Several keys, guarded commands", |_| {
+        several::measure()
+    }),
 ];
 
 fn main() -> ExitCode {
     let wishes = Wishes::read(std::env::args().skip(1));
-    match wishes.and_then(|wishes| run(&wishes)) {
+    let done = wishes.and_then(|wishes| match wishes {
+        Wishes::Measure { sections, scale } => run(&sections, &scale),
+        Wishes::Report => document::write(&project_folder()),
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("{error}");
@@ -80,48 +97,84 @@ fn main() -> ExitCode {
 }
 
 /// What the command line asks for.
-struct Wishes {
-    sections: Vec<&'static Section>,
-    plots: Option<PathBuf>,
+enum Wishes {
+    Measure {
+        sections: Vec<&'static Section>,
+        scale: Scale,
+    },
+    Report,
 }
 
 impl Wishes {
-    fn read(mut words: impl Iterator<Item = String>) -> Outcome<Self> {
-        let (mut sections, mut plots) = (Vec::new(), None);
+    fn read(words: impl Iterator<Item = String>) -> Outcome<Self> {
+        let mut words = words.peekable();
+        if words.next_if(|word| word == "report").is_some() {
+            return match words.next() {
+                None => Ok(Self::Report),
+                Some(word) => Err(format!("report takes no {word}").into()),
+            };
+        }
+        let mut sections = Vec::new();
+        let mut scale = Scale {
+            locks: 1_000_000,
+            waiters: 50_000,
+        };
         while let Some(word) = words.next() {
-            if word == "--plots" {
-                plots = Some(words.next().ok_or("--plots needs a folder")?.into());
-                continue;
+            let mut number = || -> Outcome<usize> {
+                let given = words
+                    .next()
+                    .ok_or_else(|| format!("{word} needs a number"))?;
+                Ok(given
+                    .parse()
+                    .map_err(|_| format!("{word} {given}: no number"))?)
+            };
+            match word.as_str() {
+                "--locks" => scale.locks = number()?,
+                "--waiters" => scale.waiters = number()?,
+                _ => {
+                    let section = SECTIONS.iter().find(|section| section.name == word);
+                    sections.push(section.ok_or_else(|| {
+                        let names: Vec<_> = SECTIONS.iter().map(|section| section.name).collect();
+                        format!("no section {word}; there are: {}", names.join(", "))
+                    })?);
+                }
             }
-            let section = SECTIONS.iter().find(|section| section.name == word);
-            sections.push(section.ok_or_else(|| {
-                let names: Vec<_> = SECTIONS.iter().map(|section| section.name).collect();
-                format!("no section {word}; there are: {}", names.join(", "))
-            })?);
         }
         if sections.is_empty() {
             sections = SECTIONS.iter().collect();
         }
-        Ok(Self { sections, plots })
+        Ok(Self::Measure { sections, scale })
     }
 }
 
-fn run(wishes: &Wishes) -> Outcome<()> {
-    let mut all = Vec::new();
-    for section in &wishes.sections {
-        let start = Instant::now();
-        let rows = (section.measure)().map_err(|error| format!("{}: {error}", section.name))?;
+fn run(sections: &[&Section], scale: &Scale) -> Outcome<()> {
+    let path = project_folder().join(results::FILE);
+    let server = measured::server_name()?;
+    let mut now = Results::default();
+    for (number, section) in sections.iter().enumerate() {
+        let Section { name, .. } = section;
+        measure::set_part(format!("[{}/{} {name}] ", number + 1, sections.len()));
+        let (start, load) = (Instant::now(), measured::load());
+        let charts = (section.measure)(scale).map_err(|error| format!("{name}: {error}"))?;
         measure::progress("");
-        eprintln!(
-            "{} took {:.0} s",
-            section.name,
-            start.elapsed().as_secs_f64()
-        );
-        if let Some(folder) = &wishes.plots {
-            plot::draw(folder, section.name, &rows)?;
+        eprintln!("{name} took {:.0} s", start.elapsed().as_secs_f64());
+        if charts.is_empty() {
+            continue;
         }
-        all.extend(rows);
+        let run = Run {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: measured::machine(),
+            load,
+            charts,
+        };
+        // Kept at once: a later section may fail.
+        let mut all = Results::read(&path)?;
+        all.put(name, &server, run.clone());
+        all.write(&path)?;
+        now.put(name, &server, run);
+        println!("## {}\n\n{}", section.about, report::section(&now, name));
     }
-    println!("{}", report::table(&all));
+    println!("## Targets\n\n{}", report::targets(&now));
+    eprintln!("every round: {}", path.display());
     Ok(())
 }

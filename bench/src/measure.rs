@@ -1,8 +1,10 @@
 //! Rounds, medians, and the server's own clock.
 
 use std::io::{IsTerminal, Write};
+use std::sync::{Mutex, PoisonError};
 
 use redislock_testkit::Connection;
+use serde::{Deserialize, Serialize};
 
 use crate::Outcome;
 
@@ -10,12 +12,21 @@ use crate::Outcome;
 pub const ROUNDS: usize = 7;
 
 /// One figure of many rounds.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures(Vec<f64>);
 
 impl Figures {
+    /// Of one round.
+    pub fn one(figure: f64) -> Self {
+        let mut figures = Self::default();
+        figures.push(figure);
+        figures
+    }
+
+    /// Adds a round. Six digits that count are more than any of them can be repeated with.
     pub fn push(&mut self, figure: f64) {
-        self.0.push(figure);
+        let shown = format!("{figure:.5e}");
+        self.0.push(shown.parse().unwrap_or(figure));
     }
 
     pub fn median(&self) -> f64 {
@@ -35,6 +46,18 @@ impl Figures {
         self.sorted().last().copied().unwrap_or(f64::NAN)
     }
 
+    /// This over the other, round by round.
+    pub fn over(&self, other: &Self) -> Self {
+        let rounds = self.0.iter().zip(&other.0);
+        Self(rounds.map(|(this, other)| this / other).collect())
+    }
+
+    /// This less the other, round by round.
+    pub fn less(&self, other: &Self) -> Self {
+        let rounds = self.0.iter().zip(&other.0);
+        Self(rounds.map(|(this, other)| this - other).collect())
+    }
+
     fn sorted(&self) -> Vec<f64> {
         let mut sorted = self.0.clone();
         sorted.sort_by(f64::total_cmp);
@@ -42,89 +65,59 @@ impl Figures {
     }
 }
 
-/// Ours and the peer's, round by round.
-#[derive(Clone, Debug, Default)]
-pub struct Comparison {
-    pub ours: Figures,
-    pub peer: Figures,
-    /// Ours over the peer's, of the same round.
-    pub ratio: Figures,
-}
-
-impl Comparison {
-    /// Of two things that were measured one after the other, as often.
-    pub fn of(ours: &Figures, peer: &Figures) -> Self {
-        let mut comparison = Self::default();
-        for (ours, peer) in ours.0.iter().zip(&peer.0) {
-            comparison.push(*ours, *peer);
-        }
-        comparison
-    }
-
-    pub fn push(&mut self, ours: f64, peer: f64) {
-        self.ours.push(ours);
-        self.peer.push(peer);
-        self.ratio.push(ours / peer);
-    }
-
-    /// The peer's over ours.
-    pub fn inverted(&self) -> Figures {
-        Figures(self.ratio.0.iter().map(|ratio| 1.0 / ratio).collect())
-    }
-
-    /// Ours less the peer's.
-    pub fn difference(&self) -> Figures {
-        let rounds = self.ours.0.iter().zip(&self.peer.0);
-        Figures(rounds.map(|(ours, peer)| ours - peer).collect())
-    }
-}
-
-/// Which of two alternating things is measured.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    Ours,
-    Peer,
-}
-
-/// Measures both sides in each of `rounds` rounds; who begins changes, so that neither profits from
-/// its place.
+/// Measures each of so many alternatives in each round; who begins changes, so that nobody profits
+/// from its place.
 pub fn alternate(
     what: &str,
     rounds: usize,
-    measure: impl FnMut(Side) -> Outcome<f64>,
-) -> Outcome<Comparison> {
-    interleave(what, rounds, 1, measure)
+    alternatives: usize,
+    measure: impl FnMut(usize) -> Outcome<f64>,
+) -> Outcome<Vec<Figures>> {
+    interleave(what, rounds, 1, alternatives, measure)
 }
 
 /// The same with each round in several steps, and its mean: whatever else the machine does
-/// meanwhile, it does to both.
+/// meanwhile, it does to all.
 pub fn interleave(
     what: &str,
     rounds: usize,
     steps: usize,
-    mut measure: impl FnMut(Side) -> Outcome<f64>,
-) -> Outcome<Comparison> {
-    let mut comparison = Comparison::default();
+    alternatives: usize,
+    mut measure: impl FnMut(usize) -> Outcome<f64>,
+) -> Outcome<Vec<Figures>> {
+    let mut found = vec![Figures::default(); alternatives];
     for round in 0..rounds {
         progress(&format!("{what}: round {} of {rounds}", round + 1));
-        let (mut ours, mut peer) = (0.0, 0.0);
+        let mut sums = vec![0.0; alternatives];
         for step in 0..steps {
-            if (round + step) % 2 == 0 {
-                ours += measure(Side::Ours)?;
-                peer += measure(Side::Peer)?;
-            } else {
-                peer += measure(Side::Peer)?;
-                ours += measure(Side::Ours)?;
+            for turn in 0..alternatives {
+                let alternative = (round + step + turn) % alternatives;
+                sums[alternative] += measure(alternative)?;
             }
         }
-        comparison.push(ours / steps as f64, peer / steps as f64);
+        for (figures, sum) in found.iter_mut().zip(sums) {
+            figures.push(sum / steps as f64);
+        }
     }
-    progress("");
-    Ok(comparison)
+    Ok(found)
+}
+
+/// Which part of the whole is being done: it stands before each line of [`progress`].
+static PART: Mutex<String> = Mutex::new(String::new());
+
+pub fn set_part(part: String) {
+    *PART.lock().unwrap_or_else(PoisonError::into_inner) = part;
 }
 
 /// Shows what is being done, on one line of a terminal.
 pub fn progress(line: &str) {
+    let part = PART.lock().unwrap_or_else(PoisonError::into_inner);
+    let whole = if line.is_empty() {
+        String::new()
+    } else {
+        format!("{part}{line}")
+    };
+    let line = whole.as_str();
     let mut out = std::io::stderr();
     // Nothing is lost if it cannot be shown.
     let _ = if out.is_terminal() {
@@ -148,4 +141,31 @@ pub fn cpu_of(control: &mut Connection, work: impl FnOnce() -> Outcome<()>) -> O
     let before = server_cpu(control)?;
     work()?;
     Ok(server_cpu(control)? - before)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_is_measured_as_often_and_begins_in_turn() {
+        let mut order = Vec::new();
+        let found = interleave("", 3, 2, 3, |alternative| {
+            order.push(alternative);
+            Ok(alternative as f64)
+        });
+        let medians: Vec<_> = found.unwrap().iter().map(Figures::median).collect();
+        assert_eq!(medians, [0.0, 1.0, 2.0]);
+        assert_eq!(order[..6], [0, 1, 2, 1, 2, 0]);
+    }
+
+    #[test]
+    fn ratios_are_those_of_one_round() {
+        let figures = |all: &[f64]| Figures(all.to_vec());
+        let ratio = figures(&[2.0, 8.0]).over(&figures(&[1.0, 2.0]));
+        assert_eq!(
+            (ratio.least(), ratio.median(), ratio.most()),
+            (2.0, 3.0, 4.0)
+        );
+    }
 }

@@ -55,3 +55,32 @@ fn is_yes(reply: &Value) -> bool {
         _ => false,
     }
 }
+
+/// The server that is measured: "Redis 7.0.15".
+pub fn server_name() -> Outcome<String> {
+    let server = start(&[])?;
+    let info = server.try_connect()?.try_info("server")?;
+    let version = |name: &str, field| Some(format!("{name} {}", info.field(field)?));
+    let found = version("Valkey", "valkey_version").or_else(|| version("Redis", "redis_version"));
+    Ok(found.ok_or("INFO server has no version")?)
+}
+
+/// The processor of this machine, and how many cores of it this process may use.
+pub fn machine() -> String {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let about = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let model = about
+        .lines()
+        .find_map(|line| line.strip_prefix("model name"));
+    let model = model.and_then(|model| model.split_once(':'));
+    let model = model.map_or(std::env::consts::ARCH, |(_, model)| model.trim());
+    let plural = if cores == 1 { "core" } else { "cores" };
+    format!("{cores} {plural} of {model}")
+}
+
+/// How many programs wanted a core during the last minute; 0 where nobody tells.
+pub fn load() -> f64 {
+    let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+    let load = text.split(' ').next().and_then(|load| load.parse().ok());
+    load.unwrap_or(0.0)
+}

@@ -1,47 +1,106 @@
-//! Memory of a held lock, beside the same lock as a string with a time to live.
+//! Memory of a held lock, beside the same lock as a string with a time to live; and of a connection
+//! that waits, beside one in BLPOP.
+
+use std::time::Duration;
+
+use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
-use crate::locks::Wording;
-use crate::measure::{Side, alternate};
-use crate::measured::{self, pipeline};
-use crate::report::{Row, Target, bytes};
+use crate::measure::alternate;
+use crate::measured::{self, connect_unix, pipeline};
+use crate::results::{Chart, OURS, Unit};
+use crate::ways::{Way, Ways, bare_module, name, token};
+
+/// The questions.
+pub const LOCK: &str = "a held lock";
+pub const WAITER: &str = "a connection that waits, beyond the connection itself";
+/// The peers.
+pub const STRING: &str = "string with PX";
+pub const BLPOP: &str = "BLPOP";
 
 const LOCKS: usize = 200_000;
 const PIPELINE: usize = 1_000;
+const WAITERS: usize = 1_000;
 /// The figures hardly vary.
-const ROUNDS: usize = 5;
+const ROUNDS: usize = 3;
 
-pub fn measure() -> Outcome<Vec<Row>> {
-    let found = alternate("memory", ROUNDS, fill)?;
-    Ok(vec![Row::ratio(
-        "memory of a held lock",
-        &found,
-        Target::AtMost(1.5),
-        bytes,
-    )])
+pub fn measure() -> Outcome<Vec<Chart>> {
+    let bare = bare_module(false);
+    let with_bare = usize::from(bare.is_some());
+    let settings: Vec<_> = bare.iter().map(String::as_str).collect();
+    let ways = [Way::Ours, Way::Script, Way::Bare];
+    let found = alternate("memory of a lock", ROUNDS, 2 + with_bare, |way| {
+        lock(&settings, ways[way])
+    })?;
+    let names = [OURS, STRING, Way::Bare.name()].map(str::to_owned);
+    let locks = Chart::new(LOCK, Unit::Bytes, names.into_iter().zip(found).collect());
+    let found = alternate("memory of a waiter", ROUNDS, 2 + with_bare, |way| {
+        waiter(&settings, ways[way])
+    })?;
+    let names = [OURS, BLPOP, Way::Bare.name()].map(str::to_owned);
+    let waiters = Chart::new(WAITER, Unit::Bytes, names.into_iter().zip(found).collect());
+    Ok(vec![locks, waiters])
+}
+
+pub fn used_memory(connection: &mut Connection) -> Outcome<f64> {
+    Ok(connection
+        .try_info("memory")?
+        .number::<f64>("used_memory")?)
 }
 
 /// Bytes a lock, on a fresh server: what an earlier round leaves behind would hide what the next
 /// one needs.
-fn fill(side: Side) -> Outcome<f64> {
-    let server = measured::start(&[])?;
+fn lock(settings: &[&str], way: Way) -> Outcome<f64> {
+    let server = measured::start(settings)?;
     let mut connection = server.try_connect()?;
-    let wording = Wording::new(&mut connection)?;
-    let acquire = |start: usize| {
-        let mut buffer = Vec::new();
-        for number in start..start + PIPELINE {
-            wording.acquire(side, &mut buffer, number, "600000");
-        }
-        buffer
-    };
-    let before = connection
-        .try_info("memory")?
-        .number::<f64>("used_memory")?;
+    let ways = Ways::of(&mut connection)?;
+    let before = used_memory(&mut connection)?;
     for start in (0..LOCKS).step_by(PIPELINE) {
-        pipeline(&mut connection, &acquire(start), PIPELINE)?;
+        let acquires = ways.acquires(way, start..start + PIPELINE, "600000");
+        pipeline(&mut connection, &acquires, PIPELINE)?;
     }
-    let after = connection
-        .try_info("memory")?
-        .number::<f64>("used_memory")?;
-    Ok((after - before) / LOCKS as f64)
+    Ok((used_memory(&mut connection)? - before) / LOCKS as f64)
+}
+
+/// Bytes a connection that waits, less those that it needs before it does.
+fn waiter(settings: &[&str], way: Way) -> Outcome<f64> {
+    let server = measured::start(settings)?;
+    let mut control = server.try_connect()?;
+    let mut connections = waiters(&server)?;
+    control.try_call(&["LOCK.ACQUIRE", &name(0), "holder", "600000"])?;
+    let before = used_memory(&mut control)?;
+    for (number, connection) in connections.iter_mut().enumerate() {
+        let (name, token) = (name(0), token(number));
+        connection.try_send_raw(&match way {
+            Way::Ours => encode(&["LOCK.ACQUIRE", &name, &token, "600000", "BLOCK", "0"]),
+            Way::Bare => encode(&["BARE.WAIT", &name, &token]),
+            _ => encode(&["BLPOP", "list", "0"]),
+        })?;
+    }
+    await_blocked(&mut control, WAITERS)?;
+    Ok((used_memory(&mut control)? - before) / WAITERS as f64)
+}
+
+/// Connections that have each sent as much as they will: what that needs is theirs.
+fn waiters(server: &Server) -> Outcome<Vec<Connection>> {
+    let filler = format!("{:0200}", 0);
+    (0..WAITERS)
+        .map(|_| {
+            let mut connection = connect_unix(server)?;
+            connection.try_call(&["PING", &filler])?;
+            Ok(connection)
+        })
+        .collect()
+}
+
+/// Waits until so many clients are blocked.
+pub fn await_blocked(control: &mut Connection, number: usize) -> Outcome<()> {
+    let blocked = |control: &mut Connection| {
+        let clients = control.try_info("clients")?;
+        clients.number::<usize>("blocked_clients")
+    };
+    while blocked(control)? != number {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
 }

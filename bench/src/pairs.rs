@@ -1,10 +1,14 @@
 //! Server CPU of an acquire and its release, pipelined from one connection.
 
 use crate::Outcome;
-use crate::locks::Wording;
-use crate::measure::{ROUNDS, Side, cpu_of, interleave};
+use crate::measure::{ROUNDS, cpu_of, interleave};
 use crate::measured::{self, pipeline};
-use crate::report::{Row, Target, micros};
+use crate::results::{Chart, Unit};
+use crate::ways::{Way, Ways, bare_module};
+
+/// The questions.
+pub const PLAIN: &str = "acquire + release, no AOF";
+pub const AOF: &str = "acquire + release, AOF everysec";
 
 /// Locks that one pipeline acquires and releases.
 const PIPELINE: usize = 1_000;
@@ -13,38 +17,43 @@ const AT_ONCE: usize = 5;
 /// Readings of a round.
 const STEPS: usize = 8;
 
-pub fn measure() -> Outcome<Vec<Row>> {
-    Ok(vec![
-        compare("acquire + release, no AOF", &[], 1.8)?,
-        compare(
-            "acquire + release, AOF everysec",
-            &["appendonly yes", "appendfsync everysec"],
-            1.5,
-        )?,
-    ])
+/// The settings of a server that writes an AOF.
+pub const AOF_SETTINGS: [&str; 2] = ["appendonly yes", "appendfsync everysec"];
+
+pub fn measure() -> Outcome<Vec<Chart>> {
+    Ok(vec![compare(PLAIN, &[])?, compare(AOF, &AOF_SETTINGS)?])
 }
 
-fn compare(what: &str, settings: &[&str], target: f64) -> Outcome<Row> {
-    let server = measured::start(settings)?;
+fn compare(what: &str, settings: &[&str]) -> Outcome<Chart> {
+    let mut settings = settings.to_vec();
+    let bare = bare_module(!settings.is_empty());
+    settings.extend(bare.as_deref());
+    let server = measured::start(&settings)?;
     let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
-    let wording = Wording::new(&mut control)?;
-    let pipelines = |side| -> Vec<Vec<u8>> {
-        (0..AT_ONCE)
-            .map(|number| wording.pairs(side, number * PIPELINE..(number + 1) * PIPELINE))
-            .collect()
+    let ways = Ways::of(&mut control)?;
+    let pipelines = |way: &Way| -> Vec<Vec<u8>> {
+        let pair = |number: usize| {
+            let locks = number * PIPELINE..(number + 1) * PIPELINE;
+            let acquires = ways.acquires(*way, locks.clone(), "30000");
+            [acquires, ways.releases(*way, locks)].concat()
+        };
+        (0..AT_ONCE).map(pair).collect()
     };
-    let (ours, peer) = (pipelines(Side::Ours), pipelines(Side::Peer));
-    let mut send = |side| {
-        let pipelines = if side == Side::Ours { &ours } else { &peer };
-        pipelines
+    let pipelines: Vec<_> = ways.all.iter().map(pipelines).collect();
+    let mut send = |way: usize| {
+        pipelines[way]
             .iter()
             .try_for_each(|bytes| pipeline(&mut connection, bytes, 2 * PIPELINE))
     };
     // What is done for the first time is no measure.
-    send(Side::Ours)?;
-    send(Side::Peer)?;
-    let found = interleave(what, ROUNDS, STEPS, |side| {
-        Ok(cpu_of(&mut control, || send(side))? / (AT_ONCE * PIPELINE) as f64)
+    (0..ways.all.len()).try_for_each(&mut send)?;
+    let found = interleave(what, ROUNDS, STEPS, ways.all.len(), |way| {
+        Ok(cpu_of(&mut control, || send(way))? / (AT_ONCE * PIPELINE) as f64)
     })?;
-    Ok(Row::gain(what, &found, Target::AtLeast(target), micros))
+    let names = ways.all.iter().map(|way| way.name().to_owned());
+    Ok(Chart::new(
+        what,
+        Unit::MicrosOfCpu,
+        names.zip(found).collect(),
+    ))
 }

@@ -1,92 +1,265 @@
-//! The figures as pictures: how far each ratio is from its target.
+//! The results as pictures: absolute figures of each alternative, with their spread.
+//!
+//! The SVG has no background and two sets of colours, so that it can be read on a light and on a
+//! dark page.
 
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::fmt::Write;
 
-use plotters::prelude::*;
+use crate::results::{Chart, OURS, Point, Run, grouped};
 
-use crate::Outcome;
-use crate::report::{Row, Target};
+const WIDTH: f64 = 860.0;
+/// Left and right of the bars are names and figures.
+const BARS: std::ops::Range<f64> = 230.0..640.0;
+const ROW: f64 = 26.0;
+/// A curve: two of them stand side by side.
+const CURVE: (f64, f64) = (420.0, 240.0);
+/// The room of its lines within it: left, top, right, bottom.
+const INSIDE: [f64; 4] = [64.0, 54.0, 404.0, 196.0];
 
-const SIZE: (u32, u32) = (900, 60);
-const MET: RGBColor = RGBColor(46, 125, 50);
-const MISSED: RGBColor = RGBColor(198, 40, 40);
+const STYLE: &str = "\
+<style>
+text { font: 13px system-ui, sans-serif; fill: #1f2328 }
+.title { font-weight: 600 }
+.small { font-size: 11px; fill: #59636e }
+.axis { stroke: #d1d9e0 }
+.c0 { fill: #0969da; stroke: #0969da }
+.c1 { fill: #9a6700; stroke: #9a6700 }
+.c2 { fill: #6e7781; stroke: #6e7781 }
+rect { fill-opacity: .55; stroke: none }
+polyline { fill: none !important; stroke-width: 2 }
+line.spread { stroke-width: 2 }
+@media (prefers-color-scheme: dark) {
+text { fill: #f0f6fc }
+.small { fill: #9198a1 }
+.axis { stroke: #3d444d }
+.c0 { fill: #4493f8; stroke: #4493f8 }
+.c1 { fill: #d29922; stroke: #d29922 }
+.c2 { fill: #9198a1; stroke: #9198a1 }
+}
+</style>
+";
 
-/// Draws the rows of a section that have a target: a bar a row, its spread, and the target as a
-/// line.
-pub fn draw(folder: &Path, section: &str, rows: &[Row]) -> Outcome<()> {
-    let rows: Vec<_> = rows.iter().filter_map(Bar::of).collect();
-    if rows.is_empty() {
-        return Ok(());
+/// One picture with all charts of a section.
+pub fn picture(about: &str, servers: &BTreeMap<String, Run>) -> String {
+    let mut drawing = Drawing::default();
+    for (server, run) in servers {
+        let (single, curves): (Vec<_>, Vec<_>) =
+            run.charts.iter().partition(|chart| chart.along.is_none());
+        for chart in single {
+            drawing.bars(server, chart);
+        }
+        drawing.curves(server, &curves);
     }
-    std::fs::create_dir_all(folder)?;
-    let path = folder.join(format!("{section}.svg"));
-    let height = SIZE.1 * rows.len() as u32 + 70;
-    let area = SVGBackend::new(&path, (SIZE.0, height)).into_drawing_area();
-    area.fill(&WHITE)?;
-    // Everything in units of the target, so that one axis serves all rows.
-    let widest = rows.iter().map(|bar| bar.most).fold(1.0, f64::max);
-    let mut chart = ChartBuilder::on(&area)
-        .margin(10)
-        .x_label_area_size(35)
-        .build_cartesian_2d(0.0..widest * 1.05, 0.0..rows.len() as f64)?;
-    chart
-        .configure_mesh()
-        .disable_y_mesh()
-        .y_labels(0)
-        .x_desc("share of the target (bar: median, line: spread)")
-        .draw()?;
-    for (number, bar) in rows.iter().enumerate() {
-        let bottom = (rows.len() - number - 1) as f64;
-        let colour = if bar.met { MET } else { MISSED };
-        chart.draw_series([Rectangle::new(
-            [(0.0, bottom + 0.1), (bar.median, bottom + 0.55)],
-            colour.mix(0.5).filled(),
-        )])?;
-        chart.draw_series([PathElement::new(
-            vec![(bar.least, bottom + 0.325), (bar.most, bottom + 0.325)],
-            colour.stroke_width(2),
-        )])?;
-        chart.draw_series([Text::new(
-            bar.label.clone(),
-            (0.0, bottom + 0.9),
-            ("sans-serif", 14),
-        )])?;
-    }
-    chart.draw_series([PathElement::new(
-        vec![(1.0, 0.0), (1.0, rows.len() as f64)],
-        BLACK.stroke_width(2),
-    )])?;
-    area.present()?;
-    Ok(())
+    let Drawing { body, bottom } = drawing;
+    let about = escape(about);
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {bottom}\" \
+         width=\"{WIDTH}\" height=\"{bottom}\" role=\"img\" aria-label=\"{about}\">\n\
+         {STYLE}{body}</svg>\n"
+    )
 }
 
-/// A row in units of its target.
-struct Bar {
-    label: String,
-    least: f64,
-    median: f64,
+#[derive(Default)]
+struct Drawing {
+    body: String,
+    /// Where the next chart begins.
+    bottom: f64,
+}
+
+impl Drawing {
+    /// One element; writing to a string does not fail.
+    fn put(&mut self, element: std::fmt::Arguments<'_>) {
+        let _ = writeln!(self.body, "{element}");
+    }
+
+    fn text(&mut self, class: &str, anchor: &str, (x, y): (f64, f64), text: &str) {
+        let text = escape(text);
+        self.put(format_args!(
+            "<text class=\"{class}\" text-anchor=\"{anchor}\" x=\"{x:.1}\" y=\"{y:.1}\">\
+             {text}</text>"
+        ));
+    }
+
+    fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+        let ((x1, y1), (x2, y2)) = (from, to);
+        self.put(format_args!(
+            "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
+        ));
+    }
+
+    /// A bar for each alternative: the median, and a line for the spread.
+    fn bars(&mut self, server: &str, chart: &Chart) {
+        let title = format!("{}: {} ({server})", chart.title, chart.unit.name());
+        self.text("title", "start", (0.0, self.bottom + 18.0), &title);
+        self.bottom += 28.0;
+        let points = chart.alternatives.iter();
+        let points: Vec<_> = points
+            .filter_map(|alternative| Some((&alternative.name, alternative.points.first()?)))
+            .collect();
+        let most = points.iter().map(|(_, point)| point.rounds.most());
+        let most = most.fold(f64::MIN_POSITIVE, f64::max);
+        let x = |figure: f64| BARS.start + (BARS.end - BARS.start) * figure / most;
+        let ours = points
+            .first()
+            .map_or(1.0, |(_, point)| point.rounds.median());
+        for (name, Point { rounds, .. }) in points {
+            let class = if name == OURS { "c0" } else { "c2" };
+            let (top, middle) = (self.bottom, self.bottom + ROW / 2.0);
+            self.text("", "end", (BARS.start - 8.0, middle + 4.5), name);
+            let width = x(rounds.median()) - BARS.start;
+            let (left, height) = (BARS.start, ROW - 8.0);
+            self.put(format_args!(
+                "<rect class=\"{class}\" x=\"{left}\" y=\"{:.1}\" width=\"{width:.1}\" \
+                 height=\"{height}\" rx=\"2\"/>",
+                top + 4.0
+            ));
+            let spread = format!("spread {class}");
+            let ends = [rounds.least(), rounds.most()].map(x);
+            self.line(&spread, (ends[0], middle), (ends[1], middle));
+            let mut figure = chart.unit.show(rounds.median());
+            if name != OURS {
+                let _ = write!(figure, "  ({:.2} ×)", rounds.median() / ours);
+            }
+            self.text("", "start", (ends[1] + 8.0, middle + 4.5), &figure);
+            self.bottom += ROW;
+        }
+        self.bottom += 10.0;
+    }
+
+    /// Curves, two in a row.
+    fn curves(&mut self, server: &str, charts: &[&Chart]) {
+        for pair in charts.chunks(2) {
+            for (column, chart) in pair.iter().enumerate() {
+                self.curve(server, chart, column as f64 * (CURVE.0 + 20.0));
+            }
+            self.bottom += CURVE.1;
+        }
+    }
+
+    fn curve(&mut self, server: &str, chart: &Chart, left: f64) {
+        let top = self.bottom;
+        let title = format!("{}: {}", chart.title, chart.unit.name());
+        self.text("title", "start", (left, top + 16.0), &title);
+        let places = Places::of(chart, left, top);
+        let [_, _, right, bottom] = INSIDE;
+        for part in 0..=2 {
+            let figure = places.most * f64::from(part) / 2.0;
+            let y = places.y(figure);
+            self.line("axis", (places.left, y), (left + right, y));
+            let label = chart.unit.show(figure);
+            self.text("small", "end", (places.left - 6.0, y + 4.0), &label);
+        }
+        for at in &places.along {
+            let x = places.x(*at);
+            self.text(
+                "small",
+                "middle",
+                (x, top + bottom + 16.0),
+                &grouped(*at as f64),
+            );
+        }
+        let along = chart.along.as_deref().unwrap_or_default();
+        let along = format!("{along} ({server})");
+        let middle = f64::midpoint(places.left, left + right);
+        self.text("small", "middle", (middle, top + bottom + 31.0), &along);
+        let mut legend = left;
+        for (number, alternative) in chart.alternatives.iter().enumerate() {
+            let class = format!("c{}", number.min(2));
+            let y = top + 32.0;
+            self.put(format_args!(
+                "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{y:.1}\" r=\"4\"/>",
+                legend + 5.0
+            ));
+            self.text(
+                "small",
+                "start",
+                (legend + 13.0, y + 4.0),
+                &alternative.name,
+            );
+            // Wide enough for letters of this size.
+            legend += 28.0 + 6.0 * alternative.name.chars().count() as f64;
+            self.series(&class, &places, &alternative.points);
+        }
+    }
+
+    fn series(&mut self, class: &str, places: &Places, points: &[Point]) {
+        let points = points
+            .iter()
+            .filter_map(|point| Some((point.at?, &point.rounds)));
+        let mut line = String::new();
+        for (at, rounds) in points {
+            let (x, y) = (places.x(at), places.y(rounds.median()));
+            let _ = write!(line, "{x:.1},{y:.1} ");
+            let ends = [rounds.least(), rounds.most()].map(|figure| places.y(figure));
+            self.line(class, (x, ends[0]), (x, ends[1]));
+            self.put(format_args!(
+                "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>"
+            ));
+        }
+        let line = line.trim_end();
+        self.put(format_args!(
+            "<polyline class=\"{class}\" points=\"{line}\"/>"
+        ));
+    }
+}
+
+/// Where the figures of a curve are: numbers along it by their logarithm, figures from 0.
+struct Places {
+    left: f64,
+    top: f64,
+    along: Vec<u64>,
     most: f64,
-    met: bool,
 }
 
-impl Bar {
-    fn of(row: &Row) -> Option<Self> {
-        let (bound, sign) = match row.target {
-            Target::AtLeast(bound) => (bound, "≥"),
-            Target::AtMost(bound) => (bound, "≤"),
-            Target::None => return None,
-        };
-        let figure = &row.figure;
-        let (median, unit) = (figure.median(), row.unit);
-        Some(Self {
-            label: format!(
-                "{}: {median:.2} {unit} (target {sign} {bound} {unit})",
-                row.what
-            ),
-            least: figure.least() / bound,
-            median: median / bound,
-            most: figure.most() / bound,
-            met: row.is_met() == Some(true),
-        })
+impl Places {
+    fn of(chart: &Chart, left: f64, top: f64) -> Self {
+        let points = || chart.alternatives.iter().flat_map(|each| &each.points);
+        let mut along: Vec<_> = points().filter_map(|point| point.at).collect();
+        along.sort_unstable();
+        along.dedup();
+        let most = points().map(|point| point.rounds.most());
+        Self {
+            left: left + INSIDE[0],
+            top,
+            along,
+            most: round_up(most.fold(f64::MIN_POSITIVE, f64::max)),
+        }
+    }
+
+    fn x(&self, at: u64) -> f64 {
+        let ends = [self.along.first(), self.along.last()];
+        let [first, last] = ends.map(|end| (*end.unwrap_or(&1) as f64).max(1.0).ln());
+        let width = INSIDE[2] - INSIDE[0] - 40.0;
+        let share = ((at as f64).max(1.0).ln() - first) / (last - first).max(f64::MIN_POSITIVE);
+        self.left + 20.0 + width * share.clamp(0.0, 1.0)
+    }
+
+    fn y(&self, figure: f64) -> f64 {
+        let [_, top, _, bottom] = INSIDE;
+        self.top + bottom - (bottom - top) * figure / self.most
+    }
+}
+
+/// The next figure that is easy to read: 1, 2, 4, 6, 8 and a power of ten.
+fn round_up(figure: f64) -> f64 {
+    let power = 10_f64.powf(figure.log10().floor());
+    let steps = [1.0, 2.0, 4.0, 6.0, 8.0, 10.0];
+    let fits = steps.into_iter().find(|step| step * power >= figure);
+    fits.unwrap_or(10.0) * power
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_axis_ends_at_a_round_figure() {
+        let rounded = [0.9, 1.0, 1.1, 35.0, 61.0, 8_100.0].map(round_up);
+        assert_eq!(rounded, [1.0, 1.0, 2.0, 40.0, 80.0, 10_000.0]);
     }
 }

@@ -1,107 +1,160 @@
-//! What was found: a table of ratios beside their targets.
+//! The results as tables in Markdown.
 
-use crate::measure::{Comparison, Figures};
+use crate::measure::Figures;
+use crate::results::{Alternative, Chart, OURS, Results, Run, grouped};
+use crate::targets::{self, spread};
 
-/// What a ratio should be.
-#[derive(Clone, Copy, Debug)]
-pub enum Target {
-    AtLeast(f64),
-    AtMost(f64),
-    /// Shown for what it tells.
-    None,
+/// The tables of a section: one for each server and shape.
+pub fn section(results: &Results, name: &str) -> String {
+    let mut text = String::new();
+    for (server, run) in results.0.get(name).into_iter().flatten() {
+        let (single, curves): (Vec<_>, Vec<_>) =
+            run.charts.iter().partition(|chart| chart.along.is_none());
+        text += &format!("{}\n\n", origin(server, run));
+        if !single.is_empty() {
+            text += &format!("{}\n", table(&bars(&single)));
+        }
+        for chart in curves {
+            text += &format!("{}\n", table(&curve(chart)));
+        }
+    }
+    text
 }
 
-/// One line of the table.
-#[derive(Clone, Debug)]
-pub struct Row {
-    pub what: String,
-    pub ours: String,
-    pub peer: String,
-    pub figure: Figures,
-    pub unit: &'static str,
-    pub target: Target,
+/// Where the figures come from.
+fn origin(server: &str, run: &Run) -> String {
+    let Run {
+        version,
+        machine,
+        load,
+        ..
+    } = run;
+    format!("{server}, redislock {version}, {machine}, load {load:.1} when it began:")
 }
 
-impl Row {
-    /// Ours over the peer's; `show` writes either of them with its unit.
-    pub fn ratio(
-        what: impl Into<String>,
-        found: &Comparison,
-        target: Target,
-        show: impl Fn(f64) -> String,
-    ) -> Self {
-        Self {
-            what: what.into(),
-            ours: show(found.ours.median()),
-            peer: show(found.peer.median()),
-            figure: found.ratio.clone(),
-            unit: "×",
-            target,
+type Line = Vec<String>;
+
+/// Each alternative with its figure, its spread, and what it is beside ours.
+fn bars(charts: &[&Chart]) -> Vec<Line> {
+    let heads = ["", "", "median", "lowest – highest", "beside redislock"];
+    let mut lines = vec![heads.map(str::to_owned).to_vec()];
+    for chart in charts {
+        let Some(first) = chart.alternatives.first() else {
+            continue;
+        };
+        for (number, alternative) in chart.alternatives.iter().enumerate() {
+            let Some(figures) = single(alternative) else {
+                continue;
+            };
+            let what = if number == 0 {
+                format!("{} ({})", chart.title, chart.unit.name())
+            } else {
+                String::new()
+            };
+            let show = |figure| chart.unit.show(figure);
+            let beside = single(first).filter(|_| number > 0);
+            let beside = beside.map_or_else(String::new, |first| times(figures, first));
+            lines.push(vec![
+                what,
+                alternative.name.clone(),
+                show(figures.median()),
+                spread(figures, show),
+                beside,
+            ]);
         }
     }
-
-    /// The peer's over ours: how many times cheaper ours is.
-    pub fn gain(
-        what: impl Into<String>,
-        found: &Comparison,
-        target: Target,
-        show: impl Fn(f64) -> String,
-    ) -> Self {
-        Self {
-            figure: found.inverted(),
-            ..Self::ratio(what, found, target, show)
-        }
-    }
-
-    /// Whether the target is met, if there is one.
-    pub fn is_met(&self) -> Option<bool> {
-        let median = self.figure.median();
-        match self.target {
-            Target::AtLeast(bound) => Some(median >= bound),
-            Target::AtMost(bound) => Some(median <= bound),
-            Target::None => None,
-        }
-    }
-
-    fn verdict(&self) -> &'static str {
-        match self.is_met() {
-            Some(true) => "met",
-            Some(false) => "not met",
-            None => "",
-        }
-    }
-
-    fn cells(&self) -> [String; 7] {
-        let Self { figure, unit, .. } = self;
-        let digits = if figure.median() < 100.0 { 2 } else { 0 };
-        let (least, most) = (figure.least(), figure.most());
-        [
-            self.what.clone(),
-            self.ours.clone(),
-            self.peer.clone(),
-            format!("{:.digits$} {unit}", figure.median()),
-            format!("{least:.digits$}–{most:.digits$}"),
-            match self.target {
-                Target::AtLeast(bound) => format!("≥ {bound} {unit}"),
-                Target::AtMost(bound) => format!("≤ {bound} {unit}"),
-                Target::None => String::new(),
-            },
-            self.verdict().to_owned(),
-        ]
-    }
+    lines
 }
 
-/// The table, in Markdown, so that it can be read and kept as it is.
-pub fn table(rows: &[Row]) -> String {
-    let heads = ["what", "ours", "peer", "figure", "spread", "target", ""];
-    let mut lines = vec![heads.map(str::to_owned)];
-    lines.extend(rows.iter().map(Row::cells));
-    let widths: Vec<usize> = (0..heads.len())
-        .map(|column| {
-            let cells = lines.iter().map(|line| line[column].chars().count());
-            cells.max().unwrap_or(0)
-        })
-        .collect();
+fn single(alternative: &Alternative) -> Option<&Figures> {
+    alternative.points.first().map(|point| &point.rounds)
+}
+
+fn times(figures: &Figures, first: &Figures) -> String {
+    let ratio = figures.over(first);
+    let show = |figure| format!("{figure:.2}");
+    let range = spread(&ratio, show);
+    let range = if range.is_empty() {
+        range
+    } else {
+        format!(" ({range})")
+    };
+    format!("{:.2} ×{range}", ratio.median())
+}
+
+/// Each alternative along a curve, and the others beside ours.
+fn curve(chart: &Chart) -> Vec<Line> {
+    let mut places: Vec<u64> = Vec::new();
+    for alternative in &chart.alternatives {
+        places.extend(alternative.points.iter().filter_map(|point| point.at));
+    }
+    places.sort_unstable();
+    places.dedup();
+    let along = chart.along.as_deref().unwrap_or_default();
+    let mut heads = vec![format!("{} ({})", chart.title, chart.unit.name())];
+    heads.extend(
+        places
+            .iter()
+            .map(|at| format!("{} {along}", grouped(*at as f64))),
+    );
+    let mut lines = vec![heads];
+    let cells = |name: &str, show: &dyn Fn(u64) -> Option<String>| {
+        let mut line = vec![name.to_owned()];
+        line.extend(places.iter().map(|at| show(*at).unwrap_or_default()));
+        line
+    };
+    let figures = |name: &str, at| chart.figures(name, Some(at));
+    for Alternative { name, .. } in &chart.alternatives {
+        lines.push(cells(name, &|at| {
+            Some(chart.unit.show(figures(name, at)?.median()))
+        }));
+    }
+    if chart
+        .alternatives
+        .first()
+        .is_some_and(|first| first.name == OURS)
+    {
+        for Alternative { name, .. } in chart.alternatives.iter().skip(1) {
+            lines.push(cells(&format!("{name}, beside redislock"), &|at| {
+                let ratio = figures(name, at)?.over(figures(OURS, at)?);
+                Some(format!("{:.2} ×", ratio.median()))
+            }));
+        }
+    }
+    lines
+}
+
+/// What was found beside the targets.
+pub fn targets(results: &Results) -> String {
+    let heads = ["what", "server", "figure", "lowest – highest", "target", ""];
+    let mut lines = vec![heads.map(str::to_owned).to_vec()];
+    let order = crate::SECTIONS.iter().map(|section| section.name);
+    for name in order {
+        for (server, run) in results.0.get(name).into_iter().flatten() {
+            for checked in targets::check(name, run) {
+                let verdict = if checked.is_met { "met" } else { "not met" };
+                lines.push(vec![
+                    checked.what,
+                    server.clone(),
+                    checked.found,
+                    checked.spread,
+                    checked.wanted,
+                    verdict.to_owned(),
+                ]);
+            }
+        }
+    }
+    table(&lines)
+}
+
+/// A table whose columns stand below each other in a terminal, too.
+fn table(lines: &[Line]) -> String {
+    let columns = lines.first().map_or(0, Vec::len);
+    let width = |column: usize| {
+        let cells = lines.iter().filter_map(|line| line.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..columns).map(width).collect();
     let mut text = String::new();
     for (number, line) in lines.iter().enumerate() {
         for (cell, width) in line.iter().zip(&widths) {
@@ -116,14 +169,4 @@ pub fn table(rows: &[Row]) -> String {
         }
     }
     text
-}
-
-/// Microseconds.
-pub fn micros(figure: f64) -> String {
-    format!("{figure:.2} µs")
-}
-
-/// Bytes.
-pub fn bytes(figure: f64) -> String {
-    format!("{figure:.0} B")
 }

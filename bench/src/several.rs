@@ -4,10 +4,17 @@
 use redislock_testkit::Connection;
 
 use crate::Outcome;
-use crate::locks::{Wording, name, token};
-use crate::measure::{ROUNDS, Side, cpu_of, interleave};
+use crate::measure::{ROUNDS, cpu_of, interleave};
 use crate::measured::{self, pipeline, put};
-use crate::report::{Row, Target, micros};
+use crate::results::{Chart, OURS, Unit};
+use crate::ways::{Way, Ways, name, token};
+
+/// The questions.
+pub const SEVERAL: &str = "acquire + release of 8 keys";
+pub const GUARDED: &str = "a guarded SET";
+/// Their answers.
+pub const ONE_BY_ONE: &str = "8 pairs of redislock in a pipeline";
+pub const SET: &str = "SET alone";
 
 /// Keys of a request.
 const KEYS: usize = 8;
@@ -18,7 +25,7 @@ const COMMANDS: usize = 4_000;
 /// Pipelines of each round.
 const PIPELINES: usize = 20;
 
-pub fn measure() -> Outcome<Vec<Row>> {
+pub fn measure() -> Outcome<Vec<Chart>> {
     let server = measured::start(&[])?;
     let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
     Ok(vec![
@@ -27,22 +34,32 @@ pub fn measure() -> Outcome<Vec<Row>> {
     ])
 }
 
-fn several(control: &mut Connection, connection: &mut Connection) -> Outcome<Row> {
-    let what = "MACQUIRE + MRELEASE of 8 keys, over 8 pairs";
-    let (ours, peer) = (
-        together(),
-        Wording::new(control)?.pairs(Side::Ours, 0..REQUESTS * KEYS),
-    );
-    let mut send = |side| match side {
-        Side::Ours => pipeline(connection, &ours, 2 * REQUESTS),
-        Side::Peer => pipeline(connection, &peer, 2 * REQUESTS * KEYS),
+fn several(control: &mut Connection, connection: &mut Connection) -> Outcome<Chart> {
+    let ways = Ways::of(control)?;
+    let pairs = |way| {
+        let locks = 0..REQUESTS * KEYS;
+        [
+            ways.acquires(way, locks.clone(), "30000"),
+            ways.releases(way, locks),
+        ]
+        .concat()
     };
-    send(Side::Ours)?;
-    send(Side::Peer)?;
-    let found = interleave(what, ROUNDS, PIPELINES, |side| {
-        Ok(cpu_of(control, || send(side))? / REQUESTS as f64)
+    let requests = [
+        (together(), 2 * REQUESTS),
+        (pairs(Way::Ours), 2 * REQUESTS * KEYS),
+        (pairs(Way::Script), 2 * REQUESTS * KEYS),
+    ];
+    let mut send = |which: usize| {
+        let (bytes, replies) = &requests[which];
+        pipeline(connection, bytes, *replies)
+    };
+    (0..requests.len()).try_for_each(&mut send)?;
+    let found = interleave(SEVERAL, ROUNDS, PIPELINES, requests.len(), |which| {
+        Ok(cpu_of(control, || send(which))? / REQUESTS as f64)
     })?;
-    Ok(Row::ratio(what, &found, Target::AtMost(0.6), micros))
+    let names = [OURS, ONE_BY_ONE, "8 × SET NX PX + EVALSHA in a pipeline"].map(str::to_owned);
+    let found = names.into_iter().zip(found).collect();
+    Ok(Chart::new(SEVERAL, Unit::MicrosOfCpu, found))
 }
 
 /// Acquires all keys by eights, then releases them.
@@ -63,32 +80,24 @@ fn together() -> Vec<u8> {
     buffer
 }
 
-fn guarded(control: &mut Connection, connection: &mut Connection) -> Outcome<Row> {
-    let what = "GUARD SET, less SET";
+fn guarded(control: &mut Connection, connection: &mut Connection) -> Outcome<Chart> {
     let (guard, token) = ("guard", token(0));
     control.try_call(&["LOCK.ACQUIRE", guard, &token, "600000"])?;
-    let mut ours = Vec::new();
-    let mut peer = Vec::new();
+    let mut requests = [Vec::new(), Vec::new()];
     for number in 0..COMMANDS {
         let name = format!("counter:{:03}", number % 1000);
         put(
-            &mut ours,
+            &mut requests[0],
             &["LOCK.GUARD", guard, &token, "SET", &name, "value"],
         );
-        put(&mut peer, &["SET", &name, "value"]);
+        put(&mut requests[1], &["SET", &name, "value"]);
     }
-    let mut send = |side| {
-        let bytes = if side == Side::Ours { &ours } else { &peer };
-        pipeline(connection, bytes, COMMANDS)
-    };
-    send(Side::Ours)?;
-    send(Side::Peer)?;
-    let found = interleave(what, ROUNDS, PIPELINES, |side| {
-        Ok(cpu_of(control, || send(side))? / COMMANDS as f64)
+    let mut send = |which: usize| pipeline(connection, &requests[which], COMMANDS);
+    (0..2).try_for_each(&mut send)?;
+    let found = interleave(GUARDED, ROUNDS, PIPELINES, 2, |which| {
+        Ok(cpu_of(control, || send(which))? / COMMANDS as f64)
     })?;
-    Ok(Row {
-        figure: found.difference(),
-        unit: "µs",
-        ..Row::ratio(what, &found, Target::AtMost(1.5), micros)
-    })
+    let names = [OURS, SET].map(str::to_owned);
+    let found = names.into_iter().zip(found).collect();
+    Ok(Chart::new(GUARDED, Unit::MicrosOfCpu, found))
 }

@@ -6,61 +6,63 @@ use std::time::Duration;
 use redislock_testkit::{Connection, Server, Value, encode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::Outcome;
-use crate::measure::{ROUNDS, Side, alternate};
+use crate::measure::progress;
 use crate::measured::{self, check_yes, connect_unix, pipeline, put};
-use crate::report::{Row, Target, micros};
+use crate::memory::await_blocked;
+use crate::results::{Chart, OURS, Unit};
+use crate::{Outcome, Scale};
 
-/// Many and few.
-const MANY: usize = 10_000;
-const FEW: usize = 10;
+/// The questions.
+pub const ONE_KEY: &str = "hand-over while all wait for one key";
+pub const KEY_EACH: &str = "hand-over while each waits for its own key";
+/// The peer.
+pub const LPUSH: &str = "LPUSH to one in BLPOP";
+
+const SIZES: [usize; 5] = [10, 100, 1_000, 10_000, 50_000];
+const ROUNDS: usize = 5;
 /// Hand-overs of each round.
 const HANDOVERS: usize = 1_000;
 
-pub fn measure() -> Outcome<Vec<Row>> {
-    allow_files(MANY + 200)?;
+pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
+    let sizes = SIZES.into_iter().filter(|size| *size <= scale.waiters);
+    let sizes: Vec<_> = sizes.take_while(|size| has_files(size + 200)).collect();
+    let most = sizes.last().copied().ok_or("too few open files")?;
+    if most < scale.waiters {
+        progress(&format!("waiters: {most} at most, see `ulimit -Hn`"));
+    }
+    let maxclients = format!("maxclients {}", most + 100);
     let server = measured::start(&[
-        "maxclients 10100",
+        &maxclients,
         "lock.max-waiters 100000",
         "slowlog-max-len 100000",
         "slowlog-log-slower-than -1",
     ])?;
     let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
-    let mut connections = (0..MANY)
+    let mut connections = (0..most)
         .map(|_| Waiting::connect(&server))
         .collect::<Outcome<Vec<_>>>()?;
-    let places: [(&str, Place); 2] = [("one key", Place::OneKey), ("a key each", Place::KeyEach)];
-    let mut rows = Vec::new();
-    for (how, place) in places {
-        rows.push(compare(
-            format!("release with {MANY} waiters on {how}, over {FEW}"),
-            Target::AtMost(1.2),
-            &mut connections,
-            |waiting| hand_over(&mut control, waiting, place),
-        )?);
+    let places = [(ONE_KEY, Place::OneKey), (KEY_EACH, Place::KeyEach)];
+    let mut charts = Vec::new();
+    for (title, place) in places {
+        let mut chart = Chart::curve(title, Unit::Micros, "waiters", [OURS, LPUSH]);
+        for round in 0..ROUNDS {
+            for size in &sizes {
+                progress(&format!("{title}, {size}: round {} of {ROUNDS}", round + 1));
+                let waiting = connections.get_mut(..*size).unwrap_or_default();
+                for turn in 0..2 {
+                    let which = (round + turn) % 2;
+                    let figure = match which {
+                        0 => hand_over(&mut control, waiting, place)?,
+                        _ => push(&mut control, waiting, place)?,
+                    };
+                    chart.add(which, *size as u64, figure);
+                }
+            }
+        }
+        charts.push(chart);
     }
-    rows.push(compare(
-        format!("LPUSH with {MANY} in BLPOP on a key each, over {FEW}"),
-        Target::None,
-        &mut connections,
-        |waiting| push(&mut control, waiting),
-    )?);
-    Ok(rows)
-}
-
-/// With many waiting, over the same with few.
-fn compare(
-    what: String,
-    target: Target,
-    connections: &mut [Waiting],
-    mut micros_of: impl FnMut(&mut [Waiting]) -> Outcome<f64>,
-) -> Outcome<Row> {
-    let found = alternate(&what, ROUNDS, |side| {
-        let waiting = if side == Side::Ours { MANY } else { FEW };
-        micros_of(connections.get_mut(..waiting).unwrap_or_default())
-    })?;
-    Ok(Row::ratio(what, &found, target, micros))
+    Ok(charts)
 }
 
 /// Where the connections wait.
@@ -169,22 +171,22 @@ fn hand_over(control: &mut Connection, waiting: &mut [Waiting], place: Place) ->
     Ok(micros)
 }
 
-/// What the server itself needs for the like: microseconds of an LPUSH to a list for which one
-/// connection waits, and the others for others.
-fn push(control: &mut Connection, waiting: &mut [Waiting]) -> Outcome<f64> {
-    let key = |number: usize| format!("list:{number:06}");
+/// What the server itself needs for the like: microseconds of an LPUSH that serves one connection
+/// in BLPOP.
+fn push(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outcome<f64> {
+    let key = |number: usize| match place {
+        Place::OneKey => "list".to_owned(),
+        Place::KeyEach => format!("list:{number:06}"),
+    };
     let pop = |number: usize| encode(&["BLPOP", &key(number), "0"]);
     for (number, waiter) in waiting.iter_mut().enumerate() {
         waiter.connection.try_send_raw(&pop(number))?;
+        // One after the other where the order matters.
+        if matches!(place, Place::OneKey) && number % 256 == 255 {
+            await_blocked(control, number + 1)?;
+        }
     }
-    let all = waiting.len() as f64;
-    while control
-        .try_info("clients")?
-        .number::<f64>("blocked_clients")?
-        != all
-    {
-        std::thread::sleep(Duration::from_millis(1));
-    }
+    await_blocked(control, waiting.len())?;
     start_timing(control)?;
     for turn in 0..HANDOVERS {
         let number = turn % waiting.len();
@@ -287,6 +289,12 @@ fn waiters(control: &mut Connection) -> Outcome<usize> {
     Ok(control
         .try_info("lock_state")?
         .number::<f64>("lock_waiters")? as usize)
+}
+
+/// Whether this process, and the server that it starts, may have so many files open. The limit is
+/// raised if need be.
+fn has_files(number: usize) -> bool {
+    allow_files(number).is_ok()
 }
 
 /// Lets this process have so many files open, and the server that it starts.

@@ -1,0 +1,99 @@
+//! docs/PERFORMANCE.md and its pictures, written from the results.
+//!
+//! A block of the document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
+//! `name` is a section, or `targets`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use crate::results::{self, Results};
+use crate::{Outcome, SECTIONS, plot, report};
+
+/// Where they are in the folder of the project.
+const DOCUMENT: &str = "docs/PERFORMANCE.md";
+const PICTURES: &str = "docs/performance";
+
+/// Writes them again.
+pub fn write(project: &Path) -> Outcome<()> {
+    let results = Results::read(&project.join(results::FILE))?;
+    let path = project.join(DOCUMENT);
+    let text = fs::read_to_string(&path)?;
+    fs::write(&path, with_tables(&text, &results)?)?;
+    fs::create_dir_all(project.join(PICTURES))?;
+    for (path, picture) in pictures(project, &results) {
+        fs::write(path, picture)?;
+    }
+    Ok(())
+}
+
+/// The document with the tables of these results.
+fn with_tables(text: &str, results: &Results) -> Outcome<String> {
+    let mut text = text.to_owned();
+    let sections = SECTIONS.iter().map(|section| section.name);
+    for name in sections {
+        text = with_block(&text, name, &report::section(results, name))?;
+    }
+    with_block(&text, "targets", &report::targets(results))
+}
+
+fn with_block(text: &str, name: &str, block: &str) -> Outcome<String> {
+    let (open, close) = (
+        format!("<!-- bench:{name} -->\n"),
+        format!("<!-- /bench:{name} -->\n"),
+    );
+    let (before, rest) = text.split_once(&open).ok_or_else(|| missing(&open))?;
+    let (_, after) = rest.split_once(&close).ok_or_else(|| missing(&close))?;
+    let block = block.trim_end();
+    Ok(format!("{before}{open}\n{block}\n\n{close}{after}"))
+}
+
+fn missing(mark: &str) -> String {
+    format!("{DOCUMENT} has no line {}", mark.trim_end())
+}
+
+/// The picture of each section that was measured.
+fn pictures(project: &Path, results: &Results) -> Vec<(PathBuf, String)> {
+    let sections = SECTIONS.iter().filter_map(|section| {
+        let servers = results.0.get(section.name)?;
+        let path = project.join(PICTURES).join(format!("{}.svg", section.name));
+        Some((path, plot::picture(section.about, servers)))
+    });
+    sections.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use redislock_testkit::project_folder;
+
+    use super::*;
+
+    #[test]
+    fn the_tables_and_pictures_are_those_of_the_results() {
+        let project = project_folder();
+        let results = Results::read(&project.join(results::FILE)).unwrap();
+        assert!(!results.0.is_empty(), "{} has no results", results::FILE);
+        let text = fs::read_to_string(project.join(DOCUMENT)).unwrap();
+        let repair = "write it again: make bench-report";
+        assert!(
+            text == with_tables(&text, &results).unwrap(),
+            "{DOCUMENT} shows other figures than {}; {repair}",
+            results::FILE
+        );
+        for (path, picture) in pictures(&project, &results) {
+            let drawn = fs::read_to_string(&path).unwrap_or_default();
+            assert!(drawn == picture, "{}: {repair}", path.display());
+        }
+    }
+
+    #[test]
+    fn only_the_block_changes() {
+        let text = "a\n<!-- bench:x -->\nold\n<!-- /bench:x -->\nb\n";
+        let changed = with_block(text, "x", "new\n").unwrap();
+        assert_eq!(
+            changed,
+            "a\n<!-- bench:x -->\n\nnew\n\n<!-- /bench:x -->\nb\n"
+        );
+        assert_eq!(with_block(&changed, "x", "new\n").unwrap(), changed);
+        assert!(with_block(text, "y", "").is_err());
+    }
+}

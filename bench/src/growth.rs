@@ -1,0 +1,201 @@
+//! What each operation costs the more locks there are, beside as many strings with a time to live.
+
+use std::time::{Duration, Instant};
+
+use redislock_testkit::{Connection, Value};
+
+use crate::measure::{cpu_of, progress};
+use crate::measured::{self, check_yes, pipeline};
+use crate::memory::{STRING, used_memory};
+use crate::results::{Chart, OURS, Unit};
+use crate::ways::{Way, Ways};
+use crate::{Outcome, Scale};
+
+/// The questions, each per lock.
+pub const PAIR: &str = "acquire + release among so many";
+pub const MEMORY: &str = "memory";
+pub const SAVE: &str = "RDB save";
+pub const LOAD: &str = "RDB load";
+pub const EXPIRY: &str = "leases that end at once, until all are gone";
+pub const SLICE: &str = "longest slice of expiry on the main thread";
+
+const SIZES: [usize; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+const ROUNDS: usize = 3;
+/// The largest size takes so long that it is measured once.
+const ONCE_FROM: usize = 10_000_000;
+const PIPELINE: usize = 1_000;
+/// Locks that are acquired and released among the others.
+const PAIRS: usize = 10_000;
+const WAYS: [Way; 2] = [Way::Ours, Way::Script];
+
+pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
+    let curve = |title, unit| Chart::curve(title, unit, "locks", [OURS, STRING]);
+    let mut charts = Charts {
+        pair: curve(PAIR, Unit::MicrosOfCpu),
+        memory: curve(MEMORY, Unit::Bytes),
+        save: curve(SAVE, Unit::MicrosOfCpu),
+        load: curve(LOAD, Unit::MicrosOfCpu),
+        expiry: curve(EXPIRY, Unit::Micros),
+        slice: Chart::curve(SLICE, Unit::Micros, "locks", [OURS]),
+    };
+    for size in SIZES.into_iter().filter(|size| *size <= scale.locks) {
+        let rounds = if size >= ONCE_FROM { 1 } else { ROUNDS };
+        for round in 0..rounds {
+            for turn in 0..WAYS.len() {
+                let which = (round + turn) % WAYS.len();
+                progress(&format!(
+                    "growth, {size} locks: round {} of {rounds}, {}",
+                    round + 1,
+                    [OURS, STRING][which]
+                ));
+                charts.round(which, size)?;
+            }
+        }
+    }
+    let Charts {
+        pair,
+        memory,
+        save,
+        load,
+        expiry,
+        slice,
+    } = charts;
+    Ok(vec![pair, memory, save, load, expiry, slice])
+}
+
+struct Charts {
+    pair: Chart,
+    memory: Chart,
+    save: Chart,
+    load: Chart,
+    expiry: Chart,
+    slice: Chart,
+}
+
+impl Charts {
+    /// One way with so many locks, on a fresh server.
+    fn round(&mut self, which: usize, size: usize) -> Outcome<()> {
+        let way = WAYS[which];
+        let server = measured::start(&[])?;
+        let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
+        let ways = Ways::of(&mut control)?;
+        let (at, each) = (size as u64, size as f64);
+
+        let before = used_memory(&mut control)?;
+        fill(&mut connection, &ways, way, 0..size, || {
+            Some("3600000".to_owned())
+        })?;
+        let used = used_memory(&mut control)? - before;
+        self.memory.add(which, at, used / each);
+
+        let among = pairs(&mut control, &mut connection, &ways, way, size)?;
+        self.pair.add(which, at, among);
+
+        let call = |control: &mut Connection, words: &[&str]| check_yes(&control.try_call(words)?);
+        let save = cpu_of(&mut control, || call(&mut connection, &["SAVE"]))?;
+        self.save.add(which, at, save / each);
+
+        // Loading flushes first: that would be counted.
+        call(&mut connection, &["FLUSHALL"])?;
+        let reload = ["DEBUG", "RELOAD", "NOSAVE", "NOFLUSH"];
+        let load = cpu_of(&mut control, || call(&mut connection, &reload))?;
+        if keys(&mut connection)? != size as i64 {
+            return Err("not all locks were loaded".into());
+        }
+        self.load.add(which, at, load / each);
+
+        let seconds = until_gone(&mut connection, &ways, way, size)?;
+        self.expiry.add(which, at, seconds * 1e6 / each);
+        if way == Way::Ours {
+            let state = connection.try_info("lock_state")?;
+            let slice = state.number::<f64>("lock_longest_expiry_slice_cpu_us")?;
+            self.slice.add(0, at, slice);
+        }
+        Ok(())
+    }
+}
+
+/// Acquires a range of locks with the lease that `ttl` says; false if it says none.
+fn fill(
+    connection: &mut Connection,
+    ways: &Ways,
+    way: Way,
+    numbers: std::ops::Range<usize>,
+    ttl: impl Fn() -> Option<String>,
+) -> Outcome<bool> {
+    for start in numbers.clone().step_by(PIPELINE) {
+        let Some(ttl) = ttl() else {
+            return Ok(false);
+        };
+        let part = start..numbers.end.min(start + PIPELINE);
+        let acquires = ways.acquires(way, part.clone(), &ttl);
+        pipeline(connection, &acquires, part.len())?;
+    }
+    Ok(true)
+}
+
+/// Server CPU of an acquire and its release, of locks that are not among the `size` first ones.
+fn pairs(
+    control: &mut Connection,
+    connection: &mut Connection,
+    ways: &Ways,
+    way: Way,
+    size: usize,
+) -> Outcome<f64> {
+    let parts = (0..PAIRS / PIPELINE).map(|part| size + part * PIPELINE);
+    let parts = parts.map(|start| start..start + PIPELINE);
+    let requests: Vec<_> = parts
+        .map(|part| {
+            [
+                ways.acquires(way, part.clone(), "60000"),
+                ways.releases(way, part),
+            ]
+            .concat()
+        })
+        .collect();
+    let used = cpu_of(control, || {
+        let mut requests = requests.iter();
+        requests.try_for_each(|bytes| pipeline(connection, bytes, 2 * PIPELINE))
+    })?;
+    Ok(used / PAIRS as f64)
+}
+
+/// Seconds from a common deadline of so many leases until the last has gone.
+fn until_gone(connection: &mut Connection, ways: &Ways, way: Way, size: usize) -> Outcome<f64> {
+    // Room to make them all before they end; a machine that is busy takes longer.
+    let mut room = Duration::from_micros(size as u64 * 20) + Duration::from_millis(500);
+    loop {
+        check_yes(&connection.try_call(&["FLUSHALL"])?)?;
+        let deadline = Instant::now() + room;
+        let ttl = || {
+            let left = deadline.saturating_duration_since(Instant::now());
+            (!left.is_zero()).then(|| left.as_millis().max(1).to_string())
+        };
+        let made = fill(connection, ways, way, 0..size, ttl)?;
+        if made && Instant::now() < deadline && keys(connection)? == size as i64 {
+            return gone(connection, deadline);
+        }
+        room *= 2;
+    }
+}
+
+/// Seconds from the deadline until the last has gone.
+fn gone(connection: &mut Connection, deadline: Instant) -> Outcome<f64> {
+    std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
+    let start = Instant::now();
+    while keys(connection)? > 0 {
+        if start.elapsed() > Duration::from_secs(600) {
+            return Err("not all are gone ten minutes later".into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// How many keys there are, expired ones that are still there too.
+fn keys(connection: &mut Connection) -> Outcome<i64> {
+    match connection.try_call(&["DBSIZE"])? {
+        Value::Integer(size) => Ok(size),
+        other => Err(format!("DBSIZE: {other:?}").into()),
+    }
+}

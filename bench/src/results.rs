@@ -1,0 +1,253 @@
+//! What was measured: every round, as `bench/results.json` keeps it.
+//!
+//! A file has one entry for each section and server. A later run of the same section on the same
+//! kind of server replaces it, so that several servers can stand side by side.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+use crate::Outcome;
+use crate::measure::Figures;
+
+/// Where the results are kept, in the folder of the project.
+pub const FILE: &str = "bench/results.json";
+
+/// How the module is named among its alternatives: it comes first in every chart.
+pub const OURS: &str = "redislock";
+
+/// Section → server → what was found.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Results(pub BTreeMap<String, BTreeMap<String, Run>>);
+
+/// One run of a section.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Run {
+    /// The version of the module.
+    pub version: String,
+    /// The processor, and how many of its cores.
+    pub machine: String,
+    /// How many other programs wanted a core when it began: the load of the last minute.
+    pub load: f64,
+    /// What was found.
+    pub charts: Vec<Chart>,
+}
+
+/// One question, answered for each alternative.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Chart {
+    /// The question.
+    pub title: String,
+    /// The unit of the figures.
+    pub unit: Unit,
+    /// What grows along a curve; none for single figures.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub along: Option<String>,
+    /// The alternatives; the first one is what the others are compared with.
+    pub alternatives: Vec<Alternative>,
+}
+
+/// The figures of one alternative.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Alternative {
+    /// Its name.
+    pub name: String,
+    /// One point, or those of a curve.
+    pub points: Vec<Point>,
+}
+
+/// One figure of many rounds.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Point {
+    /// Where on the curve.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub at: Option<u64>,
+    /// All rounds, in their order.
+    pub rounds: Figures,
+}
+
+/// What the figures count.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Unit {
+    /// Microseconds of the server's CPU time.
+    MicrosOfCpu,
+    /// Microseconds.
+    Micros,
+    /// Milliseconds.
+    Millis,
+    /// Seconds.
+    Seconds,
+    /// Instructions.
+    Instructions,
+    /// Bytes.
+    Bytes,
+    /// So many in a second.
+    PerSecond,
+    /// A share of 1.
+    Share,
+}
+
+impl Chart {
+    /// A question that each of these alternatives answers with one figure.
+    pub fn new(title: impl Into<String>, unit: Unit, found: Vec<(String, Figures)>) -> Self {
+        let alternatives = found.into_iter().map(|(name, rounds)| Alternative {
+            name,
+            points: vec![Point { at: None, rounds }],
+        });
+        Self {
+            title: title.into(),
+            unit,
+            along: None,
+            alternatives: alternatives.collect(),
+        }
+    }
+
+    /// A question whose answer may grow: begin with no points.
+    pub fn curve(
+        title: impl Into<String>,
+        unit: Unit,
+        along: &str,
+        names: impl IntoIterator<Item = impl Into<String>>,
+    ) -> Self {
+        let alternatives = names.into_iter().map(|name| Alternative {
+            name: name.into(),
+            points: Vec::new(),
+        });
+        Self {
+            title: title.into(),
+            unit,
+            along: Some(along.to_owned()),
+            alternatives: alternatives.collect(),
+        }
+    }
+
+    /// Adds a round of one alternative at one place of the curve.
+    pub fn add(&mut self, alternative: usize, at: u64, figure: f64) {
+        let Some(alternative) = self.alternatives.get_mut(alternative) else {
+            return;
+        };
+        let at = Some(at);
+        match alternative.points.iter_mut().find(|point| point.at == at) {
+            Some(point) => point.rounds.push(figure),
+            None => alternative.points.push(Point {
+                at,
+                rounds: Figures::one(figure),
+            }),
+        }
+    }
+
+    /// The figures of an alternative.
+    pub fn figures(&self, name: &str, at: Option<u64>) -> Option<&Figures> {
+        let mut all = self.alternatives.iter();
+        let alternative = all.find(|alternative| alternative.name == name)?;
+        let mut points = alternative.points.iter();
+        Some(&points.find(|point| point.at == at)?.rounds)
+    }
+}
+
+impl Unit {
+    /// The figure with its unit, short enough for a cell.
+    pub fn show(self, figure: f64) -> String {
+        match self {
+            Self::MicrosOfCpu | Self::Micros => format!("{} µs", digits(figure)),
+            Self::Millis => format!("{} ms", digits(figure)),
+            Self::Seconds => format!("{} s", digits(figure)),
+            Self::Instructions => grouped(figure),
+            Self::Bytes => format!("{} B", grouped(figure)),
+            Self::PerSecond => format!("{}/s", grouped(figure)),
+            Self::Share => format!("{figure:.2}"),
+        }
+    }
+
+    /// What the figures count, for a title.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::MicrosOfCpu => "µs of server CPU",
+            Self::Micros => "µs",
+            Self::Millis => "ms",
+            Self::Seconds => "s",
+            Self::Instructions => "instructions",
+            Self::Bytes => "bytes",
+            Self::PerSecond => "per second",
+            Self::Share => "1 is best",
+        }
+    }
+}
+
+/// Three digits that count.
+fn digits(figure: f64) -> String {
+    match figure.abs() {
+        size if size >= 100.0 => grouped(figure),
+        size if size >= 10.0 => format!("{figure:.1}"),
+        _ => format!("{figure:.2}"),
+    }
+}
+
+/// A whole number with commas: 12,345.
+pub fn grouped(figure: f64) -> String {
+    let plain = format!("{:.0}", figure.abs());
+    let mut text = String::new();
+    for (place, digit) in plain.chars().enumerate() {
+        if place > 0 && (plain.len() - place) % 3 == 0 {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    if figure <= -0.5 {
+        format!("-{text}")
+    } else {
+        text
+    }
+}
+
+impl Results {
+    /// What a file has; nothing if there is no file yet.
+    pub fn read(path: &Path) -> Outcome<Self> {
+        match fs::read_to_string(path) {
+            Ok(text) => Ok(serde_json::from_str(&text)?),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Writes the file.
+    pub fn write(&self, path: &Path) -> Outcome<()> {
+        if let Some(folder) = path.parent() {
+            fs::create_dir_all(folder)?;
+        }
+        Ok(fs::write(path, serde_json::to_string_pretty(self)? + "\n")?)
+    }
+
+    /// Takes in a run.
+    pub fn put(&mut self, section: &str, server: &str, run: Run) {
+        let servers = self.0.entry(section.to_owned()).or_default();
+        servers.insert(server.to_owned(), run);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_short() {
+        assert_eq!(Unit::Instructions.show(1_234_567.4), "1,234,567");
+        assert_eq!(Unit::Bytes.show(-1234.0), "-1,234 B");
+        assert_eq!(Unit::MicrosOfCpu.show(3.456), "3.46 µs");
+        assert_eq!(Unit::Seconds.show(34.56), "34.6 s");
+        assert_eq!(Unit::PerSecond.show(999.6), "1,000/s");
+    }
+
+    #[test]
+    fn rounds_of_one_place_stand_together() {
+        let mut chart = Chart::curve("t", Unit::Micros, "locks", ["a", "b"]);
+        for (at, figure) in [(10, 1.0), (100, 2.0), (10, 3.0)] {
+            chart.add(1, at, figure);
+        }
+        assert_eq!(chart.figures("b", Some(10)).map(Figures::median), Some(2.0));
+        assert_eq!(chart.figures("a", Some(10)), None);
+    }
+}

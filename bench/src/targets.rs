@@ -1,0 +1,250 @@
+//! What the figures should be.
+
+use crate::measure::Figures;
+use crate::memory::STRING;
+use crate::results::{Chart, OURS, Run, Unit, grouped};
+use crate::{deadlock, growth, handover, instructions, memory, pairs, several, waiters};
+
+/// What a figure is compared with.
+#[derive(Clone, Copy)]
+enum Beside {
+    /// Itself.
+    Nothing,
+    /// Divided by that of another one.
+    Over(&'static str),
+    /// Less that of another one.
+    Less(&'static str),
+    /// Divided by its own with so few.
+    OverAt(u64),
+}
+
+#[derive(Clone, Copy)]
+enum Bound {
+    AtLeast(f64),
+    AtMost(f64),
+}
+
+use Beside::{Less, Nothing, Over, OverAt};
+use Bound::{AtLeast, AtMost};
+
+/// One figure of a chart, what it is compared with, and what should come out.
+struct Target {
+    section: &'static str,
+    chart: &'static str,
+    of: &'static str,
+    at: Option<u64>,
+    beside: Beside,
+    bound: Bound,
+}
+
+const fn target(
+    (section, chart): (&'static str, &'static str),
+    of: &'static str,
+    at: Option<u64>,
+    beside: Beside,
+    bound: Bound,
+) -> Target {
+    Target {
+        section,
+        chart,
+        of,
+        at,
+        beside,
+        bound,
+    }
+}
+
+const SCRIPT: &str = "SET NX PX + EVALSHA";
+const DELIFEQ: &str = "SET NX PX + DELIFEQ";
+const PAIRS: (&str, &str) = ("pairs", pairs::PLAIN);
+const PAIRS_AOF: (&str, &str) = ("pairs", pairs::AOF);
+const COUNTED: (&str, &str) = ("instructions", instructions::PAIR);
+const COUNTED_AOF: (&str, &str) = ("instructions", instructions::PAIR_AOF);
+const BESIDE_WAITERS: (&str, &str) = ("instructions", instructions::BESIDE);
+const COUNTED_HANDOVER: (&str, &str) = ("instructions", instructions::HANDOVER);
+const LOCK: (&str, &str) = ("memory", memory::LOCK);
+const RATE: (&str, &str) = ("handover", handover::RATE);
+const FAIRNESS: (&str, &str) = ("handover", handover::FAIRNESS);
+const SAVE: (&str, &str) = ("growth", growth::SAVE);
+const LOAD: (&str, &str) = ("growth", growth::LOAD);
+const EXPIRY: (&str, &str) = ("growth", growth::EXPIRY);
+const SLICE: (&str, &str) = ("growth", growth::SLICE);
+const ONE_KEY: (&str, &str) = ("waiters", waiters::ONE_KEY);
+const KEY_EACH: (&str, &str) = ("waiters", waiters::KEY_EACH);
+const DEADLOCK: (&str, &str) = ("deadlock", deadlock::WAIT);
+const MANY: Option<u64> = Some(10_000);
+const MILLION: Option<u64> = Some(1_000_000);
+const TEN_MILLION: Option<u64> = Some(10_000_000);
+
+const TARGETS: &[Target] = &[
+    target(PAIRS, SCRIPT, None, Over(OURS), AtLeast(1.8)),
+    target(PAIRS, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
+    target(PAIRS_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
+    target(PAIRS_AOF, DELIFEQ, None, Over(OURS), AtLeast(0.95)),
+    target(COUNTED, SCRIPT, None, Over(OURS), AtLeast(1.8)),
+    target(COUNTED, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
+    target(COUNTED_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
+    target(COUNTED_AOF, DELIFEQ, None, Over(OURS), AtLeast(0.95)),
+    target(
+        BESIDE_WAITERS,
+        OURS,
+        None,
+        Over(instructions::ALONE),
+        AtMost(1.03),
+    ),
+    target(
+        COUNTED_HANDOVER,
+        OURS,
+        Some(16),
+        Over(handover::LIST),
+        AtMost(1.2),
+    ),
+    target(
+        COUNTED_HANDOVER,
+        OURS,
+        Some(64),
+        Over(handover::LIST),
+        AtMost(1.2),
+    ),
+    target(
+        COUNTED_HANDOVER,
+        OURS,
+        Some(256),
+        Over(handover::LIST),
+        AtMost(1.2),
+    ),
+    target(RATE, OURS, Some(16), Over(handover::LIST), AtLeast(0.95)),
+    target(RATE, OURS, Some(64), Over(handover::LIST), AtLeast(0.95)),
+    target(RATE, OURS, Some(256), Over(handover::LIST), AtLeast(0.95)),
+    target(FAIRNESS, OURS, Some(64), Nothing, AtLeast(0.9)),
+    target(LOCK, OURS, None, Over(STRING), AtMost(1.3)),
+    target(SAVE, OURS, MILLION, Over(STRING), AtMost(1.0 / 0.8)),
+    target(SAVE, OURS, TEN_MILLION, Over(STRING), AtMost(1.0 / 0.8)),
+    target(LOAD, OURS, MILLION, Over(STRING), AtMost(1.0 / 0.8)),
+    target(LOAD, OURS, TEN_MILLION, Over(STRING), AtMost(1.0 / 0.8)),
+    target(EXPIRY, OURS, MILLION, Over(STRING), AtMost(1.0)),
+    target(SLICE, OURS, MILLION, Nothing, AtMost(1_000.0)),
+    target(ONE_KEY, OURS, MANY, OverAt(10), AtMost(1.2)),
+    target(KEY_EACH, OURS, MANY, OverAt(10), AtMost(1.2)),
+    target(DEADLOCK, deadlock::OF_NOTHING, MANY, OverAt(1), AtMost(1.5)),
+    target(DEADLOCK, deadlock::OF_WAITED, MANY, OverAt(1), AtMost(1.5)),
+    target(
+        ("several", several::SEVERAL),
+        OURS,
+        None,
+        Over(several::ONE_BY_ONE),
+        AtMost(0.6),
+    ),
+    target(
+        ("several", several::GUARDED),
+        OURS,
+        None,
+        Less(several::SET),
+        AtMost(1.5),
+    ),
+];
+
+/// A target beside what was found.
+pub struct Checked {
+    pub what: String,
+    pub found: String,
+    pub spread: String,
+    pub wanted: String,
+    pub is_met: bool,
+}
+
+/// The targets of a section, as far as this run has their figures.
+pub fn check(section: &str, run: &Run) -> Vec<Checked> {
+    let targets = TARGETS.iter().filter(|target| target.section == section);
+    targets
+        .filter_map(|target| {
+            let mut charts = run.charts.iter();
+            target.check(charts.find(|chart| chart.title == target.chart)?)
+        })
+        .collect()
+}
+
+impl Target {
+    fn check(&self, chart: &Chart) -> Option<Checked> {
+        let own = chart.figures(self.of, self.at)?;
+        let figures = match self.beside {
+            Nothing => own.clone(),
+            Over(other) => own.over(chart.figures(other, self.at)?),
+            Less(other) => own.less(chart.figures(other, self.at)?),
+            OverAt(few) => own.over(chart.figures(self.of, Some(few))?),
+        };
+        let show = |figure| self.show(chart.unit, figure);
+        let (bound, is_met) = match self.bound {
+            AtLeast(bound) => (format!("≥ {}", show(bound)), figures.median() >= bound),
+            AtMost(bound) => (format!("≤ {}", show(bound)), figures.median() <= bound),
+        };
+        Some(Checked {
+            what: self.what(chart),
+            found: show(figures.median()),
+            spread: spread(&figures, show),
+            wanted: bound,
+            is_met,
+        })
+    }
+
+    fn what(&self, chart: &Chart) -> String {
+        let (title, of) = (&chart.title, self.of);
+        let unit = chart.unit.name();
+        let along = chart.along.as_deref().unwrap_or_default();
+        let place = self.at.map_or_else(String::new, |at| {
+            format!(", {} {along}", grouped(at as f64))
+        });
+        let compared = match self.beside {
+            Nothing => of.to_owned(),
+            Over(other) => format!("{of} over {other}"),
+            Less(other) => format!("{of} less {other}"),
+            OverAt(few) => format!("{of}, over {few} {along}"),
+        };
+        format!("{title} ({unit}){place}: {compared}")
+    }
+
+    fn show(&self, unit: Unit, figure: f64) -> String {
+        match self.beside {
+            Nothing | Less(_) => unit.show(figure),
+            Over(_) | OverAt(_) => format!("{figure:.2} ×"),
+        }
+    }
+}
+
+/// The lowest and the highest round.
+pub fn spread(figures: &Figures, show: impl Fn(f64) -> String) -> String {
+    let (least, most) = (show(figures.least()), show(figures.most()));
+    if least == most {
+        return String::new();
+    }
+    format!("{least} – {most}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ways::Way;
+
+    #[test]
+    fn a_missed_target_is_told_and_a_met_one_too() {
+        let found = |ours, script| {
+            let names = [(OURS, ours), (SCRIPT, script)];
+            let names = names.map(|(name, figure)| (name.to_owned(), Figures::one(figure)));
+            let chart = Chart::new(pairs::PLAIN, Unit::MicrosOfCpu, names.to_vec());
+            Run {
+                version: String::new(),
+                machine: String::new(),
+                load: 0.0,
+                charts: vec![chart],
+            }
+        };
+        let met = |ours, script| check("pairs", &found(ours, script))[0].is_met;
+        assert!(met(1.0, 1.8));
+        assert!(!met(1.0, 1.79));
+    }
+
+    #[test]
+    fn the_names_are_those_of_the_charts() {
+        assert_eq!((SCRIPT, DELIFEQ), (Way::Script.name(), Way::DelIfEq.name()));
+    }
+}

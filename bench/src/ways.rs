@@ -1,0 +1,140 @@
+//! The ways to lock that are compared: the module's commands, what people write with the server's
+//! own commands, and a module that only makes the calls that a lock cannot do without.
+
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::process::Command;
+
+use redislock_testkit::{Connection, Value, project_folder};
+
+use crate::Outcome;
+use crate::measured::put;
+use crate::results::OURS;
+
+/// The release that everybody writes.
+const SCRIPT: &str =
+    "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end";
+
+/// The name of a lock.
+pub fn name(number: usize) -> String {
+    format!("lock:{number:06}")
+}
+
+/// A token of 36 bytes, as long as a UUID.
+pub fn token(number: usize) -> String {
+    let mut token = String::with_capacity(36);
+    // Writing to a string does not fail.
+    let _ = write!(token, "{number:08x}-5c1d-4f6e-9b7a-{:012x}", number * 7919);
+    token
+}
+
+/// A way to lock and to release.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    Ours,
+    /// `SET NX PX`, and a script that compares and deletes.
+    Script,
+    /// `SET NX PX`, and the command of Valkey 9 that compares and deletes.
+    DelIfEq,
+    /// `SET NX PX` and `DEL`: whoever holds the lock by now loses it.
+    Del,
+    /// `bench/bare`.
+    Bare,
+}
+
+impl Way {
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Ours => OURS,
+            Self::Script => "SET NX PX + EVALSHA",
+            Self::DelIfEq => "SET NX PX + DELIFEQ",
+            Self::Del => "SET NX PX + DEL (no check)",
+            Self::Bare => "bare module (lower bound)",
+        }
+    }
+}
+
+/// Knows how to send the commands of each way.
+pub struct Ways {
+    pub all: Vec<Way>,
+    script: String,
+}
+
+impl Ways {
+    /// Those that this server has.
+    pub fn of(connection: &mut Connection) -> Outcome<Self> {
+        let script = match connection.try_call(&["SCRIPT", "LOAD", SCRIPT])? {
+            Value::Bulk(sha) => String::from_utf8(sha)?,
+            other => return Err(format!("SCRIPT LOAD: {other:?}").into()),
+        };
+        let mut all = vec![Way::Ours, Way::Script];
+        let needed = [
+            (Way::DelIfEq, "DELIFEQ"),
+            (Way::Del, "DEL"),
+            (Way::Bare, "BARE.ACQUIRE"),
+        ];
+        for (way, command) in needed {
+            let known = connection.try_call(&["COMMAND", "INFO", command])?;
+            if matches!(known, Value::Array(found) if matches!(found[..], [Value::Array(_)])) {
+                all.push(way);
+            }
+        }
+        Ok(Self { all, script })
+    }
+
+    pub fn acquire(&self, way: Way, buffer: &mut Vec<u8>, number: usize, ttl: &str) {
+        let (name, token) = (name(number), token(number));
+        match way {
+            Way::Ours => put(buffer, &["LOCK.ACQUIRE", &name, &token, ttl]),
+            Way::Bare => put(buffer, &["BARE.ACQUIRE", &name, &token, ttl]),
+            _ => put(buffer, &["SET", &name, &token, "NX", "PX", ttl]),
+        }
+    }
+
+    pub fn release(&self, way: Way, buffer: &mut Vec<u8>, number: usize) {
+        let (name, token) = (name(number), token(number));
+        match way {
+            Way::Ours => put(buffer, &["LOCK.RELEASE", &name, &token]),
+            Way::Script => put(buffer, &["EVALSHA", &self.script, "1", &name, &token]),
+            Way::DelIfEq => put(buffer, &["DELIFEQ", &name, &token]),
+            Way::Del => put(buffer, &["DEL", &name]),
+            Way::Bare => put(buffer, &["BARE.RELEASE", &name, &token]),
+        }
+    }
+
+    /// Commands that acquire a range of locks.
+    pub fn acquires(&self, way: Way, numbers: std::ops::Range<usize>, ttl: &str) -> Vec<u8> {
+        let mut buffer = Vec::with_capacity(numbers.len() * 120);
+        numbers.for_each(|number| self.acquire(way, &mut buffer, number, ttl));
+        buffer
+    }
+
+    /// Commands that release a range of locks.
+    pub fn releases(&self, way: Way, numbers: std::ops::Range<usize>) -> Vec<u8> {
+        let mut buffer = Vec::with_capacity(numbers.len() * 120);
+        numbers.for_each(|number| self.release(way, &mut buffer, number));
+        buffer
+    }
+}
+
+/// The `loadmodule` line of the bare module, which is compiled first; none without a C compiler.
+/// `effects`: whether it replicates effects, as ours does where somebody listens.
+pub fn bare_module(effects: bool) -> Option<String> {
+    let source = project_folder().join("bench/bare/bare.c");
+    let library = built()?;
+    let done = Command::new("cc")
+        .args(["-O2", "-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
+    if !done.is_ok_and(|status| status.success()) {
+        eprintln!("the bare module is left out: it was not compiled by cc");
+        return None;
+    }
+    let argument = if effects { "effects" } else { "" };
+    Some(format!("loadmodule {} {argument}", library.display()))
+}
+
+/// Beside this program, which is in the folder of what was built.
+fn built() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.with_file_name("bare.so"))
+}
