@@ -62,6 +62,9 @@ static FIXED: OnceLock<Fixed> = OnceLock::new();
 pub type OnEvent =
     unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
 
+/// What the server calls when a timer rings.
+pub type OnTimer = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void);
+
 /// From now on `ring` is called when the alarm rings.
 pub fn register(ring: fn(Ctx)) {
     // SAFETY: take nothing and return numbers. A server without the first is older than
@@ -178,6 +181,22 @@ fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
         // SAFETY: the context of this callback.
         (fixed.ring)(unsafe { Ctx::new(ctx) });
         RINGING.store(false, Ordering::Relaxed);
+    }
+}
+
+/// Calls back once, when this time has passed: outside of any event, so that it may end what
+/// [`call_each_turn`] has begun.
+pub fn call_later(delay: Millis, callback: OnTimer) {
+    if let Some(ctx) = ffi::detached() {
+        // SAFETY: the detached context lives forever, and the callback takes no data.
+        unsafe {
+            api!(RedisModule_CreateTimer(
+                ctx.raw(),
+                delay.0 as i64,
+                Some(callback),
+                std::ptr::null_mut()
+            ));
+        }
     }
 }
 

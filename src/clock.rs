@@ -25,8 +25,7 @@ pub fn now() -> Now {
 
 /// The wall clock.
 pub fn wall() -> WallTime {
-    let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-    WallTime(wall.map_or(0, |wall| wall.as_micros() as u64))
+    WallTime(read(libc::CLOCK_REALTIME).unwrap_or_default().0)
 }
 
 /// The monotonic clock that leases run on.

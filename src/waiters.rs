@@ -15,6 +15,7 @@ use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
+use redislock_core::time::Millis;
 
 use crate::alarm;
 use crate::edge::{self, edge, on_event};
@@ -66,6 +67,8 @@ struct Waiters {
     /// Those who are still blocked and are to come again: very many may be at once.
     dismissed: VecDeque<WaiterId>,
     turn: Turn,
+    /// Whether somebody was answered since [`look_for_quiet`] looked last.
+    has_answered: bool,
 }
 
 impl Waiters {
@@ -76,6 +79,11 @@ impl Waiters {
 
 /// So many who are to come again are told so in one turn of the event loop.
 const DISMISSED_AT_ONCE: usize = 32;
+
+/// When nobody was answered for so long, the server need not call at the end of each turn. While a
+/// lock is handed over again and again it stays so: to ask for the calls and to give them up for
+/// each hand-over took 900 instructions, and another turn of the event loop 2,500.
+const QUIET: Millis = Millis(100);
 
 /// Where the server is in its turn of the event loop, as far as is known.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
@@ -159,10 +167,12 @@ pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
         if before == Turn::Untold {
             waiters.turn = Turn::Unknown;
         }
+        waiters.has_answered = true;
         before
     });
     if before == Turn::Untold {
         alarm::call_each_turn(Some(on_event!(on_turn)));
+        look_again_for_quiet();
     }
     if before != Turn::Open {
         alarm::nudge();
@@ -183,6 +193,30 @@ fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _
         }
     } else {
         WAITERS.with(|waiters| waiters.turn = Turn::Open);
+    }
+}
+
+fn look_again_for_quiet() {
+    alarm::call_later(
+        QUIET,
+        edge!(look_for_quiet as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void)),
+    );
+}
+
+/// Ends the calls of [`on_turn`] when nobody was answered for a while.
+fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
+    let is_quiet = WAITERS.with(|waiters| {
+        let has_answered = std::mem::take(&mut waiters.has_answered);
+        let is_quiet = !has_answered && !waiters.owes_answers();
+        if is_quiet {
+            waiters.turn = Turn::Untold;
+        }
+        is_quiet
+    });
+    if is_quiet {
+        alarm::call_each_turn(None);
+    } else {
+        look_again_for_quiet();
     }
 }
 
@@ -315,16 +349,5 @@ fn free_parked(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
     } else {
         has_left(parked.id);
     }
-    // The first moment after `on_turn` at which the server may be told to stop calling it.
-    let stop = WAITERS.with(|waiters| {
-        waiters.places.remove(parked.id);
-        let stop = !waiters.owes_answers() && waiters.turn != Turn::Untold;
-        if stop {
-            waiters.turn = Turn::Untold;
-        }
-        stop
-    });
-    if stop {
-        alarm::call_each_turn(None);
-    }
+    WAITERS.with(|waiters| waiters.places.remove(parked.id));
 }

@@ -132,6 +132,7 @@ const CALLBACKS: &[Edge] = &[
     ("on_alarm", |s| s.does("LOCK.ACQUIRE short me 1")),
     ("on_nudge", |s| s.does("LOCK.RELEASE job me")),
     ("on_turn", |s| s.does("LOCK.RELEASE job me")),
+    ("look_for_quiet", |s| s.does("LOCK.RELEASE job me")),
     ("answer", |s| s.does("LOCK.RELEASE job me")),
     ("free_parked", |s| s.does("LOCK.RELEASE job me")),
     ("disconnected", |s| {

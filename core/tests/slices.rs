@@ -2,7 +2,7 @@
 
 use redislock_core::lock::Terms;
 use redislock_core::queue::WaiterId;
-use redislock_core::table::{Events, Output, Presence, Verdict};
+use redislock_core::table::{Events, Presence, Verdict};
 use redislock_core::time::{Micros, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::put_whole;
@@ -41,7 +41,7 @@ fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
     let mut told = 0;
     while node.table.has_remains() {
         node.table.clear_remains(100);
-        let output = node.table.take_output(node.now, true, Output::new());
+        let output = node.table.take_output(node.now, true, Box::default());
         told += output
             .ended_before
             .iter()

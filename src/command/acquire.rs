@@ -13,7 +13,7 @@ use crate::clock;
 use crate::ffi::{Arg, Args, Ctx};
 use crate::keyspace::{Opened, decide};
 use crate::reply::{self, Failure, Shape};
-use crate::{alarm, waiters};
+use crate::{alarm, node, waiters};
 
 pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (Some(key), Some(token), Some(ttl)) = (args.get(1), args.get(2), args.get(3)) else {
@@ -61,6 +61,9 @@ impl Request {
                 "ERR EPHEMERAL needs a client connection: scripts and modules have none".into(),
             );
         }
+        // To ask for it takes 150 instructions. A request that does not wait needs it only for an
+        // ephemeral hold, its own or one that it enters again.
+        let connection = options.ephemeral || options.block.is_some() || node::has_ties();
         let terms = Terms {
             token,
             ttl,
@@ -70,7 +73,7 @@ impl Request {
             max_hold: options.max_hold,
             owner: options.owner.map(Box::from),
             ephemeral: options.ephemeral,
-            connection: ctx.connection(),
+            connection: connection.then(|| ctx.connection()).flatten(),
         };
         Ok(Self {
             terms,

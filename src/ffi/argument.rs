@@ -7,6 +7,9 @@ use redis_module::raw;
 
 use super::api;
 
+/// A number of so many digits fits into 64 bits.
+const SURE_DIGITS: usize = 18;
+
 /// A string of the server's, at least for as long as `'a`.
 #[derive(Clone, Copy)]
 pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);
@@ -35,6 +38,15 @@ impl<'a> Arg<'a> {
 
     /// It as a number, in the server's strict reading.
     pub fn number(self) -> Option<i64> {
+        // 90 instructions less than the server's own, which is for all that is unusual.
+        let digits = self.bytes();
+        if let [b'1'..=b'9', rest @ ..] = digits
+            && digits.len() <= SURE_DIGITS
+            && rest.iter().all(u8::is_ascii_digit)
+        {
+            let value = |number, digit: &u8| number * 10 + i64::from(digit - b'0');
+            return Some(digits.iter().fold(0, value));
+        }
         let mut number = 0;
         // SAFETY: a valid string and a place for the number.
         let status = unsafe { api!(RedisModule_StringToLongLong(self.0, &raw mut number)) };

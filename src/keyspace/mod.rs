@@ -201,7 +201,7 @@ enum Occasion {
 }
 
 /// An output that was applied: its memory is used again.
-static SPARE: Global<Output> = Global::new(Output::new());
+static SPARE: Global<Option<Box<Output>>> = Global::new(None);
 
 fn decide_at<'a, R>(
     ctx: Ctx,
@@ -237,7 +237,7 @@ fn decide_at<'a, R>(
         let lock = own.first().and_then(Opened::lock);
         let says_it =
             occasion == Occasion::Release && lock.is_some_and(|lock| node.table.only_frees(lock));
-        let spare = SPARE.with(std::mem::take);
+        let spare = SPARE.with(Option::take).unwrap_or_default();
         let output = node.table.take_output(now, listened_to && !says_it, spare);
         let places = change::places(&node.table, own, &output);
         let wake = node.table.wake(Some(&output), now);
@@ -252,7 +252,7 @@ fn decide_at<'a, R>(
             waiters::deliver(output.answers.drain(..));
         }
         output.clear();
-        SPARE.with(|spare| *spare = output);
+        SPARE.with(|spare| *spare = Some(output));
     }
     followup.wake = wake;
     drop(changing);

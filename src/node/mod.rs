@@ -93,6 +93,7 @@ lazy_static! {
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
+static HAS_TIES: AtomicBool = AtomicBool::new(false);
 /// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
 pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
     #[cfg(feature = "failpoints")]
@@ -103,6 +104,7 @@ pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
         }
         let result = use_it(node);
         ANYONE_WAITS.store(node.table.waiters() > 0, Ordering::Relaxed);
+        HAS_TIES.store(node.table.has_ties(), Ordering::Relaxed);
         result
     })
 }
@@ -111,6 +113,11 @@ pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
 /// not touch it.
 pub fn anyone_waits() -> bool {
     ANYONE_WAITS.load(Ordering::Relaxed)
+}
+
+/// Whether a hold ends with a connection, as of the last use of the table.
+pub fn has_ties() -> bool {
+    HAS_TIES.load(Ordering::Relaxed)
 }
 
 /// Whether somebody waits until the string at a key is gone; yes if that cannot be told now. For

@@ -8,7 +8,7 @@ use redislock_core::payload::Origin;
 use redislock_core::quarantine::Reason;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
-use redislock_core::table::{Answer, Found, Keyspace, Limits, Output, Presence, Wanted};
+use redislock_core::table::{Answer, Found, Keyspace, Limits, Presence, Wanted};
 use redislock_core::time::{Millis, MonoTime, Now, WallTime};
 use redislock_core::token::{Key, Token};
 use redislock_core::wire::save;
@@ -294,7 +294,7 @@ impl Node {
     pub fn apply(&mut self, time: Time) {
         while self.table.has_output() {
             let now = self.now(time);
-            let output = self.table.take_output(now, true, Output::default());
+            let output = self.table.take_output(now, true, Box::default());
             for touched in &output.touched {
                 let gone = touched.gone_from.clone();
                 let Some(key) = gone.or_else(|| self.table.key(touched.id)) else {

@@ -167,7 +167,8 @@ pub struct Table {
     untied: Vec<Untied>,
     /// Every key that is waited for is to be looked at again, from this place of the queue on.
     sweep: Option<Place>,
-    output: Output,
+    /// In a place of its own, so that it is handed over without being copied.
+    output: Box<Output>,
 }
 
 impl Table {
@@ -203,7 +204,7 @@ impl Table {
             remains: Vec::new(),
             untied: Vec::new(),
             sweep: None,
-            output: Output::default(),
+            output: Box::default(),
         }
     }
 

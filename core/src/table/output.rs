@@ -114,7 +114,7 @@ impl Table {
             answers,
             ended_before,
             ..
-        } = &self.output;
+        } = &*self.output;
         !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
@@ -126,7 +126,7 @@ impl Table {
             answers,
             ended_before,
             ..
-        } = &self.output;
+        } = &*self.output;
         let only = matches!(&touched[..], [touched] if touched.id == id);
         let is_free = self.slots.get(id).is_some_and(|entry| entry.lock.is_free());
         only && is_free && answers.is_empty() && ended_before.is_empty()
@@ -134,7 +134,7 @@ impl Table {
 
     /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
     /// earlier output that was applied and cleared: its memory is used again.
-    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Output) -> Output {
+    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Box<Output>) -> Box<Output> {
         self.finish(now, listened_to);
         std::mem::replace(&mut self.output, spare)
     }

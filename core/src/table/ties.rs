@@ -16,6 +16,12 @@ impl Table {
         !self.connections.is_empty() && self.connections.contains_key(&connection)
     }
 
+    /// Whether a hold ends with any connection.
+    #[must_use]
+    pub fn has_ties(&self) -> bool {
+        !(self.connections.is_empty() && self.closing.is_empty())
+    }
+
     fn bind(&mut self, id: LockId, token: &Token, connection: u64) {
         self.connections
             .entry(connection)

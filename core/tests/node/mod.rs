@@ -11,8 +11,8 @@ use redislock_core::payload::Origin;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{
-    Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Output,
-    Presence, Verdict, Wanted,
+    Answer, Denial, Events, Extended, Found, Keyspace, LegacyString, Limits, Loaded, Presence,
+    Verdict, Wanted,
 };
 use redislock_core::time::{Micros, MonoTime, Now, Wait, WallTime};
 use redislock_core::token::{Key, Token};
@@ -115,7 +115,7 @@ impl Node {
 
     /// Applies what the calls so far have led to, as the module does.
     pub fn apply(&mut self) {
-        let output = self.table.take_output(self.now, true, Output::new());
+        let output = self.table.take_output(self.now, true, Box::default());
         for touched in &output.touched {
             let key = touched.gone_from.clone();
             let Some(key) = key.or_else(|| self.table.key(touched.id)) else {
