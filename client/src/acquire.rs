@@ -7,16 +7,17 @@ use redis::Value;
 use tracing::Instrument;
 
 use crate::attempt::{Attempt, Outcome};
-use crate::clock::{Moment, pauses};
+use crate::client::{Client, Event};
 use crate::command::{self, SHORTEST};
 use crate::error::{Error, Verdict};
 use crate::hold::Hold;
-use crate::lock::Spec;
+use crate::host::{Moment, pauses};
+use crate::link::Own;
 use crate::node::Node;
 use crate::quorum::is_shortage;
-use crate::redlock::{Client, Event};
 use crate::reply::{Reply, value_of};
 use crate::round::{Question, Round};
+use crate::spec::Spec;
 
 /// The pause after the first attempt that failed because of the nodes …
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -126,7 +127,7 @@ async fn replicate(
     let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
     let patience = deadline.map_or(patience, |deadline| patience.min(deadline.remaining()));
     let deadline = Moment::now() + patience;
-    let mut round = Round::within(&fleet, patience + fleet.node_timeout);
+    let mut round = Round::within(&fleet.nodes, patience + fleet.node_timeout);
     for place in attempt.ballot.granted().iter() {
         let node = Arc::clone(&fleet.nodes[place]);
         let (spec, token) = (Arc::clone(&attempt.spec), attempt.token);
@@ -161,14 +162,17 @@ async fn confirm(
     wait: &command::Request,
     replicas: u32,
 ) -> Reply {
-    let mut own = match node.own_connection().await {
-        Ok(own) => own,
-        Err(verdict) => return Reply::Trouble(verdict),
+    // A server may have closed the connections that were kept for the next caller.
+    let (own, extended) = match extend_on_own(node, extend).await {
+        (_, Reply::Trouble(Verdict::Unreachable(_))) => {
+            node.close_idle();
+            extend_on_own(node, extend).await
+        }
+        first => first,
     };
-    let extended = Reply::read(own.connection.send(extend).await);
-    if !matches!(extended, Reply::Yes(_)) {
+    let (Some(mut own), Reply::Yes(_)) = (own, &extended) else {
         return extended;
-    }
+    };
     match value_of(own.connection.send(wait).await) {
         Ok(Value::Int(count)) => {
             node.keep_idle(own);
@@ -180,5 +184,16 @@ async fn confirm(
         }
         Ok(_) => Reply::Trouble(Verdict::Garbage("WAIT without a number".to_owned())),
         Err(verdict) => Reply::Trouble(verdict),
+    }
+}
+
+/// Extends on a connection that nobody else uses meanwhile.
+async fn extend_on_own(node: &Node, extend: &command::Request) -> (Option<Own>, Reply) {
+    match node.own_connection().await {
+        Ok(mut own) => {
+            let extended = Reply::read(own.connection.send(extend).await);
+            (Some(own), extended)
+        }
+        Err(verdict) => (None, Reply::Trouble(verdict)),
     }
 }

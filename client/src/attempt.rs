@@ -1,19 +1,22 @@
 //! One attempt at a lock, with a token of its own. Dropping it at any point releases whatever it
 //! may have been granted.
 
+mod queue;
+
 use std::sync::Arc;
 
-use crate::clock::Moment;
+use crate::client::Client;
 use crate::command::{self, Token, Wait};
 use crate::error::{Reports, Verdict};
+use crate::host::Moment;
 use crate::link::Own;
-use crate::lock::Spec;
-use crate::queue::Blocked;
 use crate::quorum::{Ballot, Decision, NodeSet, is_shortage};
-use crate::redlock::Client;
 use crate::release::Release;
-use crate::reply::{LockStatus, Reply};
+use crate::reply::Reply;
 use crate::round::{Late, Question, Round};
+use crate::spec::Spec;
+
+use queue::Blocked;
 
 /// Of so many holders of a lock an error message may name one.
 const HOLDERS_SHOWN: usize = 8;
@@ -118,7 +121,7 @@ impl Attempt {
         held.iter().for_each(|place| electorate.insert(place));
         // What cannot be sent need not be released.
         let can_ask =
-            |place: &usize| fleet.nodes[*place].is_connected() && !self.unsettled.contains(*place);
+            |place: &usize| fleet.nodes[*place].can_be_asked() && !self.unsettled.contains(*place);
         let electorate: NodeSet = electorate.iter().filter(can_ask).collect();
         let extend = (!held.is_empty()).then(|| {
             let ttl = self.spec.ttl;
@@ -134,7 +137,7 @@ impl Attempt {
         let earlier = std::mem::replace(&mut self.ballot, ballot);
         self.late.clear();
         self.generation = fleet.nodes[0].standing().generation;
-        let mut round = Round::new(&fleet);
+        let mut round = fleet.round();
         for place in 0..fleet.nodes.len() {
             if !electorate.contains(place) {
                 self.verdicts[place] = fleet.nodes[place].why_down().unwrap_or(Verdict::NotAsked);
@@ -152,7 +155,7 @@ impl Attempt {
                 }
                 _ => &acquire,
             };
-            round.ask(&fleet, question, request);
+            round.ask(&fleet.nodes[place], question, request);
         }
         round
     }
@@ -164,6 +167,13 @@ impl Attempt {
             _ if self.overtaking => Some(Outcome::Busy),
             Decision::Open => None,
             Decision::Won { .. } if self.queue_node.is_some_and(|node| open.contains(node)) => None,
+            // Where the connection was replaced meanwhile, an ephemeral grant may have ended with
+            // the old one.
+            Decision::Won { fence, .. } if self.is_unbound() => {
+                self.generation = self.client.fleet.nodes[0].standing().generation;
+                self.raise(round, fence, self.ballot.granted());
+                None
+            }
             Decision::Won {
                 fence, valid_until, ..
             } => Some(Outcome::Won { fence, valid_until }),
@@ -171,24 +181,29 @@ impl Attempt {
             Decision::Failed if !held.is_empty() && !open.is_empty() => None,
             Decision::Failed => Some(self.failure()),
             Decision::WriteBack { fence, to } => {
-                let ttl = self.spec.ttl;
-                let raise = Arc::new(command::extend(
-                    &self.spec.keys,
-                    self.token,
-                    ttl,
-                    Some(fence),
-                ));
-                let sent = Moment::now();
-                for place in to.iter() {
-                    self.ballot.reopen(place);
-                    let mut question = Question::new(place, sent);
-                    question.exactly = Some(fence);
-                    round.ask(&self.client.fleet, question, &raise);
-                }
-                round.start_again();
+                self.raise(round, fence, to);
                 None
             }
         }
+    }
+
+    /// Whether it is not known on which connection an ephemeral hold was granted.
+    fn is_unbound(&self) -> bool {
+        let standing = self.client.fleet.nodes[0].standing();
+        self.spec.ephemeral && standing.generation != self.generation
+    }
+
+    /// Asks nodes that have granted to raise their fence to this one, and to keep the lease.
+    fn raise(&mut self, round: &mut Round, fence: u64, at: NodeSet) {
+        let (keys, ttl) = (&self.spec.keys, self.spec.ttl);
+        let raise = Arc::new(command::extend(keys, self.token, ttl, Some(fence)));
+        for place in at.iter() {
+            self.ballot.reopen(place);
+            let mut question = Question::new(place, Moment::now());
+            question.exactly = Some(fence);
+            round.ask(&self.client.fleet.nodes[place], question, &raise);
+        }
+        round.start_again();
     }
 
     fn count(&mut self, question: Question, reply: Reply) {
@@ -252,25 +267,22 @@ impl Attempt {
     /// whom; of several locks the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        let mut round: Round<Verdict> = Round::new(&fleet);
+        let mut round: Round<Verdict> = fleet.round();
         for (place, node) in fleet.nodes.iter().enumerate() {
-            let held = matches!(self.verdicts[place], Verdict::Held { .. });
-            if let (true, Ok((_, mut connection))) = (held, node.shared()) {
-                let spec = Arc::clone(&self.spec);
-                round.push(Question::new(place, Moment::now()), async move {
-                    let mut longest = Verdict::held_by_somebody();
-                    for key in &spec.keys {
-                        let status =
-                            LockStatus::ask(&mut connection, key, Some(HOLDERS_SHOWN)).await;
-                        let said = status.ok().flatten().map(|status| status.verdict());
-                        longest = std::iter::once(longest)
-                            .chain(said)
-                            .max_by_key(Verdict::remaining)
-                            .unwrap_or(Verdict::NotAsked);
-                    }
-                    longest
-                });
+            if !matches!(self.verdicts[place], Verdict::Held { .. }) {
+                continue;
             }
+            let (node, spec) = (Arc::clone(node), Arc::clone(&self.spec));
+            round.push(Question::new(place, Moment::now()), async move {
+                let mut longest = Verdict::held_by_somebody();
+                for key in &spec.keys {
+                    let status = node.lock_status(key, HOLDERS_SHOWN).await;
+                    let said = status.ok().flatten().map(|status| status.verdict());
+                    let longer = said.filter(|said| said.remaining() >= longest.remaining());
+                    longest = longer.unwrap_or(longest);
+                }
+                longest
+            });
         }
         while let Some((question, said)) = round.next().await {
             // A node that does not tell in time is reported as held, without the details.
@@ -285,7 +297,7 @@ impl Attempt {
     /// all that the caller gets.
     pub(crate) async fn describe_all(&mut self) -> Reports {
         let late = std::mem::take(&mut self.late);
-        let mut round = Round::resume(&self.client.fleet, late);
+        let mut round = self.client.fleet.round().resume(late);
         while let Some((question, reply)) = round.next().await {
             self.count(question, reply);
         }

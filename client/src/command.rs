@@ -5,10 +5,9 @@ use std::fmt;
 use std::time::Duration;
 
 use redis::{Cmd, RedisWrite, ToRedisArgs};
-use uuid::Uuid;
 
-use crate::link::Credentials;
-use crate::lock::Spec;
+use crate::host::random;
+use crate::spec::Spec;
 
 /// Leases and waits are whole milliseconds: nothing shorter can be asked for.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
@@ -50,14 +49,6 @@ impl fmt::Debug for Token {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         out.write_str("Token(…)")
     }
-}
-
-fn random() -> Uuid {
-    #[cfg(feature = "simulation")]
-    if let Some(host) = crate::simulation::host() {
-        return uuid::Builder::from_random_bytes(host.random()).into_uuid();
-    }
-    Uuid::new_v4()
 }
 
 /// A command, with the key that says where in a cluster it belongs.
@@ -234,20 +225,23 @@ pub(crate) fn wait(spec: &Spec, replicas: u32, patience: Duration) -> Request {
     Request::new(cmd, spec.keys.first().map(Vec::as_slice))
 }
 
+/// Whom to log in as, and with which password.
+pub(crate) type Login<'a> = (Option<&'a str>, &'a str);
+
 /// `AUTH [username] password`.
-pub(crate) fn auth(credentials: &Credentials) -> Cmd {
+pub(crate) fn auth((username, password): Login<'_>) -> Cmd {
     let mut cmd = redis::cmd("AUTH");
-    cmd.arg(&credentials.username).arg(&credentials.password);
+    cmd.arg(username).arg(password);
     cmd
 }
 
 /// `HELLO 3 [AUTH username password]`.
-pub(crate) fn hello(credentials: Option<&Credentials>) -> Cmd {
+pub(crate) fn hello(login: Option<Login<'_>>) -> Cmd {
     let mut cmd = redis::cmd("HELLO");
     cmd.arg(3);
-    if let Some(credentials) = credentials {
-        let username = credentials.username.as_deref().unwrap_or("default");
-        cmd.arg("AUTH").arg(username).arg(&credentials.password);
+    if let Some((username, password)) = login {
+        let username = username.unwrap_or("default");
+        cmd.arg("AUTH").arg(username).arg(password);
     }
     cmd
 }

@@ -1,21 +1,22 @@
 //! Leader election on top of a lock: candidates campaign, one leads, the others observe. The fence
 //! of the lock is the term.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Moment;
 use crate::error::{Error, Loss, Verdict};
 use crate::guard::{Guard, Held};
-use crate::lock::{DEFAULT_TTL, Lock};
-use crate::owner::Owner;
+use crate::host::Moment;
+use crate::lock::{Lock, Owner};
 use crate::quorum::majority;
 use crate::redlock::Redlock;
 use crate::release::Released;
 use crate::reply::LockStatus;
 use crate::round::{Question, Round};
+use crate::spec::DEFAULT_TTL;
 
 /// Observers look no more often than this …
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
@@ -101,13 +102,11 @@ impl Election {
     async fn look(&self) -> (Vec<Said>, Option<Option<Leader>>) {
         let fleet = &self.client.client.fleet;
         fleet.first_answers(None).await;
-        let mut round: Round<Said> = Round::new(fleet);
+        let mut round: Round<Said> = fleet.round();
         for (place, node) in fleet.nodes.iter().enumerate() {
-            let (name, shared) = (self.name.clone(), node.shared());
-            round.push(Question::new(place, Moment::now()), async move {
-                let (_, mut connection) = shared?;
-                LockStatus::ask(&mut connection, &name, Some(1)).await
-            });
+            let (name, node) = (self.name.clone(), Arc::clone(node));
+            let asked = async move { node.lock_status(&name, 1).await };
+            round.push(Question::new(place, Moment::now()), asked);
         }
         let mut said: Vec<Said> = vec![Err(Verdict::NotAsked); fleet.nodes.len()];
         while let Some((question, answer)) = round.next().await {

@@ -6,16 +6,15 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::{Moment, pauses};
 use crate::command;
 use crate::error::{Error, NodeReport, Reports, Verdict};
-use crate::fence::proposal;
+use crate::host::{Moment, pauses};
 use crate::keeper::Keeper;
 use crate::link::Connection;
 use crate::node::{Known, Node};
-use crate::quorum::{NodeSet, majority};
+use crate::quorum::{NodeSet, majority, proposal};
 use crate::reply::{Fields, NodeStatus, value_of};
-use crate::round::{Question, Round};
+use crate::round::{Nodes, Question, Round};
 
 /// While the client uses a node or holds any lock, the node is asked this often whether it is still
 /// there and still who it was.
@@ -27,9 +26,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Clocks further apart than this are worth a warning.
 const CLOCKS_APART: Duration = Duration::from_secs(1);
 
-/// The nodes, in the fixed order of the configuration.
+/// See the module's text.
 pub(crate) struct Fleet {
-    pub(crate) nodes: Vec<Arc<Node>>,
+    pub(crate) nodes: Nodes,
     pub(crate) node_timeout: Duration,
     changed: Notify,
     /// Whether every node was asked once, or had the time to answer.
@@ -37,7 +36,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(nodes: Vec<Arc<Node>>, node_timeout: Duration) -> Self {
+    pub(crate) fn new(nodes: Nodes, node_timeout: Duration) -> Self {
         Self {
             nodes,
             node_timeout,
@@ -59,6 +58,11 @@ impl Fleet {
             true => self.everybody(),
             false => up,
         }
+    }
+
+    /// A round of questions on the shared connections: every node has the node timeout to answer.
+    pub(crate) fn round<A: From<Verdict> + Send + 'static>(&self) -> Round<A> {
+        Round::within(&self.nodes, self.node_timeout)
     }
 
     pub(crate) fn everybody(&self) -> NodeSet {
@@ -161,10 +165,11 @@ impl Fleet {
                 Ok(known) => {
                     if known == Known::Restarted {
                         tracing::info!(node = %node.name, "node was restarted");
-                        keeper.renew_all(|_| true);
-                    } else if node.standing().generation != before.generation {
-                        keeper.renew_all(|hold| hold.spec.ephemeral);
                     }
+                    let replaced = node.standing().generation != before.generation;
+                    keeper.ask_again(|hold| {
+                        known == Known::Restarted || (replaced && hold.is_ephemeral())
+                    });
                     if !before.up {
                         self.changed.notify_waiters();
                     }
@@ -289,7 +294,7 @@ impl Fleet {
     /// One server twice, a replica and a missing module are errors whatever the others say; too few
     /// nodes are, too. A node that cannot serve right now is like one that cannot be reached.
     fn judge(&self, verdicts: &[Option<Verdict>]) -> Result<(), Error> {
-        let failed = verdicts.iter().zip(&self.nodes);
+        let failed = verdicts.iter().zip(self.nodes.iter());
         for (verdict, node) in failed {
             if let Some(verdict) = verdict {
                 node.bar(verdict.clone());

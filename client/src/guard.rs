@@ -8,11 +8,10 @@ use futures_util::future::select_all;
 use redis::{Cmd, FromRedisValue, Value};
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Moment;
 use crate::command;
 use crate::error::{Error, Loss, Verdict};
-use crate::hold::{Ending, Hold};
-use crate::owner::{Left, Part};
+use crate::hold::{Ending, Hold, Left, Part};
+use crate::host::Moment;
 use crate::release::Released;
 
 /// A view of a hold: for those who work under the lock, without the power to release it.
@@ -286,7 +285,7 @@ impl Hold {
     /// Runs a command under `LOCK.GUARD`, for as long as the hold is valid.
     async fn command(&self, cmd: &Cmd) -> Result<Value, Error> {
         let fleet = &self.client.fleet;
-        let ([node], [key]) = (fleet.nodes.as_slice(), self.spec.keys.as_slice()) else {
+        let ([node], [key]) = (&*fleet.nodes, self.spec.keys.as_slice()) else {
             let problem = "LOCK.GUARD needs one lock on a single node";
             return Err(Error::Invalid(problem.to_owned()));
         };

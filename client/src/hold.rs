@@ -1,5 +1,8 @@
 //! A lock that is held: by which nodes, until when, by how many guards of its owner, and its end.
 
+mod entries;
+mod renewal;
+
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -8,18 +11,20 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
 
 use crate::attempt::Attempt;
-use crate::clock::Moment;
+use crate::client::{Client, Event};
 use crate::command::{self, Token};
 use crate::error::{Error, Loss, Reports, Verdict};
+use crate::host::Moment;
 use crate::keeper::Slot;
 use crate::link::Connection;
-use crate::lock::Spec;
 use crate::node::Dependent;
-use crate::owner::{Entries, Left, Part};
 use crate::quorum::{Leases, NodeSet};
-use crate::redlock::{Client, Event};
 use crate::release::{Release, Released};
 use crate::round::Late;
+use crate::spec::Spec;
+
+use entries::Entries;
+pub(crate) use entries::{Left, Part};
 
 /// Renewal starts when this part of the ttl has passed.
 pub(crate) const RENEW_AFTER: u32 = 3;
@@ -177,11 +182,11 @@ impl Hold {
         }
         drop(state);
         // It may have ended before this hold could be told of it.
-        self.connection_ended(node.standing().closed);
+        self.end_with_connection(node.standing().closed);
     }
 
     /// The shared connection of this generation, and all before it, have ended.
-    pub(crate) fn connection_ended(&self, generation: u64) {
+    fn end_with_connection(&self, generation: u64) {
         let bound = self.lock().bound.as_ref().map(|bound| bound.generation);
         if bound.is_some_and(|bound| bound <= generation) {
             self.lose(Loss::Disconnected);

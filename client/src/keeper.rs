@@ -10,9 +10,7 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::clock::Moment;
-use crate::error::{Loss, Verdict};
-use crate::hold::{Hold, State};
+use crate::host::Moment;
 
 /// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices
 /// soon after.
@@ -22,13 +20,20 @@ const LONGEST_NAP: Duration = Duration::from_secs(1);
 /// runtime that sleeps until the next timer.
 const BUSY_NAP: u32 = 2;
 
-/// The holder is told of the loss this part of the ttl before validity ends, …
-const WARN_BEFORE: u32 = 10;
-/// … but no earlier than this.
-const LONGEST_WARNING: Duration = Duration::from_secs(1);
-
 /// When a hold is to be looked at, and which.
 pub(crate) type Slot = (Moment, u64);
+
+/// A hold, as its keeper sees it. What has to be awaited runs in the background.
+pub(crate) trait Kept: Send + Sync {
+    /// It is due: it is renewed, or its holder is told that it ends.
+    fn attend(self: Arc<Self>);
+    /// The nodes are asked whether they still grant it.
+    fn ask_again(self: Arc<Self>);
+    /// Whether it ends with a connection.
+    fn is_ephemeral(&self) -> bool;
+    /// The shared connection of this generation, and all before it, have ended.
+    fn connection_ended(&self, generation: u64);
+}
 
 /// The holds of a client, by when they have to be looked at next.
 pub(crate) struct Keeper {
@@ -40,9 +45,9 @@ pub(crate) struct Keeper {
 
 #[derive(Default)]
 struct Agenda {
-    due: BTreeMap<Slot, Weak<Hold>>,
+    due: BTreeMap<Slot, Weak<dyn Kept>>,
     /// What was due and is being looked at, until it is on the agenda again or over.
-    attended: BTreeMap<Slot, Weak<Hold>>,
+    attended: BTreeMap<Slot, Weak<dyn Kept>>,
     /// When the task looks again by itself; `None`: not before it is woken.
     asleep_until: Option<Moment>,
     /// Whether a hold was put on the agenda since the last nap began.
@@ -60,10 +65,10 @@ impl Keeper {
     }
 
     /// Puts the hold on the agenda.
-    pub(crate) fn watch(&self, hold: &Arc<Hold>, at: Moment) -> Slot {
+    pub(crate) fn watch(&self, hold: Weak<dyn Kept>, at: Moment) -> Slot {
         let slot = (at, self.serial.fetch_add(1, Ordering::Relaxed));
         let mut agenda = self.lock();
-        agenda.due.insert(slot, Arc::downgrade(hold));
+        agenda.due.insert(slot, hold);
         agenda.in_use = true;
         // Grants that come and go with the same ttl are always due later, and wake nobody.
         let early = agenda.asleep_until.is_none_or(|until| at < until);
@@ -86,12 +91,11 @@ impl Keeper {
         agenda.due.is_empty() && agenda.attended.is_empty()
     }
 
-    /// Something has changed about the nodes: these holds ask again who still grants them.
-    pub(crate) fn renew_all(&self, which: impl Fn(&Hold) -> bool) {
-        for hold in self.holds().into_iter().filter(|hold| which(hold)) {
-            let background = hold.client.background.clone();
-            background.spawn(async move { hold.renew_now().await });
-        }
+    /// These holds ask again who still grants them.
+    pub(crate) fn ask_again(&self, which: impl Fn(&dyn Kept) -> bool) {
+        let holds = self.holds().into_iter();
+        let wanted = holds.filter(|hold| which(&**hold));
+        wanted.for_each(Kept::ask_again);
     }
 
     /// The shared connection of this generation has ended, and ephemeral holds with it.
@@ -100,7 +104,7 @@ impl Keeper {
         holds.for_each(|hold| hold.connection_ended(generation));
     }
 
-    fn holds(&self) -> Vec<Arc<Hold>> {
+    fn holds(&self) -> Vec<Arc<dyn Kept>> {
         let agenda = self.lock();
         let holds = agenda.due.values().chain(agenda.attended.values());
         holds.filter_map(Weak::upgrade).collect()
@@ -116,10 +120,9 @@ impl Keeper {
                 () = self.wake.notified() => {}
                 () = sleep(nap) => {}
             }
-            for hold in self.due_by(Moment::now()) {
-                let background = hold.client.background.clone();
-                background.spawn(hold.attend());
-            }
+            self.due_by(Moment::now())
+                .into_iter()
+                .for_each(Kept::attend);
         }
     }
 
@@ -135,7 +138,7 @@ impl Keeper {
         nap
     }
 
-    fn due_by(&self, now: Moment) -> Vec<Arc<Hold>> {
+    fn due_by(&self, now: Moment) -> Vec<Arc<dyn Kept>> {
         let mut agenda = self.lock();
         let mut due = Vec::new();
         while let Some(entry) = agenda.due.first_entry() {
@@ -151,51 +154,6 @@ impl Keeper {
 
     fn lock(&self) -> MutexGuard<'_, Agenda> {
         self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Hold {
-    /// When the holder is to be told that the lock is as good as lost.
-    fn warn_at(state: &State) -> Moment {
-        state
-            .valid_until
-            .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
-    }
-
-    /// Puts the hold on the keeper's agenda again.
-    pub(crate) fn schedule(self: &Arc<Self>) {
-        let mut state = self.lock();
-        if let Some(slot) = state.slot.take() {
-            self.client.keeper.forget(slot);
-        }
-        if state.over || self.ending.is_set() {
-            return;
-        }
-        let warn_at = Self::warn_at(&state);
-        let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
-        state.slot = Some(self.client.keeper.watch(self, at));
-    }
-
-    /// The keeper's call: renews what is due, and tells the holder in time when that does not work.
-    pub(crate) async fn attend(self: Arc<Self>) {
-        let (warn_at, renew_at) = {
-            let state = self.lock();
-            (Self::warn_at(&state), state.renew_at)
-        };
-        if renew_at.is_some_and(|at| at <= Moment::now()) {
-            // The warning must not wait for a renewal that hangs.
-            let _ = tokio::time::timeout(warn_at.remaining(), self.renew_now()).await;
-        }
-        let late = {
-            let mut state = self.lock();
-            let late = Self::warn_at(&state) <= Moment::now();
-            late.then(|| state.reports.take())
-        };
-        if let Some(reports) = late {
-            let nodes = reports.unwrap_or_else(|| self.reports(Verdict::NotAsked));
-            self.lose(Loss::Expired { nodes });
-        }
-        self.schedule();
     }
 }
 

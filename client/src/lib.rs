@@ -4,31 +4,26 @@
 
 mod acquire;
 mod attempt;
-mod background;
 #[cfg(feature = "blocking")]
 pub mod blocking;
-mod builder;
-mod clock;
+mod client;
 mod command;
 #[cfg(feature = "election")]
 mod election;
 mod error;
-mod fence;
 mod fleet;
 mod guard;
 mod hold;
+mod host;
 mod keeper;
 mod link;
 mod lock;
 mod node;
 #[cfg(feature = "observe")]
 mod observe;
-mod owner;
-mod queue;
 mod quorum;
 mod redlock;
 mod release;
-mod renewal;
 // An answer that lacks a field is refused, also where nobody shows that field.
 #[cfg_attr(not(feature = "observe"), expect(dead_code))]
 mod reply;
@@ -36,23 +31,23 @@ mod round;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
+mod spec;
 
-pub use crate::builder::Builder;
-pub use crate::clock::Moment;
+pub use crate::client::{Event, Metrics};
 #[cfg(feature = "election")]
 pub use crate::election::{Election, Leader, Leadership, Observation};
 pub use crate::error::{Error, Loss, NodeReport, Reports, Verdict};
 pub use crate::guard::{Guard, Held};
+pub use crate::host::Moment;
 pub use crate::link::Credentials;
-pub use crate::lock::Lock;
-pub use crate::lock::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
+pub use crate::lock::{Lock, Owner};
 #[cfg(feature = "observe")]
 pub use crate::observe::{Answer, Observer, Statuses, Ticket};
-pub use crate::owner::Owner;
-pub use crate::redlock::{Event, Metrics, Redlock};
+pub use crate::redlock::{Builder, Redlock};
 pub use crate::release::Released;
 #[cfg(feature = "observe")]
 pub use crate::reply::{Holder, LockStatus, NodeStatus};
+pub use crate::spec::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 /// The commands of [`Guard::command`], and the connection settings, are those of this crate.
 pub use redis;
 /// What [`Guard::lost_token`] returns.

@@ -5,6 +5,8 @@ mod cluster;
 #[cfg(feature = "sentinel")]
 mod sentinel;
 mod settings;
+#[cfg(feature = "simulation")]
+mod simulated;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -18,9 +20,9 @@ use redis::{
     RedisResult, Value,
 };
 
-use crate::clock::Moment;
 use crate::command::{self, Request};
 use crate::error::Verdict;
+use crate::host::Moment;
 use crate::reply::{NodeStatus, value_of};
 
 pub use settings::Credentials;
@@ -62,7 +64,7 @@ pub(crate) enum Connection {
     #[cfg(feature = "cluster")]
     Slot(Box<cluster::SlotConnection>),
     #[cfg(feature = "simulation")]
-    Simulated(crate::simulation::Connection),
+    Simulated(simulated::Connection),
 }
 
 impl Link {
@@ -296,7 +298,7 @@ impl Server {
     /// Opens a connection as [`Self::open`] does.
     pub(crate) async fn open_single(&self, patience: Duration) -> RedisResult<Connection> {
         #[cfg(feature = "simulation")]
-        if let Some(opened) = crate::simulation::open(self, patience).await {
+        if let Some(opened) = simulated::open(self, patience).await {
             return opened.map(Connection::Simulated);
         }
         self.open(patience).await.map(Connection::Single)
@@ -340,9 +342,9 @@ impl Server {
         };
         let mut steps = Pipeline::new();
         if settings.protocol() != ProtocolVersion::RESP2 {
-            steps.add_command(command::hello(credentials.as_ref()));
+            steps.add_command(command::hello(credentials.as_ref().map(Credentials::parts)));
         } else if let Some(credentials) = &credentials {
-            steps.add_command(command::auth(credentials));
+            steps.add_command(command::auth(credentials.parts()));
         }
         if settings.db() != 0 {
             steps.add_command(command::select(settings.db()));

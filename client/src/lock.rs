@@ -1,33 +1,22 @@
-//! A request for a lock: its options, checked before anything is sent, and what its owner holds
-//! already.
+//! A request for a lock, and its owner, who may enter again what it holds already. An owner is a
+//! handle that is passed around, not a thread or a task, and each lock counts by itself.
 
-use std::sync::Arc;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 
+use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
 use crate::acquire::acquire;
-use crate::clock::Moment;
+use crate::client::{Client, Event};
 use crate::error::{Error, Verdict};
 use crate::guard::{Guard, Held};
 use crate::hold::Hold;
-use crate::owner::Owner;
-use crate::redlock::{Client, Event};
+use crate::host::Moment;
 use crate::release::Released;
-
-/// How long a lease lasts unless asked otherwise.
-pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
-/// How long one node may take to answer unless asked otherwise: small against the default ttl.
-pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long a connection may take to open unless asked otherwise.
-pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// No node lets a lease be longer, whatever its settings.
-pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(7 * 86_400);
-/// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use
-/// the lock.
-pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
-/// Longest owner label, as the server has it.
-pub(crate) const MAX_LABEL: usize = 256;
+use crate::spec::Spec;
 
 /// A request for a lock: options, then [`acquire`](Lock::acquire),
 /// [`try_acquire`](Lock::try_acquire) or [`run`](Lock::run). It can be cloned and used again.
@@ -229,8 +218,8 @@ impl Lock {
     }
 }
 
-impl std::fmt::Debug for Lock {
-    fn fmt(&self, out: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Lock {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = out.debug_struct("Lock");
         shown
             .field("spec", &self.spec)
@@ -240,135 +229,134 @@ impl std::fmt::Debug for Lock {
     }
 }
 
-/// Everything about a request but its token and its fence.
-#[derive(Clone, Debug)]
-pub(crate) struct Spec {
-    pub(crate) keys: Vec<Vec<u8>>,
-    pub(crate) ttl: Duration,
-    pub(crate) shared: bool,
-    pub(crate) limit: Option<u32>,
-    pub(crate) max_hold: Option<Duration>,
-    pub(crate) ephemeral: bool,
-    pub(crate) label: Option<String>,
-    pub(crate) replicas: Option<u32>,
-    pub(crate) renew: bool,
+/// The hold there is of one lock, behind a turn: of two tasks with one owner, the second re-enters
+/// what the first gets.
+type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
+/// So many entries are kept without looking whether anybody needs them.
+const LEAST_ROOM: usize = 16;
+
+/// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:
+/// each entry has a guard of its own, and the last one out releases. Every lock counts by itself,
+/// so an owner of `x` and `y` may ask for `y` alone, or for both in another order.
+#[derive(Clone, Default)]
+pub struct Owner {
+    label: Option<String>,
+    known: Arc<Mutex<Known>>,
 }
 
-impl Spec {
-    pub(crate) fn new(keys: Vec<Vec<u8>>) -> Self {
+#[derive(Default)]
+struct Known {
+    by_lock: HashMap<(usize, Vec<u8>), Entry>,
+    /// How many there may be before those are cleared away that nobody holds or waits for.
+    room: usize,
+}
+
+impl Known {
+    fn of(&mut self, client: usize, key: &[u8]) -> Entry {
+        if self.by_lock.len() >= self.room {
+            self.by_lock.retain(|_, entry| {
+                Arc::strong_count(entry) > 1
+                    || entry.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
+            });
+            // Twice as many as there are: clearing away costs each call little.
+            self.room = LEAST_ROOM.max(2 * self.by_lock.len());
+        }
+        let entry = self.by_lock.entry((client, key.to_vec()));
+        Arc::clone(entry.or_default())
+    }
+}
+
+/// The right to acquire one lock for the owner.
+pub(crate) struct Turn {
+    pub(crate) key: Vec<u8>,
+    hold: OwnedMutexGuard<Weak<Hold>>,
+}
+
+impl Turn {
+    pub(crate) fn hold(&self) -> Option<Arc<Hold>> {
+        self.hold.upgrade()
+    }
+
+    pub(crate) fn set(&mut self, hold: &Arc<Hold>) {
+        *self.hold = Arc::downgrade(hold);
+    }
+}
+
+impl Owner {
+    /// An owner without a label.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// An owner with a label, up to 256 bytes, that LOCK.INFO and the errors of others show.
+    pub fn named(label: impl Into<String>) -> Self {
         Self {
-            keys,
-            ttl: DEFAULT_TTL,
-            shared: false,
-            limit: None,
-            max_hold: None,
-            ephemeral: false,
-            label: None,
-            replicas: None,
-            renew: true,
+            label: Some(label.into()),
+            ..Self::default()
         }
     }
 
-    /// The lock's name for messages: any bytes, made readable.
-    pub(crate) fn name(&self) -> String {
-        let names: Vec<String> = self
-            .keys
-            .iter()
-            .map(|key| key.escape_ascii().to_string())
-            .collect();
-        format!("lock {}", names.join(", "))
+    /// The label.
+    pub fn label(&self) -> Option<&str> {
+        self.label.as_deref()
     }
 
-    /// What is wrong with this request, for a client of `nodes` nodes that gives each
-    /// `node_timeout`.
-    pub(crate) fn check(&self, nodes: usize, node_timeout: Duration) -> Result<(), Error> {
-        let invalid = |problem: String| Err(Error::Invalid(problem));
-        if self.keys.is_empty() {
-            return invalid("no lock is named: give at least one".to_owned());
-        }
-        for (place, key) in self.keys.iter().enumerate() {
-            if self.keys[..place].contains(key) {
-                return invalid(format!("lock {} is named twice", key.escape_ascii()));
+    /// The turns of this owner at these locks, in the order of their names, so that no two tasks
+    /// wait for each other. `None`: it took too long.
+    pub(crate) async fn turns(
+        &self,
+        client: usize,
+        keys: &[Vec<u8>],
+        may_wait: bool,
+        deadline: Option<Moment>,
+    ) -> Option<Vec<Turn>> {
+        let mut keys = keys.to_vec();
+        keys.sort_unstable();
+        let waiting = async {
+            let mut turns = Vec::with_capacity(keys.len());
+            for key in keys {
+                let entry = self.entry(client, &key);
+                let hold = match may_wait {
+                    true => entry.lock_owned().await,
+                    false => entry.try_lock_owned().ok()?,
+                };
+                turns.push(Turn { key, hold });
             }
+            Some(turns)
+        };
+        match deadline {
+            Some(deadline) => tokio::time::timeout(deadline.remaining(), waiting)
+                .await
+                .unwrap_or(None),
+            None => waiting.await,
         }
-        self.check_ttl(node_timeout)?;
-        self.check_options(nodes)
     }
 
-    /// What is wrong with how long it is to be held.
-    fn check_ttl(&self, node_timeout: Duration) -> Result<(), Error> {
-        let invalid = |problem: String| Err(Error::Invalid(problem));
-        let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
-        if self.ttl <= shortest {
-            return invalid(format!(
-                "a ttl of {:?} is too short for a node timeout of {node_timeout:?}: it must be \
-                 longer than {shortest:?}",
-                self.ttl,
-            ));
-        }
-        if self.ttl < Duration::from_millis(1) {
-            return invalid(
-                "a ttl below a millisecond is too short: leases are whole milliseconds".to_owned(),
-            );
-        }
-        if self.ttl > LONGEST_TTL {
-            return invalid(format!(
-                "a ttl of {:?} is longer than any node allows: ask for {LONGEST_TTL:?} at most, \
-                 and let it be renewed",
-                self.ttl,
-            ));
-        }
-        if self.max_hold.is_some_and(|cap| cap < self.ttl) {
-            return invalid(
-                "max_hold is shorter than the ttl: raise it or ask for a shorter lease".to_owned(),
-            );
-        }
-        Ok(())
+    fn entry(&self, client: usize, key: &[u8]) -> Entry {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.of(client, key)
     }
+}
 
-    /// What of it makes no sense, or does not go together.
-    fn check_options(&self, nodes: usize) -> Result<(), Error> {
-        let invalid = |problem: String| Err(Error::Invalid(problem));
-        if self.limit.is_some() && !self.shared {
-            return invalid("limit needs shared: a semaphore is a shared lock".to_owned());
-        }
-        if self.limit == Some(0) {
-            return invalid("limit must be 1 or more".to_owned());
-        }
-        if nodes > 1 && self.limit.is_some() {
-            return invalid(format!(
-                "limit needs a single node, this client has {nodes}: permits have no quorum"
-            ));
-        }
-        if nodes > 1 && self.ephemeral {
-            return invalid(format!(
-                "ephemeral needs a single node, this client has {nodes}"
-            ));
-        }
-        if self
-            .label
-            .as_ref()
-            .is_some_and(|label| label.len() > MAX_LABEL)
-        {
-            return invalid(format!(
-                "the owner's label is longer than {MAX_LABEL} bytes"
-            ));
-        }
-        if self.replicas == Some(0) {
-            return invalid(
-                "replicas must be 1 or more: omit it to wait for no replica".to_owned(),
-            );
-        }
-        if self.replicas.is_some() && self.ephemeral {
-            return invalid(
-                "replicas and ephemeral exclude each other: an ephemeral hold ends \
-                            with its connection"
-                    .to_owned(),
-            );
-        }
-        Ok(())
+impl fmt::Debug for Owner {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.debug_struct("Owner")
+            .field("label", &self.label)
+            .finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_that_nobody_needs_do_not_pile_up() {
+        let owner = Owner::new();
+        for number in 0..1_000 {
+            drop(owner.entry(0, format!("x{number}").as_bytes()));
+        }
+        let known = owner.known.lock().unwrap();
+        assert!(known.by_lock.len() <= LEAST_ROOM);
+    }
+}

@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
-use redis::RedisResult;
+use redis::{RedisResult, Value};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
-use crate::command::Request;
+use crate::command::{self, Request};
 use crate::error::Verdict;
-use crate::fence::FenceClock;
 use crate::link::{Connection, Idle, Link, Own};
-use crate::reply::{NodeStatus, Reply, trouble};
+use crate::quorum::FenceClock;
+use crate::reply::{LockStatus, NodeStatus, Reply, knows_no_count, trouble, value_of};
 
 /// Releases that are repeated for a node which does not accept them.
 const OWED_RELEASES: usize = 10_000;
@@ -39,6 +39,9 @@ struct State {
     /// Why the node is believed down; `None`: it is up.
     down: Option<Verdict>,
     incarnations: Vec<String>,
+    /// The longest lease that it allows, as it said last.
+    #[cfg(feature = "observe")]
+    max_ttl: Option<Duration>,
 }
 
 /// What others have to know about a node as soon as it changes.
@@ -49,6 +52,9 @@ pub(crate) struct Standing {
     pub(crate) generation: u64,
     /// The last connection that is known to have ended.
     pub(crate) closed: u64,
+    /// It has ended while the node was up, and nobody knows yet whether another one can be opened:
+    /// a server may close what nobody uses.
+    pub(crate) redialling: bool,
     /// Counts the processes that have answered as this node.
     pub(crate) process: u64,
 }
@@ -68,6 +74,8 @@ impl Node {
             connection: None,
             down: Some(Verdict::unreachable("not connected yet")),
             incarnations: Vec::new(),
+            #[cfg(feature = "observe")]
+            max_ttl: None,
         };
         Self {
             name,
@@ -105,42 +113,65 @@ impl Node {
         });
     }
 
-    /// Sends on the shared connection. The future owns all that it needs: it may be kept, dropped
-    /// or moved elsewhere.
+    /// Asks to acquire, extend or release. The future owns all that it needs: it may be kept,
+    /// dropped or moved elsewhere.
     pub(crate) fn ask(
         self: &Arc<Self>,
         request: Arc<Request>,
     ) -> impl Future<Output = Reply> + Send + use<> {
         let node = Arc::clone(self);
-        let shared = node.shared();
-        async move {
-            let (generation, mut connection) = match shared {
-                Ok(shared) => shared,
-                Err(verdict) => return Reply::Trouble(verdict),
-            };
-            node.asked.store(true, Ordering::Relaxed);
-            let result = connection.send(&request).await;
-            node.heard(generation, &result);
-            match Reply::read(result) {
-                // A cluster settles down; one node of it that was taken for all stays the wrong
-                // one.
-                Reply::Trouble(Verdict::Refused(error))
-                    if node.link.heals() && matches!(error.code(), Some("MOVED" | "ASK")) =>
-                {
-                    Reply::Trouble(Verdict::Unreachable(error))
+        async move { Reply::of(node.send(&request).await) }
+    }
+
+    /// Asks for a lock, with so many of its holders; `None`: nobody holds it or waits for it.
+    pub(crate) async fn lock_status(
+        &self,
+        key: &[u8],
+        holders: usize,
+    ) -> Result<Option<LockStatus>, Verdict> {
+        let mut answer = self.send(&command::info(key, Some(holders))).await;
+        if knows_no_count(&answer) {
+            answer = self.send(&command::info(key, None)).await;
+        }
+        LockStatus::read(answer?)
+    }
+
+    /// Sends on the shared connection. A request that finds it closed is sent once more, on the
+    /// next one: all that is sent here may be repeated.
+    async fn send(&self, request: &Request) -> Result<Value, Verdict> {
+        let before = self.standing().generation;
+        match self.try_send(request).await {
+            Err(Verdict::Unreachable(why)) => {
+                self.redialled().await;
+                match self.standing().generation == before {
+                    true => Err(self.why_down().unwrap_or(Verdict::Unreachable(why))),
+                    false => self.try_send(request).await,
                 }
-                reply => reply,
             }
+            answer => answer,
+        }
+    }
+
+    async fn try_send(&self, request: &Request) -> Result<Value, Verdict> {
+        let (generation, mut connection) = self.shared()?;
+        self.asked.store(true, Ordering::Relaxed);
+        let result = connection.send(request).await;
+        self.heard(generation, &result);
+        match value_of(result) {
+            // A cluster settles down; one node of it that was taken for all stays the wrong one.
+            Err(Verdict::Refused(error))
+                if self.link.heals() && matches!(error.code(), Some("MOVED" | "ASK")) =>
+            {
+                Err(Verdict::Unreachable(error))
+            }
+            answer => answer,
         }
     }
 
     /// Sends a request that must not be sent twice, and waits for its reply. The shared connection
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
     /// slot. An error says that no answer came: the server may have carried it out.
-    pub(crate) async fn ask_once(
-        &self,
-        request: &Request,
-    ) -> Result<RedisResult<redis::Value>, Verdict> {
+    pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
         let mut own = match self.link.heals() {
             true => self.own_connection().await?,
             false => {
@@ -180,7 +211,7 @@ impl Node {
     }
 
     /// Looks at a result for signs that the connection ended or the node is no longer a master.
-    pub(crate) fn heard(&self, generation: u64, result: &RedisResult<redis::Value>) {
+    pub(crate) fn heard(&self, generation: u64, result: &RedisResult<Value>) {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
         match result {
@@ -189,7 +220,7 @@ impl Node {
                 self.ended(generation, Verdict::Unreachable(error.clone()));
             }
             Err(error) if demoted(error.code()) => self.complain(),
-            Ok(redis::Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
+            Ok(Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
             _ => {}
         }
     }
@@ -203,7 +234,10 @@ impl Node {
         state.connection = None;
         state.down = Some(why);
         drop(state);
-        self.change(|standing| (standing.up, standing.closed) = (false, generation));
+        self.change(|standing| {
+            standing.redialling |= standing.up;
+            (standing.up, standing.closed) = (false, generation);
+        });
         self.complain();
     }
 
@@ -224,9 +258,9 @@ impl Node {
         self.link.heals()
     }
 
-    /// Whether anything can be sent to it.
-    pub(crate) fn is_connected(&self) -> bool {
-        self.state().connection.is_some()
+    /// Whether anything can be sent to it, now or in a moment.
+    pub(crate) fn can_be_asked(&self) -> bool {
+        self.state().connection.is_some() || self.standing().redialling
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -242,6 +276,15 @@ impl Node {
     pub(crate) async fn came_up(&self) {
         // The sender lives as long as this node, so waiting cannot fail.
         let _ = self.standing.subscribe().wait_for(|now| now.up).await;
+    }
+
+    /// Returns when it is known whether a connection that has ended can be replaced.
+    async fn redialled(&self) {
+        let _ = self
+            .standing
+            .subscribe()
+            .wait_for(|now| !now.redialling)
+            .await;
     }
 
     /// Returns when the shared connection is another one than `generation`.
@@ -328,7 +371,10 @@ impl Node {
         {
             let mut state = self.state_mut();
             state.connection = Some(connection);
-            self.change(|standing| standing.generation += 1);
+            self.change(|standing| {
+                standing.generation += 1;
+                standing.redialling = false;
+            });
         }
         self.close_idle();
         self.confirm(status)
@@ -341,6 +387,8 @@ impl Node {
             self.fences.saw(one.fence);
         }
         let mut state = self.state_mut();
+        #[cfg(feature = "observe")]
+        let () = state.max_ttl = status.iter().map(|one| one.max_ttl).min();
         let seen = status.iter().map(|one| &one.incarnation);
         let new: Vec<String> = seen
             .filter(|one| !state.incarnations.contains(one))
@@ -380,7 +428,15 @@ impl Node {
         }
         state.down = Some(why);
         drop(state);
-        self.change(|standing| standing.up = false);
+        self.change(|standing| (standing.up, standing.redialling) = (false, false));
+    }
+
+    /// The longest lease that it allows, or why that is not known.
+    #[cfg(feature = "observe")]
+    pub(crate) fn max_ttl(&self) -> Result<Duration, Verdict> {
+        let state = self.state();
+        let unknown = || state.down.clone().unwrap_or(Verdict::NotAsked);
+        state.max_ttl.ok_or_else(unknown)
     }
 
     /// Whether one of these processes has answered as this node.

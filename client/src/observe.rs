@@ -11,11 +11,13 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use redis::{Cmd, Value};
 use tokio::sync::{Mutex, MutexGuard};
 
-use crate::clock::Moment;
 use crate::command::{self, Request};
 use crate::error::{Error, Verdict};
+use crate::host::Moment;
 use crate::link::{Connection, Link};
-use crate::reply::{LockStatus, NodeStatus, Reply, trouble, value_of};
+use crate::node::Node;
+use crate::redlock::{Builder, Redlock};
+use crate::reply::{LockStatus, NodeStatus, Reply, knows_no_count, trouble, value_of};
 use crate::round::{Question, Round};
 
 pub use ticket::Ticket;
@@ -30,6 +32,24 @@ pub type Statuses = Vec<Result<Option<LockStatus>, Verdict>>;
 /// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
 pub struct Observer {
     nodes: Vec<Arc<Watched>>,
+}
+
+impl Builder {
+    /// Looks at the nodes without asking them for anything: also at those that cannot serve, and
+    /// without a quorum. Nothing is connected before the first question.
+    pub fn observe(self) -> Result<Observer, Error> {
+        Observer::new(self.links()?, self.connect_timeout, self.node_timeout)
+    }
+}
+
+impl Redlock {
+    /// The longest lease that each node allows (`lock.max-ttl`), as it said when it was last asked
+    /// who it is. Nothing is sent.
+    pub fn longest_leases(&self) -> Vec<Answer<Duration>> {
+        let nodes = self.client.fleet.nodes.iter();
+        let answer = |node: &Arc<Node>| Answer::new(node.name.clone(), node.max_ttl());
+        nodes.map(answer).collect()
+    }
 }
 
 /// One node, and the connection to it if there is one. Its lock lets one question at a time go to
@@ -218,18 +238,12 @@ struct Line<'a> {
 }
 
 impl Line<'_> {
-    async fn in_time<T>(
-        &self,
-        asked: impl Future<Output = Result<T, Verdict>>,
-    ) -> Result<T, Verdict> {
-        let answered = tokio::time::timeout(self.node_timeout, asked).await;
-        answered.unwrap_or(Err(Verdict::TimedOut(self.node_timeout)))
-    }
-
     async fn ask(&self, request: &Request) -> Result<Value, Verdict> {
         let mut connection = self.connection.clone();
-        let asked = async move { value_of(connection.send(request).await) };
-        self.in_time(asked).await
+        match tokio::time::timeout(self.node_timeout, connection.send(request)).await {
+            Ok(result) => value_of(result),
+            Err(_) => Err(Verdict::TimedOut(self.node_timeout)),
+        }
     }
 
     async fn status(
@@ -237,9 +251,11 @@ impl Line<'_> {
         name: &[u8],
         holders: Option<usize>,
     ) -> Result<Option<LockStatus>, Verdict> {
-        let mut connection = self.connection.clone();
-        let asked = async move { LockStatus::ask(&mut connection, name, holders).await };
-        self.in_time(asked).await
+        let mut answer = self.ask(&command::info(name, holders)).await;
+        if holders.is_some() && knows_no_count(&answer) {
+            answer = self.ask(&command::info(name, None)).await;
+        }
+        LockStatus::read(answer?)
     }
 
     /// Ends at the first question that the node does not reply to.

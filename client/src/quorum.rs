@@ -10,11 +10,15 @@
 //! such a lease as well as any, with a fence of its own. So renewal counts leases, and only
 //! acquisition counts fences.
 //!
+//! [`proposal`] chooses the fence to ask for, so that nodes whose clocks and counters differ grant
+//! the same one.
+//!
 //! `model.rs` checks both over every order of events of a small deployment.
 
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::clock::Moment;
+use crate::host::Moment;
 #[cfg(feature = "simulation")]
 use crate::simulation::{Flaw, has};
 
@@ -349,6 +353,68 @@ impl Ballot {
             },
         }
     }
+}
+
+/// A proposal leads the nodes' clocks by so much: more than the time a request takes. It leads
+/// their counters by one only, or many grants a second would drive it away from the clocks.
+const LEAD: Duration = Duration::from_millis(10);
+/// A node whose clock or counter is this far above the middle one does not set the proposal: the
+/// others refuse what is 10 s ahead of their clocks.
+const OUTLIER: Duration = Duration::from_secs(5);
+
+/// The fence that a node gives out when its wall clock shows this: its microseconds.
+fn fence_at(wall: Duration) -> u64 {
+    u64::try_from(wall.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// What is known of the clock and the counter of a node.
+#[derive(Default)]
+pub(crate) struct FenceClock {
+    /// The fence of the node's wall clock when our host started.
+    at_boot: AtomicU64,
+    /// The highest fence that the node is known to have given out.
+    counter: AtomicU64,
+}
+
+impl FenceClock {
+    /// The node's wall clock showed this when our host started.
+    pub(crate) fn set(&self, wall_at_boot: Duration) {
+        let fence = fence_at(wall_at_boot);
+        self.at_boot.store(fence, Ordering::Relaxed);
+    }
+
+    /// The node has given out this fence.
+    pub(crate) fn saw(&self, fence: u64) {
+        self.counter.fetch_max(fence, Ordering::Relaxed);
+    }
+
+    /// The node's wall clock at `now`, as far as it is known.
+    pub(crate) fn wall(&self, now: Moment) -> Duration {
+        let at_boot = Duration::from_micros(self.at_boot.load(Ordering::Relaxed));
+        at_boot.saturating_add(now.since_boot())
+    }
+
+    /// A fence that the node would grant as it is.
+    fn next(&self, now: Moment) -> u64 {
+        let counter = self.counter.load(Ordering::Relaxed);
+        fence_at(self.wall(now).saturating_add(LEAD)).max(counter.saturating_add(1))
+    }
+}
+
+/// A fence above everything that the nodes are known to have given out; none is needed for one
+/// node.
+pub(crate) fn proposal<'a>(
+    nodes: impl ExactSizeIterator<Item = &'a FenceClock>,
+    now: Moment,
+) -> Option<u64> {
+    if nodes.len() == 1 {
+        return None;
+    }
+    let mut fences: Vec<u64> = nodes.map(|node| node.next(now)).collect();
+    fences.sort_unstable();
+    let middle = fences.get(fences.len() / 2).copied().unwrap_or(0);
+    let bound = middle.saturating_add(fence_at(OUTLIER));
+    fences.into_iter().rfind(|fence| *fence <= bound)
 }
 
 #[cfg(test)]

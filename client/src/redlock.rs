@@ -1,26 +1,22 @@
-//! The client itself: how to ask it for locks, what they share, and what it tells to metrics.
+//! The client itself: how to connect it, with its settings, and how to ask it for locks.
 
-use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-use tokio_util::sync::{CancellationToken, DropGuard};
+use redis::{ConnectionInfo, IntoConnectionInfo};
 
-use crate::background::Background;
-use crate::builder::Builder;
-use crate::clock::Moment;
-use crate::error::{Error, Loss};
+use crate::client::{Client, Metrics};
+use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::keeper::Keeper;
-use crate::lock::{Lock, Spec};
+use crate::host::Background;
+use crate::link::{Credentials, Link, Provider, Settings};
+use crate::lock::Lock;
+use crate::node::Node;
+use crate::quorum::MAX_NODES;
+use crate::spec::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
 
 /// How often [`Redlock::close`] looks whether all is delivered.
 const CLOSING_LOOK: Duration = Duration::from_millis(1);
-/// A lock that was busy so recently is queued for at once, instead of first asking all nodes in
-/// vain.
-const BUSY_MEMORY: Duration = Duration::from_millis(100);
-const BUSY_SLOTS: usize = 64;
 
 /// A client of one or several masters. Clones share its connections; background work ends with the
 /// last clone, guard and request.
@@ -86,126 +82,286 @@ impl std::fmt::Debug for Redlock {
     }
 }
 
-/// The shared part of a client. Its background tasks end with it.
-pub(crate) struct Client {
-    pub(crate) fleet: Arc<Fleet>,
-    pub(crate) keeper: Arc<Keeper>,
-    pub(crate) background: Background,
+/// The settings of a client that is yet to be connected.
+#[derive(Clone)]
+pub struct Builder {
+    places: Vec<Place>,
+    pub(crate) node_timeout: Duration,
+    pub(crate) connect_timeout: Duration,
+    settings: Settings,
     metrics: Option<Arc<dyn Metrics>>,
-    /// When a lock of each hash was last found busy.
-    busy: Mutex<[Option<Moment>; BUSY_SLOTS]>,
-    hashing: BuildHasherDefault<DefaultHasher>,
-    _stop: DropGuard,
 }
 
-impl Client {
-    /// Connects and watches the nodes in the background.
-    pub(crate) fn start_lazily(
-        fleet: Fleet,
-        metrics: Option<Arc<dyn Metrics>>,
-        background: Background,
-    ) -> Arc<Self> {
-        let client = Self::start(fleet, metrics, background);
-        let fleet = Arc::clone(&client.fleet);
-        client.background.spawn(async move {
-            if let Err(error) = fleet.connect().await {
-                tracing::warn!(%error, "not connected yet");
-            }
-        });
-        client
-    }
+#[derive(Clone)]
+enum Place {
+    Url(String),
+    Info(Box<ConnectionInfo>),
+    #[cfg(feature = "sentinel")]
+    Sentinel {
+        name: String,
+        sentinels: Vec<String>,
+    },
+    #[cfg(feature = "cluster")]
+    Cluster(Vec<String>),
+}
 
-    /// Watches the nodes in the background.
-    pub(crate) fn start(
-        fleet: Fleet,
-        metrics: Option<Arc<dyn Metrics>>,
-        background: Background,
-    ) -> Arc<Self> {
-        let fleet = Arc::new(fleet);
-        let keeper = Arc::new(Keeper::new(fleet.node_timeout));
-        let stop = CancellationToken::new();
-        for place in 0..fleet.nodes.len() {
-            background.spawn(Arc::clone(&fleet).watch(place, Arc::clone(&keeper), stop.clone()));
+impl Default for Builder {
+    fn default() -> Self {
+        Self {
+            places: Vec::new(),
+            node_timeout: DEFAULT_NODE_TIMEOUT,
+            connect_timeout: DEFAULT_CONNECT_TIMEOUT,
+            settings: Settings::default(),
+            metrics: None,
         }
-        background.spawn(Arc::clone(&keeper).run(stop.clone()));
-        Arc::new(Self {
-            fleet,
-            keeper,
-            background,
-            metrics,
-            busy: Mutex::new([None; BUSY_SLOTS]),
-            hashing: BuildHasherDefault::new(),
-            _stop: stop.drop_guard(),
-        })
+    }
+}
+
+impl Builder {
+    /// One more master: `redis://[user:password@]host[:port][/database]`, `rediss://…` (feature
+    /// `tls`) or `unix:///path`.
+    pub fn node(mut self, url: impl AsRef<str>) -> Self {
+        self.places.push(Place::Url(url.as_ref().to_owned()));
+        self
     }
 
-    /// Tells those who measure.
-    pub(crate) fn record(&self, spec: &Spec, event: Event<'_>) {
-        let Some(metrics) = &self.metrics else {
-            return;
+    /// More masters. All clients of a lock must list the same ones, in the same order: waiters
+    /// queue at the first.
+    pub fn nodes<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        for url in urls {
+            self = self.node(url);
+        }
+        self
+    }
+
+    /// One more master, with the settings of redis-rs: TCP options, the protocol, a library name,
+    /// certificates. Keepalive and the TCP user timeout are set where the settings leave them out.
+    pub fn node_info(mut self, info: ConnectionInfo) -> Self {
+        self.places.push(Place::Info(Box::new(info)));
+        self
+    }
+
+    /// One more master, reached as this client of redis-rs reaches it.
+    pub fn node_client(self, client: &redis::Client) -> Self {
+        self.node_info(client.get_connection_info().clone())
+    }
+
+    /// The one master that these Sentinels know by `name`. User, password and database of the first
+    /// URL are for the master; a Sentinel that asks for a password gets the same one, unless there
+    /// are [`Self::sentinel_credentials`]. With `rediss://` (feature `tls`) the Sentinels and the
+    /// master are reached through TLS.
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel<U: AsRef<str>>(
+        mut self,
+        name: impl Into<String>,
+        urls: impl IntoIterator<Item = U>,
+    ) -> Self {
+        let sentinels = urls
+            .into_iter()
+            .map(|url| url.as_ref().to_owned())
+            .collect();
+        let name = name.into();
+        self.places.push(Place::Sentinel { name, sentinels });
+        self
+    }
+
+    /// The login of the Sentinels, where it is not that of the master.
+    #[cfg(feature = "sentinel")]
+    pub fn sentinel_credentials(mut self, credentials: Credentials) -> Self {
+        self.settings.sentinel_credentials = Some(credentials);
+        self
+    }
+
+    /// The master is reached through TLS though its Sentinels are not.
+    #[cfg(all(feature = "sentinel", feature = "tls"))]
+    pub fn sentinel_master_tls(mut self) -> Self {
+        self.settings.sentinel_master_tls = true;
+        self
+    }
+
+    /// The one cluster that some of these nodes belong to.
+    #[cfg(feature = "cluster")]
+    pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
+        let urls = urls
+            .into_iter()
+            .map(|url| url.as_ref().to_owned())
+            .collect();
+        self.places.push(Place::Cluster(urls));
+        self
+    }
+
+    /// How long one node may take to answer; 100 ms if not set. Keep it small against the ttl of
+    /// the locks.
+    pub fn node_timeout(mut self, timeout: Duration) -> Self {
+        self.node_timeout = timeout;
+        self
+    }
+
+    /// How long a connection may take to open; 2 s if not set.
+    pub fn connect_timeout(mut self, timeout: Duration) -> Self {
+        self.connect_timeout = timeout;
+        self
+    }
+
+    /// The name of the connections in CLIENT LIST. In a cluster, a connection to a master that was
+    /// restarted has none.
+    pub fn client_name(mut self, name: impl AsRef<str>) -> Self {
+        self.settings.client_name = Some(name.as_ref().into());
+        self
+    }
+
+    /// Asks `provider` for the user and the password of every new connection to a master, in place
+    /// of those in the URLs: for passwords that rotate and tokens that expire. A server that closes
+    /// connections when a token expires is connected to again with the next one. In a cluster the
+    /// connections to all masters are opened again with the next one, when one of them is missing.
+    pub fn credentials<F, R, E>(mut self, provider: F) -> Self
+    where
+        F: Fn() -> R + Send + Sync + 'static,
+        R: Future<Output = Result<Credentials, E>> + Send + 'static,
+        E: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
+        self.settings.provider = Some(Provider::new(provider));
+        self
+    }
+
+    /// Receives what happens to the locks of this client: waits, holds, losses, retries.
+    pub fn metrics(mut self, metrics: impl Metrics) -> Self {
+        self.metrics = Some(Arc::new(metrics));
+        self
+    }
+
+    /// The certificate (PEM) that signed those of the servers, for `rediss://` without a public
+    /// authority: nodes, Sentinels and their master, clusters.
+    #[cfg(feature = "tls")]
+    pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
+        self.settings.root_certificate = Some(pem.into());
+        self
+    }
+
+    /// The certificate and its key (both PEM) with which the client identifies itself, for servers
+    /// with `tls-auth-clients yes`.
+    #[cfg(feature = "tls")]
+    pub fn client_certificate(
+        mut self,
+        certificate: impl Into<Vec<u8>>,
+        key: impl Into<Vec<u8>>,
+    ) -> Self {
+        self.settings.client_certificate = Some((certificate.into(), key.into()));
+        self
+    }
+
+    /// Connects to all nodes, and checks that they are masters with the module, each another
+    /// server. A minority that cannot be reached or cannot serve now is no error: it is tried again
+    /// in the background. A minority that hangs is not waited for.
+    pub async fn connect(self) -> Result<Redlock, Error> {
+        let fleet = self.fleet()?;
+        fleet.connect().await?;
+        let client = Client::start(fleet, self.metrics, Background::own());
+        Ok(Redlock { client })
+    }
+
+    /// Connects in the background, now or when the nodes can be reached: a program may start before
+    /// its servers. The first request waits for the first answers of the nodes, at most for the
+    /// connect timeout and no longer than it may wait at all. What [`Self::connect`] reports as an
+    /// error is logged, and a node that cannot serve is named by the requests.
+    pub fn connect_lazy(self) -> Result<Redlock, Error> {
+        let Some(background) = Background::current() else {
+            let problem = "connect_lazy works in the background: call it inside a Tokio runtime";
+            return Err(Error::Invalid(problem.to_owned()));
         };
-        // A panic here would stop the release of a lock, or the watch over a node.
-        let told = AssertUnwindSafe(|| metrics.record(&spec.keys, event));
-        if catch_unwind(told).is_err() {
-            tracing::error!(lock = %spec.name(), "the metrics hook has panicked");
+        let client = Client::start_lazily(self.fleet()?, self.metrics, background);
+        Ok(Redlock { client })
+    }
+
+    fn fleet(&self) -> Result<Fleet, Error> {
+        let node = |(name, link)| Arc::new(Node::new(name, link, self.connect_timeout));
+        let nodes = self.links()?.into_iter().map(node).collect();
+        Ok(Fleet::new(nodes, self.node_timeout))
+    }
+
+    pub(crate) fn links(&self) -> Result<Vec<(String, Link)>, Error> {
+        self.check()?;
+        let mut links: Vec<(String, Link)> = Vec::new();
+        for place in &self.places {
+            let (name, link) = self.link(place)?;
+            if links.iter().any(|(known, _)| *known == name) {
+                return Err(Error::Invalid(format!(
+                    "node {name} is listed twice: list each once"
+                )));
+            }
+            links.push((name, link));
+        }
+        Ok(links)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let invalid = |problem: &str| Err(Error::Invalid(problem.to_owned()));
+        if self.places.is_empty() {
+            return invalid("no nodes: give the URL of at least one master");
+        }
+        if self.places.len() > MAX_NODES {
+            return invalid("more than 64 nodes: five survive two failures");
+        }
+        let is_server = |place: &Place| matches!(place, Place::Url(_) | Place::Info(_));
+        if self.places.len() > 1 && !self.places.iter().all(is_server) {
+            return invalid("a Sentinel-named master or a cluster is the only node of its client");
+        }
+        if self.node_timeout.is_zero() || self.connect_timeout.is_zero() {
+            return invalid("a timeout of zero leaves no time to answer");
+        }
+        let printable = |name: &Arc<str>| name.bytes().all(|byte| byte.is_ascii_graphic());
+        if !self.settings.client_name.iter().all(printable) {
+            return invalid("a client name is printable ASCII without spaces");
+        }
+        Ok(())
+    }
+
+    fn link(&self, place: &Place) -> Result<(String, Link), Error> {
+        let settings = &self.settings;
+        let (name, link) = match place {
+            Place::Url(url) => {
+                let info = parsed(url)?;
+                (info.addr().to_string(), settings.single(info))
+            }
+            Place::Info(info) => (info.addr().to_string(), settings.single((**info).clone())),
+            #[cfg(feature = "sentinel")]
+            Place::Sentinel { name, sentinels } => {
+                let infos = all_parsed(sentinels)?;
+                let Some(first) = infos.first().cloned() else {
+                    let problem = format!("no Sentinel is given for master {name}");
+                    return Err(Error::Invalid(problem));
+                };
+                let shown = format!("master {name} of Sentinel {}", first.addr());
+                (shown, settings.sentinel(name.clone(), &first, infos))
+            }
+            #[cfg(feature = "cluster")]
+            Place::Cluster(urls) => {
+                let infos = all_parsed(urls)?;
+                let Some(first) = infos.first() else {
+                    return Err(Error::Invalid("no node of the cluster is given".to_owned()));
+                };
+                let shown = format!("cluster of {}", first.addr());
+                (shown, settings.cluster(infos, self.connect_timeout))
+            }
+        };
+        match link {
+            Ok(link) => Ok((name, link)),
+            Err(error) => Err(Error::Invalid(format!("node {name}: {error}"))),
         }
     }
-
-    /// Where a lock, or another one of the same hash, is remembered.
-    fn busy(&self, spec: &Spec) -> (MutexGuard<'_, [Option<Moment>; BUSY_SLOTS]>, usize) {
-        let slot = self.hashing.hash_one(&spec.keys) % BUSY_SLOTS as u64;
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        (busy, slot as usize)
-    }
-
-    pub(crate) fn was_busy(&self, spec: &Spec) {
-        let (mut busy, slot) = self.busy(spec);
-        busy[slot] = Some(Moment::now());
-    }
-
-    /// Whether the lock (or one of the same hash: no harm) was busy a moment ago.
-    pub(crate) fn seems_busy(&self, spec: &Spec) -> bool {
-        let (busy, slot) = self.busy(spec);
-        busy[slot].is_some_and(|last| Moment::now().since(last) < BUSY_MEMORY)
-    }
 }
 
-/// Receives what happens to the locks of a client; see
-/// [`Builder::metrics`](crate::Builder::metrics). It is called in the middle of the work, so it
-/// must not block; a panic is caught and logged.
-pub trait Metrics: Send + Sync + 'static {
-    /// Something has happened to the lock of this name, or to the locks of these names.
-    fn record(&self, names: &[Vec<u8>], event: Event<'_>);
+#[cfg(any(feature = "sentinel", feature = "cluster"))]
+fn all_parsed(urls: &[String]) -> Result<Vec<ConnectionInfo>, Error> {
+    urls.iter().map(|url| parsed(url)).collect()
 }
 
-/// What has happened.
-#[derive(Clone, Copy, Debug)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// The lock was acquired after waiting for so long.
-    Acquired {
-        /// From the call to the guard.
-        waited: Duration,
-    },
-    /// The lock was not acquired.
-    Failed {
-        /// From the call to the error.
-        waited: Duration,
-        /// Why.
-        error: &'a Error,
-    },
-    /// An attempt to acquire failed because of the nodes, and is repeated.
-    Retried,
-    /// The hold was released or detached.
-    Released {
-        /// Since the attempt that acquired it.
-        held: Duration,
-    },
-    /// The hold was lost.
-    Lost {
-        /// Since the attempt that acquired it.
-        held: Duration,
-        /// Why.
-        loss: &'a Loss,
-    },
+/// The URL is not repeated: it may hold a password.
+fn parsed(url: &str) -> Result<ConnectionInfo, Error> {
+    let info = url.into_connection_info();
+    info.map_err(|error| {
+        Error::Invalid(format!(
+            "a node's URL does not parse: {error}; write redis://host:port"
+        ))
+    })
 }

@@ -4,13 +4,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::{Moment, pauses};
+use crate::client::Client;
 use crate::command::Request;
 use crate::error::Verdict;
+use crate::host::{Moment, pauses};
 use crate::quorum::{NodeSet, majority};
-use crate::redlock::Client;
 use crate::reply::Reply;
-use crate::round::{Question, Round};
+use crate::round::Question;
 
 /// The first pause before a node is asked again that refused or did not answer …
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -103,13 +103,17 @@ impl Release {
     async fn ask_all(&mut self) -> Vec<(usize, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
         let electorate = fleet.electorate();
-        let mut round = Round::new(&fleet);
+        let mut round = fleet.round();
         let sent = Moment::now();
         // The node where others queue comes last: the next waiter then finds the other nodes free.
         let places: Vec<usize> = self.left.iter().collect();
         for place in places.into_iter().rev() {
             if electorate.contains(place) {
-                round.ask(&fleet, Question::new(place, sent), &self.request);
+                round.ask(
+                    &fleet.nodes[place],
+                    Question::new(place, sent),
+                    &self.request,
+                );
             }
         }
         let mut replies = Vec::with_capacity(fleet.nodes.len());

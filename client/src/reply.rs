@@ -5,10 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
 
-use crate::clock::Moment;
-use crate::command;
 use crate::error::Verdict;
-use crate::link::Connection;
+use crate::host::Moment;
 
 /// The oldest module that this client can use: major, minor.
 const OLDEST_MODULE: (u64, u64) = (0, 1);
@@ -33,7 +31,12 @@ impl From<Verdict> for Reply {
 impl Reply {
     /// Reads the reply of a LOCK command: a number, or an array with one for each key.
     pub(crate) fn read(result: RedisResult<Value>) -> Self {
-        match value_of(result) {
+        Self::of(value_of(result))
+    }
+
+    /// The same of a reply that was looked at for errors.
+    pub(crate) fn of(answer: Result<Value, Verdict>) -> Self {
+        match answer {
             Err(verdict) => Self::Trouble(verdict),
             Ok(Value::Nil) => Self::No,
             Ok(Value::Int(number)) => number_of(number),
@@ -77,6 +80,11 @@ pub(crate) fn value_of(result: RedisResult<Value>) -> Result<Value, Verdict> {
         Ok(value) => Ok(value),
         Err(error) => Err(trouble(&error)),
     }
+}
+
+/// Whether this is how version 0.1.0 of the module answers LOCK.INFO with COUNT.
+pub(crate) fn knows_no_count(answer: &Result<Value, Verdict>) -> bool {
+    matches!(answer, Err(Verdict::Refused(error)) if error.code() == Some("ERR"))
 }
 
 fn number_of(number: i64) -> Reply {
@@ -317,39 +325,23 @@ fn is_older(version: &str, wanted: (u64, u64)) -> bool {
 }
 
 impl LockStatus {
-    /// Asks for a lock, with so many of its holders, or all; `None`: nobody holds it or waits for
-    /// it.
-    pub(crate) async fn ask(
-        connection: &mut Connection,
-        key: &[u8],
-        holders: Option<usize>,
-    ) -> Result<Option<Self>, Verdict> {
-        let mut answer = value_of(connection.send(&command::info(key, holders)).await);
-        if let (Some(_), Err(Verdict::Refused(error))) = (holders, &answer)
-            && error.code() == Some("ERR")
-        {
-            // Version 0.1.0 of the module does not know COUNT.
-            answer = value_of(connection.send(&command::info(key, None)).await);
+    /// `None`: nobody holds the lock or waits for it.
+    pub(crate) fn read(value: Value) -> Result<Option<Self>, Verdict> {
+        if value == Value::Nil {
+            return Ok(None);
         }
-        match answer? {
-            Value::Nil => Ok(None),
-            value => Self::read(value).map(Some),
-        }
-    }
-
-    pub(crate) fn read(value: Value) -> Result<Self, Verdict> {
         let answer = Fields::read(value, "LOCK.INFO")?;
         let holders = match answer.value("holders")? {
             Value::Array(holders) => holders.iter().cloned().map(Holder::read).collect(),
             _ => Err(Verdict::Garbage("LOCK.INFO without holders".to_owned())),
         }?;
-        Ok(Self {
+        Ok(Some(Self {
             mode: answer.text("mode")?,
             limit: answer.number("limit")?,
             waiters: answer.number("waiters")?,
             oldest_wait: answer.millis("oldest-wait")?,
             holders,
-        })
+        }))
     }
 
     /// What an error message says of a lock that is held: of its holders, the one whose lease ends

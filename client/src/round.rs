@@ -9,11 +9,14 @@ use std::time::Duration;
 
 use tokio::time::Sleep;
 
-use crate::clock::Moment;
 use crate::command::Request;
 use crate::error::Verdict;
-use crate::fleet::Fleet;
+use crate::host::Moment;
+use crate::node::Node;
 use crate::reply::Reply;
+
+/// The nodes of a client, in the fixed order of the configuration.
+pub(crate) type Nodes = Arc<[Arc<Node>]>;
 
 /// A question on its way: to which node, since when, and what would be the right answer to it.
 #[derive(Clone, Copy, Debug)]
@@ -59,9 +62,9 @@ pub(crate) async fn answered<A>(asked: &mut Late<A>) -> (Question, A) {
 
 /// See the module's text. The timer is the caller's own: no other task has to run for it.
 pub(crate) struct Round<A = Reply> {
-    /// Whose nodes are believed down when they do not answer in time; nobody's if they are asked on
+    /// The nodes that are believed down when they do not answer in time; none if they are asked on
     /// other connections than the shared ones.
-    fleet: Option<Arc<Fleet>>,
+    nodes: Option<Nodes>,
     /// `None`: every question has its own limit.
     patience: Option<Duration>,
     asked: Late<A>,
@@ -70,23 +73,19 @@ pub(crate) struct Round<A = Reply> {
 }
 
 impl<A: From<Verdict> + Send + 'static> Round<A> {
-    /// Every node has the node timeout to answer on the shared connection.
-    pub(crate) fn new(fleet: &Arc<Fleet>) -> Self {
-        Self::within(fleet, fleet.node_timeout)
-    }
-
-    pub(crate) fn within(fleet: &Arc<Fleet>, patience: Duration) -> Self {
+    /// Questions on the shared connections of these nodes, with so much time for all answers.
+    pub(crate) fn within(nodes: &Nodes, patience: Duration) -> Self {
         Self {
-            fleet: Some(Arc::clone(fleet)),
+            nodes: Some(Arc::clone(nodes)),
             patience: Some(patience),
-            ..Self::unlimited(fleet.nodes.len())
+            ..Self::unlimited(nodes.len())
         }
     }
 
     /// Questions on connections of their own, each with a limit of its own.
     pub(crate) fn unlimited(nodes: usize) -> Self {
         Self {
-            fleet: None,
+            nodes: None,
             patience: None,
             asked: Vec::with_capacity(nodes),
             timer: None,
@@ -95,11 +94,9 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
     }
 
     /// Goes on with answers that an earlier round did not wait for.
-    pub(crate) fn resume(fleet: &Arc<Fleet>, late: Late<A>) -> Self {
-        Self {
-            asked: late,
-            ..Self::new(fleet)
-        }
+    pub(crate) fn resume(mut self, late: Late<A>) -> Self {
+        self.asked.extend(late);
+        self
     }
 
     /// Any question whose answer can be awaited.
@@ -138,8 +135,8 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         }
         let question = self.asked.pop()?.question;
         let verdict = Verdict::TimedOut(self.patience.unwrap_or(Duration::MAX));
-        if let Some(fleet) = &self.fleet {
-            fleet.nodes[question.place].suspect(verdict.clone());
+        if let Some(nodes) = &self.nodes {
+            nodes[question.place].suspect(verdict.clone());
         }
         Some((question, A::from(verdict)))
     }
@@ -151,10 +148,9 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 }
 
 impl Round {
-    /// Asks a node of this fleet on the shared connection.
-    pub(crate) fn ask(&mut self, fleet: &Fleet, question: Question, request: &Arc<Request>) {
-        let answer = fleet.nodes[question.place].ask(Arc::clone(request));
-        self.push(question, answer);
+    /// Asks this node on the shared connection.
+    pub(crate) fn ask(&mut self, node: &Arc<Node>, question: Question, request: &Arc<Request>) {
+        self.push(question, node.ask(Arc::clone(request)));
     }
 }
 

@@ -7,15 +7,9 @@
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::time::Duration;
 
-use futures_util::future::{AbortHandle, abortable};
-use redis::RedisResult;
-use redis::aio::MultiplexedConnection;
 use tokio::io::{AsyncRead, AsyncWrite};
-
-use crate::link::Server;
 
 /// A future that a host runs or returns.
 pub type Task<T> = Pin<Box<dyn Future<Output = T> + Send>>;
@@ -76,46 +70,4 @@ pub(crate) fn host() -> Option<Rc<dyn Host>> {
 /// Whether the simulated host wants this flaw.
 pub(crate) fn has(flaw: Flaw) -> bool {
     host().is_some_and(|host| host.has(flaw))
-}
-
-/// A connection to a simulated node. It closes with the last clone, as one of redis-rs does.
-#[derive(Clone)]
-pub(crate) struct Connection {
-    pub(crate) redis: MultiplexedConnection,
-    _driver: Arc<Driver>,
-}
-
-struct Driver(AbortHandle);
-
-impl Drop for Driver {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
-}
-
-/// Opens a connection to the server and logs in, if this thread is on a simulated host.
-pub(crate) async fn open(server: &Server, patience: Duration) -> Option<RedisResult<Connection>> {
-    let connecting = host()?.connect(&server.address());
-    let opening = async {
-        let stream = connecting.await?;
-        let (info, config) = Server::bare();
-        let opened = MultiplexedConnection::new_with_config(&info, stream, config);
-        let (redis, driver) = opened.await?;
-        let (driver, abort) = abortable(driver);
-        let _driver = Arc::new(Driver(abort));
-        spawn(driver);
-        let mut connection = Connection { redis, _driver };
-        server.log_in(&mut connection.redis).await?;
-        Ok(connection)
-    };
-    let opened = tokio::time::timeout(patience, opening).await;
-    Some(opened.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())))
-}
-
-fn spawn(driver: impl Future + Send + 'static) {
-    if let Some(host) = host() {
-        host.spawn(Box::pin(async move {
-            driver.await;
-        }));
-    }
 }

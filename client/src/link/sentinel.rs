@@ -98,7 +98,9 @@ impl Sentinel {
             let answer = question.query_async(&mut connection).await;
             match (answer, &self.same_login) {
                 (Err(error), Some(login)) if error.code() == Some("NOAUTH") => {
-                    command::auth(login).exec_async(&mut connection).await?;
+                    command::auth(login.parts())
+                        .exec_async(&mut connection)
+                        .await?;
                     question.query_async(&mut connection).await
                 }
                 (answer, _) => answer,

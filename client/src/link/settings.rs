@@ -8,12 +8,12 @@ use std::time::Duration;
 
 use redis::{ConnectionInfo, ErrorKind, RedisError, RedisResult};
 
-use super::Link;
-use super::Server;
 #[cfg(feature = "cluster")]
 use super::cluster::Cluster;
 #[cfg(feature = "sentinel")]
 use super::sentinel::Sentinel;
+use super::{Link, Server};
+use crate::command::Login;
 
 /// A password, with the name of its user if that is not the default one.
 #[derive(Clone, PartialEq, Eq)]
@@ -37,6 +37,11 @@ impl Credentials {
             username: None,
             password: password.into(),
         }
+    }
+
+    /// As commands want them.
+    pub(crate) fn parts(&self) -> Login<'_> {
+        (self.username.as_deref(), &self.password)
     }
 
     /// Those of a URL, if it has a password.

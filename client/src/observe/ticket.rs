@@ -5,15 +5,15 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::clock::Moment;
 use crate::command;
 use crate::error::{Error, Verdict};
 use crate::guard::Guard;
+use crate::host::Moment;
 use crate::quorum::{is_shortage, lease_end};
 use crate::redlock::Redlock;
 use crate::release::{Release, Released};
 use crate::reply::Reply;
-use crate::round::{Question, Round};
+use crate::round::Question;
 
 /// How long the release of a ticket is owed to a node that cannot be reached.
 const OWED_FOR: Duration = Duration::from_secs(60);
@@ -100,29 +100,28 @@ impl Redlock {
             ttl,
             None,
         ));
-        let sent = Moment::now();
-        let mut verdicts = vec![Verdict::NotAsked; fleet.nodes.len()];
-        let mut round = Round::new(fleet);
-        for place in 0..fleet.nodes.len() {
-            round.ask(fleet, Question::new(place, sent), &extend);
+        let (all, sent) = (fleet.nodes.len(), Moment::now());
+        let end = lease_end(sent, ttl);
+        let mut verdicts = vec![Verdict::NotAsked; all];
+        let mut round = fleet.round();
+        for place in 0..all {
+            round.ask(&fleet.nodes[place], Question::new(place, sent), &extend);
         }
         while let Some((question, reply)) = round.next().await {
             verdicts[question.place] = match reply {
                 Reply::Yes(other) if other != fence => Verdict::NotHeld,
                 reply => reply.verdict(Verdict::NotHeld),
             };
+            let extended = count(&verdicts, |verdict| {
+                matches!(verdict, Verdict::Granted { .. })
+            });
+            // The others have been asked, and nobody waits for them.
+            if !is_shortage(extended, all) && end > Moment::now() {
+                return Ok(end);
+            }
         }
-        let count = |wanted: fn(&Verdict) -> bool| {
-            verdicts.iter().filter(|verdict| wanted(verdict)).count()
-        };
-        let all = fleet.nodes.len();
-        let extended = count(|verdict| matches!(verdict, Verdict::Granted { .. }));
-        let gone = count(|verdict| matches!(verdict, Verdict::NotHeld));
-        let refused = count(Verdict::is_final);
-        let end = lease_end(sent, ttl);
-        if !is_shortage(extended, all) && end > Moment::now() {
-            return Ok(end);
-        }
+        let gone = count(&verdicts, |verdict| matches!(verdict, Verdict::NotHeld));
+        let refused = count(&verdicts, Verdict::is_final);
         let lock = format!("lock {}", name.as_ref().escape_ascii());
         let nodes = fleet.reports(|place| verdicts[place].clone());
         match (
@@ -134,4 +133,8 @@ impl Redlock {
             _ => Err(Error::NoQuorum { lock, nodes }),
         }
     }
+}
+
+fn count(verdicts: &[Verdict], wanted: fn(&Verdict) -> bool) -> usize {
+    verdicts.iter().filter(|verdict| wanted(verdict)).count()
 }

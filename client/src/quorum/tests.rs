@@ -297,3 +297,38 @@ proptest! {
         }
     }
 }
+
+fn clocks(nodes: usize) -> Vec<FenceClock> {
+    (0..nodes).map(|_| FenceClock::default()).collect()
+}
+
+#[test]
+fn proposals_grow_and_many_grants_do_not_drive_them_away_from_the_clocks() {
+    let nodes = clocks(5);
+    let now = Moment::now();
+    let first = proposal(nodes.iter(), now).unwrap();
+    let mut last = first;
+    for _ in 0..10_000 {
+        nodes.iter().for_each(|node| node.saw(last));
+        let next = proposal(nodes.iter(), now).unwrap();
+        assert!(next > last);
+        last = next;
+    }
+    assert_eq!(last, first + 10_000);
+}
+
+#[test]
+fn a_node_far_ahead_does_not_set_the_proposal() {
+    let nodes = clocks(3);
+    let now = Moment::now();
+    let usual = proposal(nodes.iter(), now).unwrap();
+    nodes[1].saw(usual + 2 * fence_at(OUTLIER));
+    assert_eq!(proposal(nodes.iter(), now), Some(usual));
+    nodes[2].saw(usual + 100);
+    assert_eq!(proposal(nodes.iter(), now), Some(usual + 101));
+}
+
+#[test]
+fn one_node_needs_no_proposal() {
+    assert_eq!(proposal(clocks(1).iter(), Moment::now()), None);
+}

@@ -137,8 +137,14 @@ fn the_holder_is_read_from_both_forms_of_a_map() {
         remaining: Some(Duration::from_millis(250)),
         waiters: 2,
     };
-    assert_eq!(LockStatus::read(map(&lock)).unwrap().verdict(), expected);
-    assert_eq!(LockStatus::read(flat(&lock)).unwrap().verdict(), expected);
+    assert_eq!(
+        LockStatus::read(map(&lock)).unwrap().unwrap().verdict(),
+        expected
+    );
+    assert_eq!(
+        LockStatus::read(flat(&lock)).unwrap().unwrap().verdict(),
+        expected
+    );
 }
 
 #[test]

@@ -73,6 +73,8 @@ async fn nodes_that_forget_one_after_the_other_are_noticed_by_a_client_that_only
         // Renewal would come after 200 s.
         let lock = client.lock("x").ttl(TTL * 200).renew(renew);
         let guard = lock.acquire().await.unwrap();
+        // A node that granted late, with another fence, counts from the next round on.
+        guard.extend().await.unwrap();
         for server in &mut servers {
             server.kill();
             server.start_again();

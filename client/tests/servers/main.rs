@@ -16,6 +16,7 @@ mod faults;
 mod guard;
 mod guarded;
 mod history;
+mod idle;
 mod input;
 mod links;
 mod log;

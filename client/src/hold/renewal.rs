@@ -1,25 +1,32 @@
-//! Renewal: the same question to the nodes again, and what their answers mean for the hold.
+//! Renewal: the same question to the nodes again, what their answers mean for the hold, and what the
+//! keeper calls for it.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::Instrument;
 
-use crate::clock::Moment;
+use super::{Hold, RENEW_AFTER};
 use crate::command::{self, Request, SHORTEST, Wait};
 use crate::error::{Error, Loss, Reports, Verdict};
-use crate::hold::{Hold, RENEW_AFTER};
-use crate::lock::Spec;
+use crate::host::Moment;
+use crate::keeper::Kept;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round, answered};
+use crate::spec::Spec;
 
 /// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
 /// too, and then each time after twice as long, up to the time between renewals.
 const RETRY_AFTER: u32 = 12;
 /// After so many renewals that missed the same nodes, those are not asked any sooner.
 const SOON_AGAIN: u32 = 2;
+
+/// The holder is told of the loss this part of the ttl before validity ends, …
+const WARN_BEFORE: u32 = 10;
+/// … but no earlier than this.
+const LONGEST_WARNING: Duration = Duration::from_secs(1);
 
 /// One round of renewal.
 struct Renewal<'a> {
@@ -91,10 +98,10 @@ impl Hold {
     /// from the sending, for each node that agreed.
     async fn renew(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
-        self.ask_again(lease, ttl).instrument(span).await
+        self.ask_all(lease, ttl).instrument(span).await
     }
 
-    async fn ask_again(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
+    async fn ask_all(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
         let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
         let lock = || self.spec.name();
@@ -154,6 +161,72 @@ impl Hold {
     }
 }
 
+impl Hold {
+    /// When the holder is to be told that the lock is as good as lost.
+    fn warn_at(state: &super::State) -> Moment {
+        state
+            .valid_until
+            .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
+    }
+
+    /// Puts the hold on the keeper's agenda again.
+    pub(crate) fn schedule(self: &Arc<Self>) {
+        let mut state = self.lock();
+        if let Some(slot) = state.slot.take() {
+            self.client.keeper.forget(slot);
+        }
+        if state.over || self.ending.is_set() {
+            return;
+        }
+        let warn_at = Self::warn_at(&state);
+        let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
+        let this: Weak<Self> = Arc::downgrade(self);
+        state.slot = Some(self.client.keeper.watch(this, at));
+    }
+
+    /// Renews what is due, and tells the holder in time when that does not work.
+    async fn look_after(self: Arc<Self>) {
+        let (warn_at, renew_at) = {
+            let state = self.lock();
+            (Self::warn_at(&state), state.renew_at)
+        };
+        if renew_at.is_some_and(|at| at <= Moment::now()) {
+            // The warning must not wait for a renewal that hangs.
+            let _ = tokio::time::timeout(warn_at.remaining(), self.renew_now()).await;
+        }
+        let late = {
+            let mut state = self.lock();
+            let late = Self::warn_at(&state) <= Moment::now();
+            late.then(|| state.reports.take())
+        };
+        if let Some(reports) = late {
+            let nodes = reports.unwrap_or_else(|| self.reports(Verdict::NotAsked));
+            self.lose(Loss::Expired { nodes });
+        }
+        self.schedule();
+    }
+}
+
+impl Kept for Hold {
+    fn attend(self: Arc<Self>) {
+        let background = self.client.background.clone();
+        background.spawn(self.look_after());
+    }
+
+    fn ask_again(self: Arc<Self>) {
+        let background = self.client.background.clone();
+        background.spawn(async move { self.renew_now().await });
+    }
+
+    fn is_ephemeral(&self) -> bool {
+        self.spec.ephemeral
+    }
+
+    fn connection_ended(&self, generation: u64) {
+        self.end_with_connection(generation);
+    }
+}
+
 impl<'a> Renewal<'a> {
     fn send(hold: &'a Hold, lease: Duration) -> Self {
         let fleet = &hold.client.fleet;
@@ -165,7 +238,7 @@ impl<'a> Renewal<'a> {
         let mut renewal = Self {
             hold,
             lease,
-            round: Round::new(fleet),
+            round: fleet.round(),
             extend: Arc::new(command::extend(&spec.keys, hold.token, lease, None)),
             acquire: Arc::new(command::acquire(&spec, hold.token, fence, Wait::Not)),
             verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
@@ -173,7 +246,7 @@ impl<'a> Renewal<'a> {
         };
         // What cannot be sent need not be released.
         let can_ask =
-            |place: &usize| fleet.nodes[*place].is_connected() && !hold.unsettled.contains(*place);
+            |place: &usize| fleet.nodes[*place].can_be_asked() && !hold.unsettled.contains(*place);
         let connected: NodeSet = fleet.everybody().iter().filter(can_ask).collect();
         let leases = {
             let mut state = hold.lock();
@@ -200,7 +273,8 @@ impl<'a> Renewal<'a> {
             Some(_) => &self.extend,
             None => &self.acquire,
         };
-        self.round.ask(&self.hold.client.fleet, question, request);
+        let node = &self.hold.client.fleet.nodes[place];
+        self.round.ask(node, question, request);
     }
 
     /// Notes what a node said. True: the hold is lost.
@@ -248,6 +322,7 @@ impl<'a> Renewal<'a> {
         state.valid_until = claim.unwrap_or(now);
         if let (Some(until), false) = (claim, is_shortage(self.confirmed, nodes)) {
             state.ttl = ttl;
+            state.reports = None;
             state.missed = self.missed(state.missed);
             let next = match state.missed {
                 (missed, _) if missed.is_empty() => None,

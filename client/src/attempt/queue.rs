@@ -12,16 +12,16 @@ use std::time::Duration;
 
 use redis::{RedisResult, Value};
 
-use crate::attempt::{Attempt, Outcome};
-use crate::clock::{Moment, pauses};
+use super::{Attempt, Outcome};
 use crate::command::{self, SHORTEST, Wait};
 use crate::error::Verdict;
+use crate::host::{Moment, pauses};
 use crate::link::{Connection, Own};
 use crate::node::{Dependent, Node};
 use crate::quorum::NodeSet;
 use crate::release::Release;
 use crate::reply::Reply;
-use crate::round::{Question, Round};
+use crate::round::Question;
 
 /// The next one out of the queue may be quicker than the last holder's releases on the other nodes:
 /// it asks them so often again before it queues there, too.
@@ -310,13 +310,11 @@ impl Attempt {
     async fn extend_all(&mut self, held: NodeSet) {
         let ttl = self.spec.ttl;
         let extend = Arc::new(command::extend(&self.spec.keys, self.token, ttl, None));
-        let mut round = Round::new(&self.client.fleet);
+        let fleet = &self.client.fleet;
+        let mut round = fleet.round();
         for place in held.iter() {
-            round.ask(
-                &self.client.fleet,
-                Question::new(place, Moment::now()),
-                &extend,
-            );
+            let question = Question::new(place, Moment::now());
+            round.ask(&fleet.nodes[place], question, &extend);
         }
         while round.next().await.is_some() {}
     }

@@ -1,4 +1,5 @@
-//! The clock by which validity is judged: it runs on while the host is suspended.
+//! What a client takes from the machine that it runs on: the clock by which validity is judged,
+//! randomness, the pauses between retries, and a place for background tasks.
 
 use std::fmt;
 use std::ops::Add;
@@ -6,6 +7,8 @@ use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
 use rustix::time::{ClockId, clock_gettime};
+use tokio::runtime::Handle;
+use uuid::Uuid;
 
 /// `Instant` stops while a Linux host sleeps, and a lease does not: hence CLOCK_BOOTTIME.
 #[cfg(any(target_os = "linux", target_os = "android"))]
@@ -81,4 +84,44 @@ pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item =
         .with_min_delay(first)
         .with_max_delay(longest)
         .build()
+}
+
+/// Random bits of the operating system.
+pub(crate) fn random() -> Uuid {
+    #[cfg(feature = "simulation")]
+    if let Some(host) = crate::simulation::host() {
+        return uuid::Builder::from_random_bytes(host.random()).into_uuid();
+    }
+    Uuid::new_v4()
+}
+
+/// Where the background work of a client runs: on the runtime that it was started in.
+#[derive(Clone)]
+pub(crate) struct Background(Handle);
+
+impl Background {
+    /// The runtime that this code runs in; `None` if it runs in none.
+    pub(crate) fn current() -> Option<Self> {
+        Handle::try_current().ok().map(Self)
+    }
+
+    /// The runtime that this asynchronous code runs in.
+    pub(crate) fn own() -> Self {
+        Self(Handle::current())
+    }
+
+    /// Runs the task to its end, even if nobody waits for it.
+    pub(crate) fn spawn<F>(&self, task: F)
+    where
+        F: Future + Send + 'static,
+        F::Output: Send,
+    {
+        #[cfg(feature = "simulation")]
+        if let Some(host) = crate::simulation::host() {
+            return host.spawn(Box::pin(async move {
+                task.await;
+            }));
+        }
+        drop(self.0.spawn(task));
+    }
 }
