@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use redislock_client::{Guard, Lock, Moment, Owner, Redlock};
 
-use crate::args::{Wanted, Where};
+use crate::args::Wanted;
 use crate::duration::{WaitLimit, shown};
 use crate::exit::Failure;
 use crate::output::Output;
@@ -66,23 +66,23 @@ async fn connect(request: &Request<'_>, deadline: Option<Moment>) -> Result<Redl
     let place = &request.wanted.place;
     let client = place.connect_until(request.ttl, deadline).await?;
     if let Some(min_hold) = request.min_hold {
-        check_min_hold(place, min_hold).await?;
+        check_min_hold(&client, min_hold)?;
     }
     Ok(client)
 }
 
 /// A lock stays held without renewal for as long as one lease: no node may cut it short.
-async fn check_min_hold(place: &Where, min_hold: Duration) -> Result<(), Failure> {
-    for answer in place.view().await?.nodes().await {
-        if let Ok(node) = answer.result
-            && node.max_ttl < min_hold
+fn check_min_hold(client: &Redlock, min_hold: Duration) -> Result<(), Failure> {
+    for answer in client.longest_leases() {
+        if let Ok(max_ttl) = answer.result
+            && max_ttl < min_hold
         {
             return Err(Failure::usage(format!(
                 "--min-hold {} is longer than the longest lease of {}, which is {}: lower it, or \
                  raise lock.max-ttl there",
                 shown(min_hold),
                 answer.node,
-                shown(node.max_ttl)
+                shown(max_ttl)
             )));
         }
     }

@@ -142,6 +142,30 @@ fn a_command_that_outlasts_min_hold_releases_at_its_end() {
 }
 
 #[test]
+fn a_master_that_hangs_is_not_waited_for_when_the_lock_is_left_held() {
+    let servers = masters::<3>();
+    let hang = format!("kill -STOP {}; echo ran", servers[2].process_id());
+    // A node has far more time to reply than the whole test takes.
+    let timeouts = ["--ttl", "400s", "--node-timeout", "100s"];
+    let options = [&timeouts[..], &["-n", "--min-hold", "900s"]].concat();
+    let start = Instant::now();
+    let ended = outcome(run(&servers, "job", &options, &hang));
+    servers[2].resume();
+    assert_eq!(
+        (ended.code, ended.out.as_str()),
+        (Some(0), "ran\n"),
+        "{ended:?}"
+    );
+    assert!(
+        start.elapsed() < Duration::from_secs(50),
+        "it waited for the master that hangs"
+    );
+    for server in &servers[..2] {
+        assert!(lease_left(server) > Duration::from_secs(700));
+    }
+}
+
+#[test]
 fn a_command_that_cannot_start_does_not_hold_the_lock() {
     let servers = masters::<1>();
     let folder = tempfile::tempdir().unwrap();
