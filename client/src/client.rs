@@ -1,5 +1,5 @@
-//! What all locks of a client share: its nodes, the keeper of its holds, what was busy a moment ago,
-//! and the hook for metrics.
+//! What all locks of a client share: its nodes, the keeper of its holds, what was busy a moment
+//! ago, and the hook for metrics.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};

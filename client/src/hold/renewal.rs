@@ -1,5 +1,5 @@
-//! Renewal: the same question to the nodes again, what their answers mean for the hold, and what the
-//! keeper calls for it.
+//! Renewal: the same question to the nodes again, what their answers mean for the hold, and what
+//! the keeper calls for it.
 
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Duration;
