@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos simulate sabotage lint bench bench-report matrix release install package package-test
+.PHONY: help setup build run demo test clients chaos simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -43,6 +43,14 @@ simulate: ## Simulate client and core with faults: time, network, crashes (SEEDS
 
 sabotage: ## Remove one protection at a time; the test that is named for it must fail (ONLY='once token-check')
 	@REDIS_SERVER="$$(scripts/server.sh)" python3 sabotage/run.py $(ONLY)
+
+fuzz: build ## Fuzz arguments, saved locks, effects, RESTORE and replies (SECONDS=600 for each; TARGETS='effects replies')
+	@scripts/fuzz.sh $(or $(SECONDS),600) $(TARGETS)
+
+# Each waiter is a connection: both sides need a file for it.
+soak: build ## Ten minutes of waiters, reloads, rewrites, replicas; memory stays flat (SECONDS=600 WAITERS=10000)
+	ulimit -n 20000 && SOAK_SECONDS=$(SECONDS) SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" \
+		cargo test -p redislock-module --test main -- --ignored --nocapture soak::
 
 lint: ## Check format, width, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint

@@ -79,6 +79,15 @@ class Sabotage:
         return files
 
 
+def is_there(one):
+    """Whether a function of the name of the test is in its package."""
+    package = ROOT / PACKAGES[one.target.split()[0]][1]
+    folders = [package / "src", package / "tests"]
+    wanted = re.compile(rf"\bfn {re.escape(one.test.rpartition('::')[2])}\b")
+    files = [path for folder in folders for path in folder.rglob("*.rs")]
+    return any(wanted.search(path.read_text()) for path in files)
+
+
 def pattern(find):
     """Matches whatever white space stands between the words and signs of the text."""
     tokens = re.findall(r"\w+|[^\w\s]", find)
@@ -291,12 +300,14 @@ def main(args):
     for one in chosen:
         try:
             one.changed(ROOT)
+            if not is_there(one):
+                raise Broken(f"there is no test {one.test}")
         except (Broken, OSError) as broken:
             stale.append(f"{one.name}: {broken}")
     if stale:
         raise Broken("\n".join(stale))
     if check:
-        return say(f"sabotage: all {len(chosen)} changes can be made")
+        return say(f"sabotage: all {len(chosen)} changes can be made, and their tests are there")
     WORK.mkdir(parents=True, exist_ok=True)
     lock = (WORK / "lock").open("w")
     try:

@@ -6,6 +6,7 @@
 #   setup.sh test     zsh and fish too, for the tests of the completions
 #   setup.sh matrix   debootstrap too
 #   setup.sh clients  Python 3, Node, Go, a JDK, Maven and PostgreSQL too
+#   setup.sh fuzz     a nightly toolchain, cargo-fuzz and a C++ compiler too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
 set -eu
@@ -96,6 +97,7 @@ find_missing() {
     server_works || missing="$missing server"
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
     [ "$purpose" != test ] || { have zsh && have fish; } || missing="$missing shells"
+    [ "$purpose" != fuzz ] || have c++ || missing="$missing c++"
     [ "$purpose" = clients ] || return 0
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python"
     { have node && have npm; } || missing="$missing node"
@@ -113,6 +115,7 @@ in_words() {
         server) echo "  Redis 7.0 or Valkey 7.2 or newer: server and command line client (or REDIS_SERVER=path of a server)" ;;
         debootstrap) echo "  debootstrap" ;;
         shells) echo "  zsh and fish" ;;
+        c++) echo "  a C++ compiler (c++)" ;;
         python) echo "  Python 3.11 or newer with venv and pip" ;;
         node) echo "  Node 20 or newer with npm" ;;
         go) echo "  Go 1.21 or newer" ;;
@@ -152,6 +155,9 @@ packages() {
     for part in $missing; do
         case $manager:$part in
         *:shells) echo zsh fish ;;
+        dnf:c++) echo gcc-c++ ;;
+        brew:c++) echo command-line-tools ;;
+        *:c++) echo g++ ;;
         dnf:postgresql) echo postgresql-server ;;
         *:postgresql) echo postgresql ;;
         apt-get:compiler) echo gcc libc6-dev ;;
@@ -297,6 +303,18 @@ check_lint_tools() {
     die "rustfmt and clippy are missing: rustup component add rustfmt clippy, or the packages rustfmt and clippy (rust-clippy) of the system"
 }
 
+# ---- what only cargo installs -------------------------------------------------------------------
+
+check_cargo_tool() {
+    cargo "$1" --version >/dev/null 2>&1 || run cargo install --quiet --locked "cargo-$1"
+}
+
+check_nightly() {
+    cargo +nightly --version >/dev/null 2>&1 && return
+    have rustup || die "a nightly toolchain is missing, and only rustup can install one"
+    run rustup toolchain install nightly --profile minimal
+}
+
 purpose=${1:-build}
 check_cargo
 find_missing
@@ -313,4 +331,10 @@ if [ -n "$missing" ]; then
     find_missing
     [ -z "$missing" ] || give_up "still missing after the installation:$missing."
 fi
-[ "$purpose" != lint ] || check_lint_tools
+case $purpose in
+lint) check_lint_tools ;;
+fuzz)
+    check_nightly
+    check_cargo_tool fuzz
+    ;;
+esac

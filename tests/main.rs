@@ -56,6 +56,8 @@ mod sentinel;
 mod settings;
 mod shared;
 #[cfg(target_os = "linux")]
+mod soak;
+#[cfg(target_os = "linux")]
 mod stalls;
 mod structure;
 #[cfg(target_os = "linux")]

@@ -1,0 +1,90 @@
+//! Any bytes as the saved form of a lock: they are refused, or they are a lock that is saved as
+//! the same bytes again, and that every request can be made of.
+#![no_main]
+#![allow(dead_code, unused_imports)]
+
+#[path = "../../core/tests/node/mod.rs"]
+mod node;
+
+use libfuzzer_sys::fuzz_target;
+use node::{Node, ROOMY, SECOND, key, token};
+use redislock_core::payload::Origin;
+use redislock_core::time::{LeaseTime, Millis, Wait};
+use redislock_core::wire;
+
+fuzz_target!(|bytes: &[u8]| {
+    let now = LeaseTime(1 << 40);
+    if let Ok(lock) = wire::load(bytes, now) {
+        assert!(!lock.is_free(), "a saved lock has a holder");
+        let mut saved = Vec::new();
+        wire::save(&lock, now, &mut saved);
+        let again = wire::load(&saved, now).expect("what was saved can be loaded");
+        let mut twice = Vec::new();
+        wire::save(&again, now, &mut twice);
+        assert_eq!(saved, twice, "saving is stable");
+    }
+    for origin in [
+        Origin::Trusted,
+        Origin::MasterOrClient,
+        Origin::Client {
+            longest_lease: Some(Millis(1000)),
+        },
+    ] {
+        use_it(bytes, origin);
+    }
+});
+
+/// Brings a lock in, and makes every kind of request of it.
+fn use_it(bytes: &[u8], origin: Origin) {
+    let mut node = Node::new(ROOMY);
+    let k = key("k");
+    let before = node.table.fence();
+    let Ok(id) = node.table.restore(k.clone(), bytes, origin, node.now) else {
+        assert_eq!(node.table.locks(), 0, "what is refused leaves nothing");
+        assert_eq!(node.table.fence(), before, "nor does it move the counter");
+        return;
+    };
+    node.keys.0.insert(k.clone(), node::Value::Lock(id));
+    let highest = node.lock(&k).map_or(0, |lock| {
+        lock.holds().map(|hold| hold.fence).max().unwrap_or(0)
+    });
+    assert!(
+        node.table.fence() >= highest,
+        "the counter is above every fence"
+    );
+    let holders: Vec<_> = node.lock(&k).map_or_else(Vec::new, |lock| {
+        lock.holds()
+            .take(3)
+            .map(|hold| hold.token.clone())
+            .collect()
+    });
+    for holder in &holders {
+        node.extend(&k, holder, SECOND, None, None);
+        node.acquire(
+            std::slice::from_ref(&k),
+            &node::terms(holder, SECOND),
+            Wait::No,
+        );
+        node.guards(&k, holder).expect("no quarantine");
+    }
+    node.acquire(
+        std::slice::from_ref(&k),
+        &node::terms(&token("new"), SECOND),
+        Wait::Forever,
+    );
+    if let Some(dump) = node.dump(&k) {
+        node.restore(&k, &dump);
+    }
+    for holder in &holders {
+        node.release(&k, holder, true);
+    }
+    node.force(&k);
+    node.tick();
+    node.release(&k, &token("new"), true);
+    node.force(&k);
+    assert_eq!(
+        (node.table.locks(), node.table.waiters()),
+        (0, 0),
+        "nothing is left"
+    );
+}

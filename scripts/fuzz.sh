@@ -1,0 +1,34 @@
+#!/bin/sh
+# Fuzzes what reads input: fuzz.sh [seconds for each target] [target ...]
+#
+# New inputs are collected in target/fuzz/corpus; fuzz/corpus has the ones to start with. An input that fails is
+# kept in fuzz/artifacts, and `cargo +nightly fuzz run TARGET FILE` repeats it.
+set -eu
+cd "$(dirname "$0")/.."
+
+seconds=${1:-600}
+[ "$#" -eq 0 ] || shift
+[ "$#" -gt 0 ] || set -- saved_form effects replies restore arguments
+scripts/setup.sh fuzz
+work=$PWD/target/fuzz
+# The module for the targets that start a server.
+export REDISLOCK_SO="$PWD/redislock.so" REDIS_SERVER="${REDIS_SERVER:-$(scripts/server.sh)}"
+export CARGO_TARGET_DIR="$work/build"
+cargo +nightly fuzz build
+failed=
+for target; do
+    mkdir -p "$work/corpus/$target" "fuzz/artifacts/$target"
+    log=$work/$target.log
+    # The parser of the server sees the same bytes again and again: short inputs find more.
+    if cargo +nightly fuzz run "$target" "$work/corpus/$target" "fuzz/corpus/$target" -- \
+        -max_total_time="$seconds" -timeout=60 -print_final_stats=1 -max_len=4096 >"$log" 2>&1; then
+        runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
+        covered=$(sed -n 's/.*cov: \([0-9]*\) .*/\1/p' "$log" | tail -n 1)
+        printf '%-11s %s s, %s inputs, %s edges covered: nothing found\n' "$target" "$seconds" "$runs" "$covered"
+    else
+        failed="$failed $target"
+        tail -n 40 "$log"
+        printf '%-11s FAILED: %s\n' "$target" "$log"
+    fi
+done
+[ -z "$failed" ]

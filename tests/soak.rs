@@ -1,0 +1,249 @@
+//! Everything at once, for a long time: waiters that come and go, load, reloads, rewrites of the
+//! AOF, replicas, flushes, defragmentation. Memory stays flat, no slice is long, nothing is left.
+//!
+//! `make soak` runs it (`SECONDS=600 WAITERS=10000`).
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redislock_testkit::{
+    Connection, Random, Server, Value, info_number, wait_for_sync, wait_patiently,
+};
+
+/// Keys that are waited for; each has as many waiters as there are connections for it.
+const KEYS: usize = 500;
+/// The most CPU time that a slice of what nobody asked for may take, µs.
+const SLICE: i64 = 1_000;
+/// The rounds of a cycle, one for each thing that happens; all connections close at its end.
+const ROUNDS: usize = EVENTS.len();
+/// What happens in the rounds, in this order.
+const EVENTS: [&str; 6] = ["rewrite", "reload", "replica", "flush", "swap", "load"];
+/// Cycles without which nothing is shown.
+const CYCLES: usize = 8;
+
+fn setting(name: &str, usual: u64) -> u64 {
+    let value = std::env::var(name).ok().filter(|value| !value.is_empty());
+    value.map_or(usual, |value| value.parse().expect("a number"))
+}
+
+/// Those who wait: connections that stay open, and some that do not.
+struct Crew {
+    connections: Vec<Option<Connection>>,
+    random: Random,
+    round: usize,
+}
+
+impl Crew {
+    fn new(server: &Server, size: usize) -> Self {
+        let connections = (0..size).map(|_| Some(server.connect())).collect();
+        let (random, round) = (Random::seeded(), 0);
+        Self {
+            connections,
+            random,
+            round,
+        }
+    }
+
+    /// All ask. Leases are short, so that the locks pass on by themselves.
+    fn ask(&mut self) {
+        self.round += 1;
+        for (at, connection) in self.connections.iter_mut().enumerate() {
+            let (key, block) = (at % KEYS, 200 + self.random.below(2_000));
+            let mode = ["", "SHARED", "ONCE", "EPHEMERAL"][self.random.below(4) as usize];
+            let round = self.round;
+            let line = format!("LOCK.ACQUIRE k{key} t{at}-{round} 40 BLOCK {block} {mode}");
+            connection.as_mut().expect("open").send(&line);
+        }
+    }
+
+    /// Some leave without a word.
+    fn leave(&mut self) {
+        for connection in &mut self.connections {
+            if self.random.below(10) == 0
+                && let Some(connection) = connection.take()
+            {
+                connection.reset();
+            }
+        }
+    }
+
+    /// The others are answered, and those who left come back.
+    fn finish(&mut self, server: &Server) -> usize {
+        let mut grants = 0;
+        for connection in &mut self.connections {
+            match connection {
+                Some(connection) => {
+                    let told = connection.receive();
+                    assert!(!told.is_error(), "{told:?}");
+                    grants += usize::from(matches!(told, Value::Integer(1..)));
+                }
+                None => *connection = Some(server.connect()),
+            }
+        }
+        grants
+    }
+}
+
+/// Load that nobody waits for: pairs, re-entries, extensions, several keys.
+fn load(server: &Server, stop: &AtomicBool, name: usize) -> u64 {
+    let (mut c, mut pairs) = (server.connect(), 0);
+    while !stop.load(Ordering::Relaxed) {
+        let lines = [
+            format!("LOCK.ACQUIRE own{name} me 5000 OWNER load"),
+            format!("LOCK.ACQUIRE own{name} me 5000 ONCE"),
+            format!("LOCK.EXTEND own{name} me 6000"),
+            format!("LOCK.MACQUIRE 3 m1 m2 m3 load{name} 5000"),
+            format!("LOCK.MRELEASE 3 m1 m2 m3 load{name} ALL"),
+            format!("LOCK.RELEASE own{name} me ALL"),
+        ];
+        c.pipeline(&lines);
+        pairs += 2;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    pairs
+}
+
+/// What operators and machines do, in turn.
+fn disturb(server: &Server, c: &mut Connection, round: usize) {
+    match EVENTS[round % ROUNDS] {
+        "rewrite" => _ = c.call("BGREWRITEAOF"),
+        "reload" => _ = c.ok("DEBUG RELOAD"),
+        "replica" => {
+            let replica = Server::options().replica_of(server).start();
+            wait_for_sync(c, &mut replica.connect());
+        }
+        "flush" => _ = c.ok("FLUSHALL ASYNC"),
+        "swap" => _ = c.ok("SWAPDB 0 1"),
+        _ => _ = c.ok("DEBUG LOADAOF"),
+    }
+}
+
+/// What is left when nobody holds, waits or is connected.
+struct Sample {
+    used: i64,
+    resident: i64,
+}
+
+fn rest(c: &mut Connection) -> Sample {
+    wait_patiently("all locks, waiters and connections are gone", || {
+        let node = c.call("LOCK.NODE");
+        let clients = info_number(c, "clients", "connected_clients");
+        node.number("locks") == 0 && node.number("waiters") == 0 && clients == 1
+    });
+    c.call("MEMORY PURGE");
+    Sample {
+        used: settled(c),
+        resident: info_number(c, "memory", "used_memory_rss"),
+    }
+}
+
+/// What is used when the server has freed what it keeps for blocked clients: some of it each time
+/// its cron comes by.
+fn settled(c: &mut Connection) -> i64 {
+    let (mut least, mut unchanged) = (i64::MAX, 0);
+    while unchanged < 20 {
+        std::thread::sleep(Duration::from_millis(20));
+        let used = info_number(c, "memory", "used_memory");
+        unchanged = if used < least { 0 } else { unchanged + 1 };
+        least = least.min(used);
+    }
+    least
+}
+
+fn median(samples: &[Sample], of: impl Fn(&Sample) -> i64) -> i64 {
+    let mut all: Vec<_> = samples.iter().map(of).collect();
+    all.sort_unstable();
+    all[all.len() / 2]
+}
+
+/// One round: everybody asks, something happens, some leave, the others are answered. Says how many
+/// were granted a lock, and how many pairs the load made besides.
+fn round(server: &Server, crew: &mut Crew, c: &mut Connection, at: usize) -> (usize, u64) {
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let loads: Vec<_> = (0..2)
+            .map(|name| scope.spawn(move || load(server, stop, name)))
+            .collect();
+        crew.ask();
+        disturb(server, c, at);
+        crew.leave();
+        let grants = crew.finish(server);
+        stop.store(true, Ordering::Relaxed);
+        let pairs = loads
+            .into_iter()
+            .map(|load| load.join().expect("the load ends"));
+        (grants, pairs.sum())
+    })
+}
+
+#[test]
+#[ignore = "takes ten minutes: make soak"]
+fn memory_stays_flat_no_slice_is_long_and_nothing_is_left() {
+    let time = Duration::from_secs(setting("SOAK_SECONDS", 600));
+    let size = setting("SOAK_WAITERS", 10_000) as usize;
+    let server = Server::options()
+        .appendonly("everysec")
+        .config(&format!("maxclients {}", size + 100))
+        .config("lock.max-waiters 100000")
+        .config("hz 100")
+        .start();
+    let mut c = server.connect();
+    let defrags = !c.call("CONFIG SET activedefrag yes").is_error();
+    let (mut samples, mut rounds, mut grants, mut pairs, mut slice) = (Vec::new(), 0, 0, 0, 0);
+    let began = Instant::now();
+    while began.elapsed() < time {
+        let mut crew = Crew::new(&server, size);
+        for _ in 0..ROUNDS {
+            let (granted, more) = round(&server, &mut crew, &mut c, rounds);
+            (rounds, grants, pairs) = (rounds + 1, grants + granted, pairs + more);
+            let now = info_number(&mut c, "lock", "lock_longest_expiry_slice_cpu_us");
+            if now > slice {
+                let what = EVENTS[(rounds - 1) % ROUNDS];
+                println!("a slice of {now} µs of CPU, in a round with a {what}");
+            }
+            slice = slice.max(now);
+        }
+        drop(crew);
+        let sample = rest(&mut c);
+        let (used, resident) = (sample.used / 1024, sample.resident / 1024);
+        let seconds = began.elapsed().as_secs();
+        println!(
+            "{seconds:4} s  {rounds} rounds  {grants} grants  {used} KB used  {resident} KB RSS"
+        );
+        samples.push(sample);
+    }
+    println!(
+        "{rounds} rounds of {size} waiters, {grants} grants to them, {pairs} pairs besides, \
+         longest slice {slice} µs of CPU, active defragmentation: {defrags}"
+    );
+    assert_flat(&samples);
+    assert!(
+        grants > samples.len() * KEYS,
+        "{grants} grants show nothing"
+    );
+    assert!(slice <= SLICE, "a slice of {slice} µs");
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+    c.ok("SELECT 1");
+    assert_eq!(c.call("DBSIZE"), Value::Integer(0));
+}
+
+/// The last quarter of the cycles uses no more than the second: the first one warms up.
+fn assert_flat(samples: &[Sample]) {
+    let quarter = samples.len() / 4;
+    assert!(
+        samples.len() >= CYCLES,
+        "{} cycles show nothing",
+        samples.len()
+    );
+    let (early, late) = (&samples[quarter..2 * quarter], &samples[3 * quarter..]);
+    let used = [early, late].map(|part| median(part, |sample| sample.used));
+    let resident = [early, late].map(|part| median(part, |sample| sample.resident));
+    println!("used, then and now: {used:?}; resident: {resident:?}");
+    // What the server itself keeps, for its AOF and backlog, goes up and down by a few per cent.
+    assert!(used[1] <= used[0] + used[0] / 20, "memory grows: {used:?}");
+    assert!(
+        resident[1] <= resident[0] + resident[0] / 10,
+        "memory grows: {resident:?}"
+    );
+}
