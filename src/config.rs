@@ -173,6 +173,10 @@ pub fn longest_lease() -> (Millis, &'static str) {
 
 /// How long a node that may have forgotten grants gives none; none if quarantine is off.
 pub fn quarantine() -> Option<Millis> {
+    #[cfg(feature = "failpoints")]
+    if crate::edge::failpoint::lacks("quarantine") {
+        return None;
+    }
     QUARANTINE.millis()
 }
 

@@ -121,7 +121,7 @@ fn fail(edge: &'static str) {
 #[cfg(feature = "failpoints")]
 pub mod failpoint {
     use std::sync::atomic::AtomicU64;
-    use std::sync::{Mutex, PoisonError};
+    use std::sync::{LazyLock, Mutex, PoisonError};
 
     /// How often the node's state was borrowed.
     pub static BORROWS: AtomicU64 = AtomicU64::new(0);
@@ -133,6 +133,14 @@ pub mod failpoint {
     /// The next call of this edge panics.
     pub fn arm(edge: &str) {
         *ARMED.lock().unwrap_or_else(PoisonError::into_inner) = Some(edge.to_owned());
+    }
+
+    /// Whether this process goes without a protection: REDISLOCK_WITHOUT names it. Chaos runs must
+    /// notice.
+    pub fn lacks(protection: &str) -> bool {
+        static WITHOUT: LazyLock<Option<String>> =
+            LazyLock::new(|| std::env::var("REDISLOCK_WITHOUT").ok());
+        WITHOUT.as_deref() == Some(protection)
     }
 
     /// The server calls an edge.

@@ -3,123 +3,20 @@
 //! afterwards.
 
 use std::fs;
-use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use redislock_testkit::lock::wait_for_waiters;
 use redislock_testkit::{
-    Connection, Server, Value, granted, info_field, info_number, refused, wait_until,
+    Connection, Disk, Server, Value, granted, info_field, refused, wait_until,
 };
 
 /// Long enough for the set-up around it on a busy machine.
 const SOON: i64 = 1000;
 
-/// The disk under a server's folder, whose space a test can take away and give back.
-enum Disk {
-    /// A tiny tmpfs, mounted over the folder.
-    Tiny(PathBuf),
-    /// Without the right to mount: a limit on the length of the server's files.
-    Limited(i32),
-}
-
-impl Disk {
-    /// Puts a server that has written nothing yet onto a disk of its own.
-    fn under(server: &Server) -> Disk {
-        let mut c = server.connect();
-        let folder = server.folder().to_owned();
-        let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=512k", "tmpfs"])
-            .arg(&folder)
-            .output()
-            .is_ok_and(|output| output.status.success());
-        if mounted {
-            c.ok(&format!("CONFIG SET dir {}", folder.display()));
-            return Disk::Tiny(folder);
-        }
-        Disk::Limited(0)
-    }
-
-    /// The server has been started again on it.
-    fn serves(&mut self, c: &mut Connection) {
-        if let Disk::Limited(process) = self {
-            let id = info_number(c, "server", "process_id");
-            *process = i32::try_from(id).expect("a process id");
-        }
-    }
-
-    /// From now on nothing more can be written.
-    fn fill(&self) {
-        match self {
-            Disk::Tiny(folder) => {
-                let mut filler = fs::File::create(folder.join("filler")).expect("a file");
-                while filler.write_all(&[0; 4096]).is_ok() {}
-            }
-            Disk::Limited(process) => assert!(limit::set(*process, 0), "the limit is not set"),
-        }
-    }
-
-    fn free(&self) {
-        match self {
-            Disk::Tiny(folder) => fs::remove_file(folder.join("filler")).expect("the filler goes"),
-            // A server that has given up has taken its limit along.
-            Disk::Limited(process) => {
-                limit::set(*process, limit::NONE);
-            }
-        }
-    }
-}
-
-impl Drop for Disk {
-    fn drop(&mut self) {
-        if let Disk::Tiny(folder) = self {
-            // Fails only if it is gone already.
-            let _ = Command::new("umount").arg("-l").arg(folder).status();
-        }
-    }
-}
-
-/// The limit on the length of a process's files. Passing it is an error like any other for a server
-/// whose parent ignores the signal that comes with it.
-mod limit {
-    #[repr(C)]
-    struct Limit {
-        now: u64,
-        most: u64,
-    }
-
-    // SAFETY: as the C library declares it.
-    unsafe extern "C" {
-        fn prlimit(process: i32, resource: i32, new: *const Limit, old: *mut Limit) -> i32;
-        fn signal(number: i32, handler: usize) -> usize;
-    }
-
-    pub const NONE: u64 = u64::MAX;
-    const FILE_LENGTH: i32 = 1;
-    const FILE_TOO_LONG: i32 = 25;
-    const IGNORE: usize = 1;
-
-    /// Servers that are started from now on inherit it.
-    pub fn ignore_the_signal() {
-        // SAFETY: plain numbers; ignoring a signal runs no code of ours.
-        unsafe { signal(FILE_TOO_LONG, IGNORE) };
-    }
-
-    /// False if there is no such process.
-    pub fn set(process: i32, bytes: u64) -> bool {
-        let limit = Limit {
-            now: bytes,
-            most: NONE,
-        };
-        // SAFETY: the structure lives during the call; the old limit is not asked for.
-        unsafe { prlimit(process, FILE_LENGTH, &raw const limit, std::ptr::null_mut()) == 0 }
-    }
-}
-
 /// A server with an AOF on a disk of its own. The disk is to go first.
 fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
-    limit::ignore_the_signal();
+    Disk::ignore_the_signal();
     let mut server = Server::options()
         .config("auto-aof-rewrite-percentage 0")
         .config("enable-protected-configs yes")
@@ -134,7 +31,7 @@ fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
     server.reconfigure(|options| options.appendonly(fsync));
     server.kill();
     server.start_again();
-    disk.serves(&mut server.connect());
+    disk.serves(&server);
     (server, disk)
 }
 

@@ -7,40 +7,15 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::LazyLock;
 
 use redislock_testkit::lock::wait_for_waiters;
 use redislock_testkit::{
-    Connection, Options, Server, Value, granted, info_field, info_number, refused, wait_until,
+    Connection, Options, Server, Value, fragile_module, granted, info_field, info_number, refused,
+    wait_until,
 };
-use tempfile::TempDir;
-
-/// The module with failpoints, built once.
-static FRAGILE: LazyLock<(TempDir, PathBuf)> = LazyLock::new(|| {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut build = Command::new(cargo);
-    build.args(["build", "-p", "redislock-module", "--lib"]);
-    build.args(["--features", "failpoints"]);
-    let status = build
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .status()
-        .expect("cargo builds the module");
-    assert!(status.success(), "the module with failpoints is not built");
-    // The tests are in target/<profile>/deps, what was built is in target/debug.
-    let tests = std::env::current_exe().expect("this test's file");
-    let target = tests.ancestors().nth(3).expect("the target folder");
-    let suffix = std::env::consts::DLL_EXTENSION;
-    let built = target.join(format!("debug/libredislock.{suffix}"));
-    // A later build without the feature would replace it.
-    let folder = tempfile::tempdir().expect("a temporary folder");
-    let module = folder.path().join("fragile.so");
-    fs::copy(&built, &module).unwrap_or_else(|error| panic!("{}: {error}", built.display()));
-    (folder, module)
-});
 
 fn fragile(options: Options) -> Options {
-    options.module(&FRAGILE.1)
+    options.module(fragile_module())
 }
 
 /// A server with a lock `job`, which `me` holds and `you` waits for.

@@ -1,12 +1,13 @@
 //! For the project's own simulation, not for users: it replaces what a client takes from its host.
 //!
 //! While a thread is [`on`] a simulated host, the clock, the randomness, the connections and the
-//! background tasks of a client come from that host. Outside of one, nothing changes: a build with
-//! this feature behaves like any other.
+//! background tasks of a client come from that host. Outside of one, nothing changes, unless a flaw
+//! is [planted](plant): a build with this feature behaves like any other.
 
 use std::cell::RefCell;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -67,7 +68,15 @@ pub(crate) fn host() -> Option<Rc<dyn Host>> {
     HOST.with_borrow(Clone::clone)
 }
 
-/// Whether the simulated host wants this flaw.
+/// The flaw that all clients of this process have, on a simulated host or not.
+static PLANTED: OnceLock<Flaw> = OnceLock::new();
+
+/// Gives all clients of this process a flaw; the first one stays.
+pub fn plant(flaw: Flaw) {
+    PLANTED.get_or_init(|| flaw);
+}
+
+/// Whether the process, or its simulated host, wants this flaw.
 pub(crate) fn has(flaw: Flaw) -> bool {
-    host().is_some_and(|host| host.has(flaw))
+    PLANTED.get() == Some(&flaw) || host().is_some_and(|host| host.has(flaw))
 }

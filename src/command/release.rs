@@ -2,9 +2,16 @@
 //!
 //! From the master, the AOF or a slot that is imported it says that the key is free.
 
+#[cfg(feature = "failpoints")]
+use redislock_core::token::Token;
+
 use super::{is_replicated, may_be_replicated, options};
+#[cfg(feature = "failpoints")]
+use crate::edge::failpoint;
 use crate::ffi::{Args, Ctx};
 use crate::keyspace::{self, Opened, decide_release};
+#[cfg(feature = "failpoints")]
+use crate::node::Node;
 use crate::reply::Failure;
 
 pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
@@ -18,11 +25,24 @@ pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let token = options::token(token)?;
     let own = [Opened::new(ctx, key)?];
     let taken = decide_release(ctx, &own, |node, now, keyspace| {
+        #[cfg(feature = "failpoints")]
+        let token = any_token(node, &own[0], token);
         node.table
             .release(&own[0].wanted(), &token, all, now, keyspace)
     });
     reply(ctx, taken);
     Ok(())
+}
+
+/// The token of the present holder, if this process does not compare tokens.
+#[cfg(feature = "failpoints")]
+fn any_token(node: &Node, own: &Opened<'_>, token: Token) -> Token {
+    let lock = own.lock().and_then(|id| node.table.lock(id));
+    let holder = lock.and_then(|lock| lock.holds().next());
+    match holder {
+        Some(holder) if failpoint::lacks("token-check") => holder.token.clone(),
+        _ => token,
+    }
 }
 
 /// Replies to a release: null if nothing was held.

@@ -53,6 +53,11 @@ impl SteppedServer {
         write_shift(&self.shifts, 0, seconds * 1_000_000);
     }
 
+    /// The same in milliseconds.
+    pub fn step_millis(&self, millis: i64) {
+        write_shift(&self.shifts, 0, millis * 1_000);
+    }
+
     /// From now on the server's host has been suspended for so long in all: its monotonic clock
     /// stood still meanwhile.
     pub fn suspended_for(&self, seconds: i64) {

@@ -1,10 +1,23 @@
 //! What clients asked and what they were told, and the checks over it: windows never overlap,
 //! fences are unique and ordered. All clients of a test share one monotonic clock, so the checks
 //! are exact.
+//!
+//! [`History`] has the commands that a client sent, [`Claims`] what holders of the client library
+//! were told; both are checked by the same functions. A [`journal`](Entry) is the form in which
+//! processes write it down, and in which other checkers read it.
+
+mod check;
+mod claims;
+mod journal;
 
 use std::collections::HashMap;
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
+
+pub use check::Violation;
+use check::{Found, Grant, Window, disorder, overlapping};
+pub use claims::{Claim, Claims};
+pub use journal::{Entry, What, read};
 
 /// The moment from which all moments of a history are counted.
 static ORIGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -58,15 +71,6 @@ pub struct Event {
     pub outcome: Outcome,
 }
 
-/// When an owner may rely on its lock.
-#[derive(Clone, Debug)]
-struct Window {
-    owner: u64,
-    lock: String,
-    from: Duration,
-    until: Duration,
-}
-
 /// One hold of a lock as its holder saw it: a client library computes the validity itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Hold {
@@ -86,7 +90,7 @@ pub struct Hold {
 pub fn assert_safe(holds: &[Hold]) {
     let window = |(owner, hold): (u64, &Hold)| Window {
         owner,
-        lock: String::new(),
+        exclusive: true,
         from: hold.from,
         until: hold.until,
     };
@@ -95,22 +99,10 @@ pub fn assert_safe(holds: &[Hold]) {
         returned: hold.from,
         fence: i64::try_from(hold.fence).expect("a fence below 2^63"),
     };
-    let mut violations = overlapping("the lock", (0..).zip(holds).map(window).collect());
-    violations.extend(disorder("the lock", holds.iter().map(grant).collect()));
+    let mut found = overlapping("the lock", (0..).zip(holds).map(window).collect());
+    found.extend(disorder("the lock", holds.iter().map(grant).collect()));
+    let violations = check::named(found);
     assert!(violations.is_empty(), "{violations:?} in {holds:#?}");
-}
-
-/// What must not happen.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Violation {
-    /// Two owners rely on one lock at the same time.
-    Overlap(String, u64, u64),
-    /// Two owners have the same fence.
-    Doubled(String, i64),
-    /// The later owner has the lower fence.
-    Disordered(String, i64, i64),
-    /// A hold's fence was not the one that its extension told.
-    Changed(String, i64, i64),
 }
 
 /// What clients asked and what they were told.
@@ -137,10 +129,11 @@ impl History {
 
     /// What went wrong, lock by lock.
     pub fn violations(&self) -> Vec<Violation> {
-        let mut violations = self.overlaps();
+        let mut found = self.overlaps();
         for (lock, grants) in self.grants_by(|event| event.lock.clone()) {
-            violations.extend(disorder(&lock, grants));
+            found.extend(disorder(&lock, grants));
         }
+        let mut violations = check::named(found);
         violations.extend(self.changed_fences());
         violations
     }
@@ -148,9 +141,10 @@ impl History {
     /// A node's fences grow over all its locks: one counter.
     pub fn violations_of_one_counter(&self) -> Vec<Violation> {
         let all = self.grants_by(|_| "any lock".to_owned());
-        all.into_iter()
-            .flat_map(|(lock, grants)| disorder(&lock, grants))
-            .collect()
+        let found = all
+            .into_iter()
+            .flat_map(|(lock, grants)| disorder(&lock, grants));
+        check::named(found.collect())
     }
 
     /// How many requests acquired a lock.
@@ -167,8 +161,8 @@ impl History {
 
     /// When each owner relied on its lock. A request that waited gives no window: the extension
     /// after it does.
-    fn windows(&self) -> Vec<Window> {
-        let mut windows: HashMap<u64, Window> = HashMap::new();
+    fn windows(&self) -> Vec<(&str, Window)> {
+        let mut windows: HashMap<u64, (&str, Window)> = HashMap::new();
         let mut released: HashMap<u64, Duration> = HashMap::new();
         for event in &self.events {
             match (event.operation, &event.outcome) {
@@ -178,12 +172,14 @@ impl History {
                 }
                 (_, Outcome::Ok(_)) if !event.waits => {
                     let until = event.invoked + validity(event.ttl);
-                    let window = windows.entry(event.owner).or_insert(Window {
+                    let first = Window {
                         owner: event.owner,
-                        lock: event.lock.clone(),
+                        exclusive: true,
                         from: event.returned,
                         until,
-                    });
+                    };
+                    let entry = windows.entry(event.owner);
+                    let (_, window) = entry.or_insert((&event.lock, first));
                     window.from = window.from.min(event.returned);
                     window.until = window.until.max(until);
                 }
@@ -191,13 +187,13 @@ impl History {
             }
         }
         for (owner, end) in released {
-            if let Some(window) = windows.get_mut(&owner) {
+            if let Some((_, window)) = windows.get_mut(&owner) {
                 window.until = window.until.min(end);
             }
         }
         let windows = windows.into_values();
         windows
-            .filter(|window| window.from < window.until)
+            .filter(|(_, window)| window.from < window.until)
             .collect()
     }
 
@@ -219,13 +215,13 @@ impl History {
         by
     }
 
-    fn overlaps(&self) -> Vec<Violation> {
-        let mut by_lock: HashMap<String, Vec<Window>> = HashMap::new();
-        for window in self.windows() {
-            by_lock.entry(window.lock.clone()).or_default().push(window);
+    fn overlaps(&self) -> Vec<Found> {
+        let mut by_lock: HashMap<&str, Vec<Window>> = HashMap::new();
+        for (lock, window) in self.windows() {
+            by_lock.entry(lock).or_default().push(window);
         }
         let each = by_lock.into_iter();
-        each.flat_map(|(lock, windows)| overlapping(&lock, windows))
+        each.flat_map(|(lock, windows)| overlapping(lock, windows))
             .collect()
     }
 
@@ -256,7 +252,7 @@ impl History {
             Some(Violation::Disordered(_, a, b) | Violation::Changed(_, a, b)) => {
                 [Outcome::Ok(*a), Outcome::Ok(*b)].contains(&event.outcome)
             }
-            None => false,
+            Some(Violation::FalselyHeld(..) | Violation::LostUpdate(..)) | None => false,
         };
         self.events.iter().filter(named).collect()
     }
@@ -272,58 +268,6 @@ fn fence(event: &Event) -> i64 {
         Outcome::Ok(fence) => fence,
         _ => 0,
     }
-}
-
-/// The windows of one lock that overlap.
-fn overlapping(lock: &str, mut windows: Vec<Window>) -> Vec<Violation> {
-    windows.sort_by_key(|window| window.from);
-    let mut violations = Vec::new();
-    let mut latest: Option<&Window> = None;
-    for window in &windows {
-        if let Some(before) = latest.filter(|before| before.until > window.from) {
-            let owners = (before.owner, window.owner);
-            violations.push(Violation::Overlap(lock.to_owned(), owners.0, owners.1));
-        }
-        if latest.is_none_or(|before| before.until < window.until) {
-            latest = Some(window);
-        }
-    }
-    violations
-}
-
-/// A fence, and when it was asked for and given.
-#[derive(Clone, Copy)]
-struct Grant {
-    invoked: Duration,
-    returned: Duration,
-    fence: i64,
-}
-
-/// Fences that are not unique, or not in the order of requests that followed each other.
-fn disorder(lock: &str, mut grants: Vec<Grant>) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    let mut fences: Vec<i64> = grants.iter().map(|grant| grant.fence).collect();
-    fences.sort_unstable();
-    for pair in fences.windows(2).filter(|pair| pair[0] == pair[1]) {
-        violations.push(Violation::Doubled(lock.to_owned(), pair[0]));
-    }
-    let mut by_return = grants.clone();
-    by_return.sort_by_key(|grant| grant.returned);
-    grants.sort_by_key(|grant| grant.invoked);
-    let (mut done, mut highest) = (0, 0);
-    for grant in grants {
-        while by_return
-            .get(done)
-            .is_some_and(|before| before.returned < grant.invoked)
-        {
-            highest = highest.max(by_return[done].fence);
-            done += 1;
-        }
-        if grant.fence < highest {
-            violations.push(Violation::Disordered(lock.to_owned(), highest, grant.fence));
-        }
-    }
-    violations
 }
 
 #[cfg(test)]

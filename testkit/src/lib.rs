@@ -7,6 +7,8 @@
 
 mod clock;
 mod connection;
+mod disk;
+mod fragile;
 mod from_reply;
 mod gate;
 mod info;
@@ -32,6 +34,8 @@ use std::time::Duration;
 
 pub use clock::SteppedServer;
 pub use connection::{Connection, encode};
+pub use disk::Disk;
+pub use fragile::fragile_module;
 pub use from_reply::FromReply;
 pub use gate::Gate;
 pub use info::{Info, info_field, info_number};

@@ -177,6 +177,7 @@ impl Proxy {
             rules.hides_ends = false;
             rules.is_cut = false;
             rules.bytes_left = None;
+            rules.trap = None;
         });
     }
 

@@ -117,6 +117,11 @@ impl Server {
         String::from_utf8_lossy(&log).into_owned()
     }
 
+    /// What the server has logged since its first start.
+    pub fn whole_log(&self) -> String {
+        self.earlier_logs.clone() + &self.log()
+    }
+
     /// SIGKILL: it saves nothing.
     pub fn kill(&mut self) {
         self.signal(Signal::KILL);
@@ -321,8 +326,8 @@ impl Drop for Server {
         }
         if std::thread::panicking() {
             let folder = self.folder.path().display();
-            let (earlier, log) = (&self.earlier_logs, self.log());
-            eprintln!("--- log of the server in {folder} ---\n{earlier}{log}");
+            let log = self.whole_log();
+            eprintln!("--- log of the server in {folder} ---\n{log}");
         }
     }
 }

@@ -1,12 +1,15 @@
-//! What the clients were told, and the checks of it, made at the moment at which it is told.
+//! What the clients were told, and the checks of it.
 //!
-//! The checks know true time and look into every node. A claim is what a guard says: held until
-//! this reading of the machine's clock. It is over when the holder begins to release.
+//! A claim is what a guard says: held until this reading of the machine's clock. It is over when the
+//! holder begins to release. Claims are written into a journal, in true time, which the checker of
+//! the testkit judges in the end, as it does for real servers. What only a simulation can see is
+//! checked at the moment at which it happens: whether a majority of the nodes backs a claim.
 
 use std::collections::BTreeSet;
 use std::fmt;
 
 use redislock_core::token::{Key, Token};
+use redislock_testkit::history::{self, Claims, Entry, What};
 
 use super::clock::{MILLI, Time};
 use super::plan::HEALED;
@@ -29,6 +32,18 @@ pub enum Check {
     Orphan,
     /// After the faults, a lock cannot be acquired.
     Liveness,
+}
+
+impl Check {
+    fn of(violation: &history::Violation) -> Self {
+        use history::Violation::*;
+        match violation {
+            Overlap(..) => Check::Overlap,
+            FalselyHeld(..) => Check::FalselyHeld,
+            Doubled(..) | Disordered(..) | Changed(..) => Check::FenceOrder,
+            LostUpdate(..) => Check::LostUpdate,
+        }
+    }
 }
 
 /// A broken promise.
@@ -98,13 +113,8 @@ pub struct Counts {
 /// See the module's text.
 pub struct History {
     claims: Vec<Claim>,
-    /// Claims that are not released and may not be over.
-    active: Vec<usize>,
-    /// For each lock: the last claim, the last exclusive one, and the highest exclusive fence.
-    last: Vec<Option<usize>>,
-    last_exclusive: Vec<Option<usize>>,
-    highest: Vec<u64>,
-    fences: Vec<BTreeSet<u64>>,
+    /// What the clients would write down, in true time.
+    pub journal: Vec<Entry>,
     registers: Vec<Register>,
     pub violation: Option<Violation>,
     pub counts: Counts,
@@ -117,17 +127,24 @@ impl History {
     pub fn new(locks: usize, tracing: bool) -> Self {
         Self {
             claims: Vec::new(),
-            active: Vec::new(),
-            last: vec![None; locks],
-            last_exclusive: vec![None; locks],
-            highest: vec![0; locks],
-            fences: vec![BTreeSet::new(); locks],
+            journal: Vec::new(),
             registers: vec![Register::default(); locks],
             violation: None,
             counts: Counts::default(),
             trace: tracing.then(Vec::new),
             recovered: BTreeSet::new(),
         }
+    }
+
+    /// Writes a line of the journal.
+    fn write(&mut self, at: Time, id: usize, what: What) {
+        let client = self.claims.get(id).map_or(0, |claim| claim.machine as u32);
+        self.journal.push(Entry {
+            at,
+            client,
+            claim: id as u64,
+            what,
+        });
     }
 
     /// Writes a line of the trace, if there is one.
@@ -153,14 +170,8 @@ impl World {
         self.history.violation.get_or_insert(first);
     }
 
-    /// The highest fence of those who have held these locks so far: a later one must be higher.
-    pub fn fence_floor(&self, locks: &[usize]) -> u64 {
-        let highest = locks.iter().map(|lock| self.history.highest[*lock]);
-        highest.max().unwrap_or(0)
-    }
-
     /// A lock was acquired. `until`: what the guard says, if it says that it is valid.
-    pub fn acquired(&mut self, claim: Claim, floor: u64, until: Option<u64>) -> usize {
+    pub fn acquired(&mut self, claim: Claim, until: Option<u64>) -> usize {
         let now = self.now();
         let id = self.history.claims.len();
         self.mix(claim.fence);
@@ -184,61 +195,34 @@ impl World {
                  asked at {since} ms"
             )
         });
-        if claim.exclusive {
-            self.check_fence(&claim, floor);
-        }
+        let (invoked, fence, shared) = (claim.invoked, claim.fence, !claim.exclusive);
+        let locks = claim.locks.iter().map(|lock| name_of(*lock)).collect();
         self.history.claims.push(claim);
+        self.history.write(invoked, id, What::Ask { locks, shared });
+        // A guard that is over already claims nothing.
+        let end = until.map_or(invoked, |until| self.true_time(id, until));
+        let held = What::Held { fence, until: end };
+        self.history.write(now, id, held);
         if let Some(until) = until {
-            self.begin(id);
             self.observe(id, until);
         }
         id
     }
 
-    fn check_fence(&mut self, claim: &Claim, floor: u64) {
-        let promised = self.plan.promises_fences();
-        let mut is_new = true;
-        for lock in &claim.locks {
-            let highest = &mut self.history.highest[*lock];
-            *highest = claim.fence.max(*highest);
-            is_new &= self.history.fences[*lock].insert(claim.fence);
-        }
-        if promised && (claim.fence <= floor || !is_new) {
-            let Claim {
-                machine,
-                locks,
-                fence,
-                ..
-            } = claim;
-            let problem = format!(
-                "machine {machine} got fence {fence} of {locks:?}, and {floor} was given before \
-                 it asked"
-            );
-            self.violated(Check::FenceOrder, problem);
-        }
-    }
-
-    /// The guard was valid when the acquisition returned.
-    fn begin(&mut self, id: usize) {
-        let claim = self.history.claims[id].clone();
-        self.history.active.push(id);
-        for lock in claim.locks {
-            self.history.last[lock] = Some(id);
-            if claim.exclusive {
-                self.history.last_exclusive[lock] = Some(id);
-            }
-        }
+    /// When the clock of a claim's machine shows this.
+    fn true_time(&self, id: usize, reading: u64) -> Time {
+        let machine = self.history.claims[id].machine;
+        self.machines[machine].clock.when(reading)
     }
 
     /// A guard says that it is valid, and until when.
     pub fn observe(&mut self, id: usize, until: u64) {
         self.history.claims[id].until = until;
-        self.check_others(id);
+        let (now, end) = (self.now(), self.true_time(id, until));
+        self.history.write(now, id, What::Valid { until: end });
         self.check_backed(id);
-        let machine = self.history.claims[id].machine;
-        let end = self.machines[machine].clock.when(until);
         let last = end.saturating_sub(1) / MILLI * MILLI;
-        if last > self.now() {
+        if last > now {
             self.schedule(last, Event::LastMoment(id, until));
         }
     }
@@ -247,40 +231,6 @@ impl World {
         let claim = &self.history.claims[id];
         let clock = self.machines[claim.machine].clock.at(self.now());
         !claim.released && clock < claim.until
-    }
-
-    fn check_others(&mut self, id: usize) {
-        let mut active = std::mem::take(&mut self.history.active);
-        active.retain(|other| self.is_claimed(*other));
-        let mine = &self.history.claims[id];
-        let excludes = |other: &Claim| {
-            (mine.exclusive || other.exclusive)
-                && mine.locks.iter().any(|lock| other.locks.contains(lock))
-        };
-        let overlap = active
-            .iter()
-            .find(|other| **other != id && excludes(&self.history.claims[**other]));
-        let problem = overlap.map(|other| {
-            let theirs = &self.history.claims[*other];
-            format!(
-                "claim {id} (machine {}, fence {}) and claim {other} (machine {}, fence {})",
-                mine.machine, mine.fence, theirs.machine, theirs.fence
-            )
-        });
-        let since = mine.locks.iter().find_map(|lock| {
-            let last = match mine.exclusive {
-                true => self.history.last[*lock],
-                false => self.history.last_exclusive[*lock],
-            };
-            last.filter(|last| *last > id)
-        });
-        self.history.active = active;
-        if let Some(problem) = problem {
-            self.violated(Check::Overlap, problem);
-        } else if let Some(since) = since {
-            let problem = format!("claim {id} is valid, and claim {since} has come after it");
-            self.violated(Check::FalselyHeld, problem);
-        }
     }
 
     /// Whether a majority of the nodes keeps everybody else from these locks.
@@ -325,6 +275,7 @@ impl World {
     pub fn releasing(&mut self, id: usize) {
         self.history.claims[id].released = true;
         let now = self.now();
+        self.history.write(now, id, What::Release);
         self.history.note(now, || format!("claim {id} is released"));
     }
 
@@ -340,19 +291,26 @@ impl World {
     }
 
     /// A holder writes the register of a lock, one more than it has `read`.
-    pub fn write_register(&mut self, lock: usize, fence: u64, read: u64) {
+    pub fn write_register(&mut self, id: usize, lock: usize, read: u64) {
+        let now = self.now();
+        let fence = self.history.claims[id].fence;
         let register = &mut self.history.registers[lock];
-        if fence < register.fence {
-            self.history.counts.fenced_off += 1;
-            return;
+        let was = (fence >= register.fence).then_some(register.value);
+        match was {
+            Some(_) => {
+                register.value = read + 1;
+                self.history.counts.writes += 1;
+            }
+            None => self.history.counts.fenced_off += 1,
         }
-        let present = register.value;
-        register.value = read + 1;
-        self.history.counts.writes += 1;
-        if present != read && self.plan.promises_fences() {
-            let problem = format!("fence {fence} read {read} and has overwritten {present}");
-            self.violated(Check::LostUpdate, problem);
-        }
+        let lock = name_of(lock);
+        let what = What::Write {
+            lock,
+            fence,
+            read,
+            was,
+        };
+        self.history.write(now, id, what);
     }
 
     /// A lock was acquired after the faults.
@@ -360,6 +318,26 @@ impl World {
         let recovery = self.now().saturating_sub(HEALED);
         let counts = &mut self.history.counts;
         counts.recovery = counts.recovery.max(recovery);
+    }
+
+    /// What the journal shows. The earliest violation counts.
+    pub fn check_journal(&mut self) {
+        let claims = Claims::of(&self.history.journal);
+        let found = claims.violations(self.plan.promises_fences());
+        let Some((at, what)) = found.into_iter().next() else {
+            return;
+        };
+        let at = Time::try_from(at.as_micros()).unwrap_or(Time::MAX);
+        let check = Check::of(&what);
+        let text = format!("{what:?}");
+        let end = self.now();
+        self.history.note(end, || {
+            format!("VIOLATION {check:?} at {} ms: {text}", at / MILLI)
+        });
+        let earlier = &mut self.history.violation;
+        if earlier.as_ref().is_none_or(|earlier| at < earlier.at) {
+            *earlier = Some(Violation { check, at, text });
+        }
     }
 
     /// Everything is over: nothing may be left, and everybody must have got every lock.

@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
+use redislock_testkit::history::Entry;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use executor::Executor;
@@ -47,6 +48,8 @@ pub struct Outcome {
     pub events: u64,
     /// What happened, if that was asked for: milliseconds and text.
     pub trace: Vec<(u64, String)>,
+    /// What the clients were told, in true time, for other checkers.
+    pub journal: Vec<Entry>,
 }
 
 /// Runs a plan.
@@ -74,6 +77,7 @@ async fn simulate(plan: Arc<Plan>, tracing: bool) -> Outcome {
     })
     .await;
     let mut last = world.lock();
+    last.check_journal();
     if last.history.violation.is_none() {
         last.check_end();
     }
@@ -83,6 +87,7 @@ async fn simulate(plan: Arc<Plan>, tracing: bool) -> Outcome {
         digest: last.digest,
         events: last.count,
         trace: trace_of(&mut last),
+        journal: std::mem::take(&mut last.history.journal),
     };
     drop(last);
     drop(executor);

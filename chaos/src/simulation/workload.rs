@@ -69,14 +69,11 @@ impl Worker {
         while self.world.lock().now() < HEALED {
             sleep(millis(self.rng.u64(0..=self.plan.idle))).await;
             let wish = self.wish();
-            let (invoked, floor) = {
-                let world = self.world.lock();
-                (world.now(), world.fence_floor(&wish.locks))
-            };
+            let invoked = self.world.lock().now();
             let Some(guard) = self.acquire(&wish).await else {
                 continue;
             };
-            let claim = self.claim(&wish, &guard, invoked, floor);
+            let claim = self.claim(&wish, &guard, invoked);
             self.hold(&wish, &guard, claim).await;
             self.give_back(guard, claim).await;
         }
@@ -133,7 +130,7 @@ impl Worker {
         acquired.ok()
     }
 
-    fn claim(&self, wish: &Wish, guard: &Guard, invoked: Time, floor: u64) -> usize {
+    fn claim(&self, wish: &Wish, guard: &Guard, invoked: Time) -> usize {
         let token = guard.token().unwrap_or_default().to_vec();
         let (machine, locks) = (self.machine, wish.locks.clone());
         let claim = Claim::new(
@@ -145,7 +142,7 @@ impl Worker {
             invoked,
         );
         let until = valid_until(guard);
-        self.world.lock().acquired(claim, floor, until)
+        self.world.lock().acquired(claim, until)
     }
 
     /// Uses the lock: looks at the guard now and then, and counts up the register of each lock.
@@ -176,7 +173,7 @@ impl Worker {
             if steps < MANY_STEPS && self.rng.u8(0..8) == 0 {
                 let _ = guard.extend().await;
             }
-            self.write(wish, guard, &read);
+            self.write(wish, claim, &read);
         }
     }
 
@@ -191,11 +188,11 @@ impl Worker {
         read.collect()
     }
 
-    fn write(&self, wish: &Wish, guard: &Guard, read: &[(usize, u64)]) {
+    fn write(&self, wish: &Wish, claim: usize, read: &[(usize, u64)]) {
         debug_assert!(wish.exclusive || read.is_empty());
         let mut world = self.world.lock();
         for (lock, value) in read {
-            world.write_register(*lock, guard.fence(), *value);
+            world.write_register(claim, *lock, *value);
         }
     }
 

@@ -1,0 +1,4 @@
+//! What the program can do.
+
+pub mod chaos;
+pub mod simulate;

@@ -1,0 +1,318 @@
+//! One episode: a deployment, its clients, its faults, its recovery, and what is found.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use redislock_client::Moment;
+use redislock_testkit::history::{Claims, Entry, What};
+use redislock_testkit::{Options, Server, wait_until};
+
+use super::client::{Client, Log};
+use super::deployment::{self, Deployment, complaints, is_master, node};
+use super::name_of;
+use super::plan::{Episode, Kind};
+use super::worker::Job;
+
+/// How often the runner looks at the clock.
+const TICK: Duration = Duration::from_millis(25);
+/// A client that does not end by then has found no lock, although nothing is in its way. It is far
+/// more than a client needs on a busy machine.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// Clients wait this long for one node, in milliseconds.
+const NODE_TIMEOUT: u64 = 150;
+/// A client that replaces another one has a number that is this much higher.
+pub const NEXT: u32 = 100;
+
+/// A protection that is left out, to see that a run notices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Flaw {
+    /// The clients do not make a majority accept one fence.
+    NoWriteBack,
+    /// The module grants at once after a loss of memory.
+    NoQuarantine,
+    /// The module releases a lock whatever the token is.
+    NoTokenCheck,
+}
+
+impl Flaw {
+    /// All of them, with their names on the command line.
+    pub const ALL: [(&'static str, Flaw); 3] = [
+        ("no-write-back", Flaw::NoWriteBack),
+        ("no-quarantine", Flaw::NoQuarantine),
+        ("no-token-check", Flaw::NoTokenCheck),
+    ];
+
+    /// What a module that is built with the feature `failpoints` leaves out.
+    fn of_module(self) -> Option<&'static str> {
+        match self {
+            Flaw::NoWriteBack => None,
+            Flaw::NoQuarantine => Some("quarantine"),
+            Flaw::NoTokenCheck => Some("token-check"),
+        }
+    }
+}
+
+/// What a run needs to know beside its plan.
+#[derive(Clone)]
+pub struct Settings {
+    /// The program of the clients, and its first words.
+    pub program: Vec<String>,
+    /// A build of the module; none: the usual one.
+    pub module: Option<PathBuf>,
+    /// What is left out.
+    pub flaw: Option<Flaw>,
+    /// Set when the run has to end.
+    pub interrupted: Arc<AtomicBool>,
+    /// Says how far it has come.
+    pub progress: fn(&str),
+}
+
+/// What came of an episode.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// What was planned.
+    pub episode: Episode,
+    /// What the clients and the runner wrote down.
+    pub entries: Vec<Entry>,
+    /// When the faults were over, in microseconds.
+    pub healed: u64,
+    /// What must not have happened.
+    pub problems: Vec<String>,
+}
+
+impl Record {
+    /// How many faults of each family there were.
+    pub fn faults(&self) -> BTreeMap<&str, usize> {
+        let mut faults = BTreeMap::new();
+        for entry in &self.entries {
+            if let What::Fault {
+                family,
+                begins: true,
+                ..
+            } = &entry.what
+            {
+                *faults.entry(family.as_str()).or_default() += 1;
+            }
+        }
+        faults
+    }
+}
+
+fn now() -> u64 {
+    u64::try_from(Moment::now().since_boot().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Everything that runs during an episode. The clients end first.
+struct Stage<'a> {
+    episode: &'a Episode,
+    settings: &'a Settings,
+    log: Log,
+    clients: Vec<Client>,
+    /// How many clients there were at each place.
+    generations: Vec<u32>,
+    deployment: Box<dyn Deployment>,
+    register: Server,
+}
+
+/// Runs an episode. None if the run was interrupted.
+pub fn run(episode: &Episode, settings: &Settings) -> Result<Option<Record>, String> {
+    let mut stage = Stage::set(episode, settings)?;
+    if !stage.suffer()? {
+        return Ok(None);
+    }
+    let healed = now();
+    let mut problems = stage.recover();
+    problems.extend(stage.check_servers());
+    let entries = std::mem::take(&mut *stage.log.entries());
+    let claims = Claims::of(&entries);
+    let violations = claims.violations(true);
+    problems.extend(violations.iter().map(|(at, what)| {
+        let since = at.as_micros().saturating_sub(start_of(&entries).into()) / 1000;
+        format!("{what:?} at {since} ms")
+    }));
+    let acquired = claims.all().filter(|claim| claim.held.is_some()).count();
+    if acquired == 0 || episode.faults.is_empty() {
+        problems.push("no work was done: this run shows nothing".to_owned());
+    }
+    Ok(Some(Record {
+        episode: episode.clone(),
+        entries,
+        healed,
+        problems,
+    }))
+}
+
+/// When the first line was written.
+pub fn start_of(entries: &[Entry]) -> u64 {
+    entries.iter().map(|entry| entry.at).min().unwrap_or(0)
+}
+
+impl<'a> Stage<'a> {
+    fn set(episode: &'a Episode, settings: &'a Settings) -> Result<Self, String> {
+        (settings.progress)(&format!("{}: starting servers", episode.setup));
+        let mut options = Options::default();
+        if let Some(module) = &settings.module {
+            options = options.module(module);
+        }
+        if let Some(lacks) = settings.flaw.and_then(Flaw::of_module) {
+            options = options.environment("REDISLOCK_WITHOUT", lacks);
+        }
+        let register = Options::default().without_module().end_with_this_process();
+        let mut stage = Self {
+            episode,
+            settings,
+            log: Log::default(),
+            clients: Vec::new(),
+            generations: vec![0; episode.workers],
+            deployment: deployment::start(episode, options),
+            register: register.start(),
+        };
+        // A new node may have forgotten something, too: the faults come when locks are granted.
+        for server in stage.deployment.servers() {
+            let grants = || !is_master(server) || in_quarantine(server) == Some(0);
+            wait_until("the first quarantine is over", grants);
+        }
+        for worker in 0..episode.workers {
+            let client = stage.client(worker)?;
+            stage.clients.push(client);
+        }
+        Ok(stage)
+    }
+
+    fn client(&mut self, worker: usize) -> Result<Client, String> {
+        let generation = self.generations[worker];
+        self.generations[worker] += 1;
+        let client = generation * NEXT + worker as u32;
+        let job = Job {
+            client,
+            seed: self.episode.seed.wrapping_add(u64::from(client)),
+            reach: self.deployment.reach(worker),
+            locks: (0..self.episode.locks).map(name_of).collect(),
+            register: self.register.port(),
+            longest_ttl: self.episode.quarantine,
+            node_timeout: NODE_TIMEOUT,
+            no_write_back: self.settings.flaw == Some(Flaw::NoWriteBack),
+        };
+        Client::start(&self.settings.program, &job, &self.log)
+    }
+
+    /// Lets the faults happen. False if the run was interrupted.
+    fn suffer(&mut self) -> Result<bool, String> {
+        let faults = &self.episode.faults;
+        let mut events: Vec<(u64, bool, usize)> = Vec::new();
+        for (number, fault) in faults.iter().enumerate() {
+            events.push((fault.at, true, number));
+            events.push((fault.at + fault.length, false, number));
+        }
+        events.sort_unstable();
+        let mut events = events.into_iter().peekable();
+        let start = Instant::now();
+        let length = Duration::from_millis(self.episode.length);
+        let mut said = Instant::now();
+        while start.elapsed() < length || events.peek().is_some() {
+            if self.settings.interrupted.load(Ordering::Relaxed) {
+                return Ok(false);
+            }
+            let due = |(at, ..): &(u64, bool, usize)| start.elapsed() >= Duration::from_millis(*at);
+            if let Some((_, begins, number)) = events.next_if(due) {
+                self.fault(number, begins)?;
+                continue;
+            }
+            self.deployment.tick();
+            if said.elapsed() >= Duration::from_secs(1) {
+                said = Instant::now();
+                self.say(start.elapsed());
+            }
+            std::thread::sleep(TICK);
+        }
+        Ok(true)
+    }
+
+    fn say(&self, elapsed: Duration) {
+        let entries = self.log.entries();
+        let count = |wanted: fn(&What) -> bool| entries.iter().filter(|e| wanted(&e.what)).count();
+        let acquired = count(|what| matches!(what, What::Held { .. }));
+        let faults = count(|what| matches!(what, What::Fault { begins: true, .. }));
+        (self.settings.progress)(&format!(
+            "{}: {} of {} s, {faults} faults, {acquired} acquisitions",
+            self.episode.setup,
+            elapsed.as_secs(),
+            self.episode.length / 1000
+        ));
+    }
+
+    fn fault(&mut self, number: usize, begins: bool) -> Result<(), String> {
+        let fault = self.episode.faults[number];
+        self.log.entries().push(Entry {
+            at: now(),
+            client: 0,
+            claim: 0,
+            what: What::Fault {
+                name: fault.kind.to_string(),
+                family: fault.family.name().to_owned(),
+                begins,
+            },
+        });
+        match (fault.kind, begins) {
+            (Kind::PauseClient { worker }, true) => self.clients[worker].pause(),
+            (Kind::PauseClient { worker }, false) => self.clients[worker].resume(),
+            (Kind::KillClient { worker }, true) => self.clients[worker].kill(),
+            (Kind::KillClient { worker }, false) => self.clients[worker] = self.client(worker)?,
+            (kind, true) => self.deployment.begin(&kind),
+            (kind, false) => self.deployment.end(&kind),
+        }
+        Ok(())
+    }
+
+    /// After the faults, every client acquires every lock, and then nothing is left.
+    fn recover(&mut self) -> Vec<String> {
+        (self.settings.progress)(&format!("{}: recovering", self.episode.setup));
+        self.deployment.heal();
+        let mut problems = self.deployment.problems();
+        self.clients.iter_mut().for_each(Client::recover);
+        for (worker, client) in self.clients.drain(..).enumerate() {
+            if let Err(problem) = client.end(PATIENCE) {
+                problems.push(format!(
+                    "Liveness: client {worker} does not recover: {problem}"
+                ));
+            }
+        }
+        problems
+    }
+
+    fn check_servers(&mut self) -> Vec<String> {
+        let mut problems = Vec::new();
+        for (number, server) in self.deployment.servers().into_iter().enumerate() {
+            if !server.is_alive() {
+                problems.push(format!("Crash: server {number} has ended by itself"));
+                continue;
+            }
+            if is_master(server) && !is_empty_soon(server) {
+                problems.push(format!("Orphan: server {number} keeps a lock or a waiter"));
+            }
+            let lines = complaints(server).into_iter();
+            problems.extend(lines.map(|line| format!("Crash: server {number}: {line}")));
+        }
+        problems
+    }
+}
+
+fn in_quarantine(server: &Server) -> Option<i64> {
+    node(server).ok().map(|node| node.number("quarantine"))
+}
+
+/// Whether no lock and no waiter is left once every lease is over.
+fn is_empty_soon(server: &Server) -> bool {
+    let start = Instant::now();
+    loop {
+        let left = node(server).map(|node| node.number("locks") + node.number("waiters"));
+        match left {
+            Ok(0) => return true,
+            _ if start.elapsed() > redislock_testkit::PATIENCE => return false,
+            _ => std::thread::sleep(TICK),
+        }
+    }
+}

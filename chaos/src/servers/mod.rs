@@ -1,0 +1,28 @@
+//! Chaos on real servers: real client processes use locks while faults happen to servers, links,
+//! clocks, disks and the clients themselves, as a seed says. What the clients were told is checked
+//! by the same functions as in the simulation.
+
+mod client;
+mod clustered;
+mod deployment;
+mod episode;
+mod independent;
+mod plan;
+mod porcupine;
+mod register;
+mod report;
+mod timeline;
+mod watched;
+mod worker;
+
+pub use episode::{Flaw, Record, Settings, run};
+pub use plan::{Episode, FAMILIES, Family, Plan};
+pub use porcupine::{Porcupine, Verdict};
+pub use report::{journal, summary};
+pub use timeline::draw;
+pub use worker::{Job, work};
+
+/// The name of a lock.
+pub fn name_of(lock: usize) -> String {
+    format!("lock-{lock}")
+}

@@ -1,0 +1,244 @@
+//! What holders were told, put together from a journal, and what may not be in it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use super::check::{Found, Grant, Violation, Window, disorder, overlapping};
+use super::journal::{Entry, What};
+
+/// One attempt to acquire, and what came of it.
+#[derive(Clone, Debug)]
+pub struct Claim {
+    /// Its number.
+    pub id: u64,
+    /// The process.
+    pub client: u32,
+    /// The names of the locks.
+    pub locks: Vec<String>,
+    /// Whether nobody else may hold them.
+    pub exclusive: bool,
+    /// When it was requested, in microseconds.
+    pub asked: u64,
+    /// When it was told that it holds the lock, and with which fence.
+    pub held: Option<(u64, u64)>,
+    /// Until when it could rely on it, by all that it was told.
+    pub until: u64,
+    /// When it was last told that it holds the lock.
+    pub last_look: u64,
+    /// When it began to release.
+    pub released: Option<u64>,
+    /// When the attempt failed.
+    pub failed: Option<u64>,
+    /// The fences that it was told when it entered again.
+    again: Vec<(u64, u64)>,
+}
+
+/// All claims of a journal, and what was written under them.
+#[derive(Clone, Debug, Default)]
+pub struct Claims {
+    claims: BTreeMap<u64, Claim>,
+    writes: Vec<Write>,
+}
+
+#[derive(Clone, Debug)]
+struct Write {
+    at: u64,
+    lock: String,
+    fence: u64,
+    read: u64,
+    was: Option<u64>,
+}
+
+impl Claims {
+    /// The claims of a journal, whose lines are in any order but for those of one claim.
+    pub fn of(entries: &[Entry]) -> Claims {
+        let mut claims = Claims::default();
+        for entry in entries {
+            claims.add(entry);
+        }
+        claims
+    }
+
+    /// One more line.
+    pub fn add(&mut self, entry: &Entry) {
+        if let What::Ask { locks, shared } = &entry.what {
+            let claim = Claim {
+                id: entry.claim,
+                client: entry.client,
+                locks: locks.clone(),
+                exclusive: !shared,
+                asked: entry.at,
+                held: None,
+                until: 0,
+                last_look: 0,
+                released: None,
+                failed: None,
+                again: Vec::new(),
+            };
+            self.claims.insert(entry.claim, claim);
+        }
+        if let What::Write {
+            lock,
+            fence,
+            read,
+            was,
+        } = &entry.what
+        {
+            self.writes.push(Write {
+                at: entry.at,
+                lock: lock.clone(),
+                fence: *fence,
+                read: *read,
+                was: *was,
+            });
+        }
+        if let Some(claim) = self.claims.get_mut(&entry.claim) {
+            claim.learn(entry.at, &entry.what);
+        }
+    }
+
+    /// All of them, by their numbers.
+    pub fn all(&self) -> impl Iterator<Item = &Claim> {
+        self.claims.values()
+    }
+
+    /// The locks that are named.
+    pub fn locks(&self) -> BTreeSet<&str> {
+        let claims = self.claims.values();
+        claims
+            .flat_map(|claim| claim.locks.iter().map(String::as_str))
+            .collect()
+    }
+
+    /// How many writes the resources accepted, and how many they refused.
+    pub fn writes(&self) -> (usize, usize) {
+        let accepted = self.writes.iter().filter(|write| write.was.is_some());
+        let accepted = accepted.count();
+        (accepted, self.writes.len() - accepted)
+    }
+
+    /// What went wrong and when, the earliest first. `fences`: whether the deployment promises the
+    /// order of fences.
+    pub fn violations(&self, fences: bool) -> Vec<(Duration, Violation)> {
+        let mut found = Vec::new();
+        for lock in self.locks() {
+            let on = |claim: &&Claim| claim.locks.iter().any(|name| name == lock);
+            let claims: Vec<&Claim> = self.claims.values().filter(on).collect();
+            let windows = claims.iter().filter_map(|claim| claim.window()).collect();
+            found.extend(overlapping(lock, windows).into_iter().map(|found| {
+                let (at, violation) = found;
+                (at, self.named_by_time(violation))
+            }));
+            if fences {
+                let grants = claims.iter().filter_map(|claim| claim.grant()).collect();
+                found.extend(disorder(lock, grants));
+                found.extend(self.lost_updates(lock));
+            }
+            found.extend(claims.iter().flat_map(|claim| claim.changed(lock)));
+        }
+        found.sort_by_key(|(at, _)| *at);
+        found
+    }
+
+    /// An overlap of which the later hold was over when the earlier holder was told once more that
+    /// it holds the lock.
+    fn named_by_time(&self, violation: Violation) -> Violation {
+        let Violation::Overlap(lock, before, after) = violation else {
+            return violation;
+        };
+        let is_over = match (self.claims.get(&before), self.claims.get(&after)) {
+            (Some(before), Some(after)) => {
+                let end = after.released.unwrap_or(after.until).min(after.until);
+                before.last_look > end
+            }
+            _ => false,
+        };
+        match is_over {
+            true => Violation::FalselyHeld(lock, before, after),
+            false => Violation::Overlap(lock, before, after),
+        }
+    }
+
+    /// Writes that overwrote what they had not read, and writes that a resource accepted after it
+    /// had accepted a higher fence: each write adds one, so the values tell their order.
+    fn lost_updates(&self, lock: &str) -> Vec<Found> {
+        let mut accepted: Vec<(u64, &Write)> = self
+            .writes
+            .iter()
+            .filter(|write| write.lock == lock)
+            .filter_map(|write| Some((write.was?, write)))
+            .collect();
+        accepted.sort_by_key(|(was, write)| (*was, write.fence));
+        let mut highest = 0;
+        let mut found = Vec::new();
+        for (was, write) in accepted {
+            if was != write.read || write.fence < highest {
+                let violation = Violation::LostUpdate(lock.to_owned(), number(write.fence));
+                found.push((Duration::from_micros(write.at), violation));
+            }
+            highest = highest.max(write.fence);
+        }
+        found
+    }
+}
+
+impl Claim {
+    fn learn(&mut self, at: u64, what: &What) {
+        match what {
+            What::Held { fence, until } => {
+                self.held = Some((at, *fence));
+                self.until = self.until.max(*until);
+                self.last_look = at;
+            }
+            What::Valid { until } => {
+                self.until = self.until.max(*until);
+                self.last_look = self.last_look.max(at);
+            }
+            What::Again { fence, .. } => self.again.push((at, *fence)),
+            What::Release => self.released = Some(at),
+            What::Failed { .. } => self.failed = Some(at),
+            _ => {}
+        }
+    }
+
+    fn window(&self) -> Option<Window> {
+        let (from, _) = self.held?;
+        let until = self.released.unwrap_or(u64::MAX).min(self.until);
+        (from < until).then(|| Window {
+            owner: self.id,
+            exclusive: self.exclusive,
+            from: Duration::from_micros(from),
+            until: Duration::from_micros(until),
+        })
+    }
+
+    fn grant(&self) -> Option<Grant> {
+        let (returned, fence) = self.held.filter(|_| self.exclusive)?;
+        Some(Grant {
+            invoked: Duration::from_micros(self.asked),
+            returned: Duration::from_micros(returned),
+            fence: number(fence),
+        })
+    }
+
+    /// A lock that is entered again keeps its fence.
+    fn changed(&self, lock: &str) -> Vec<Found> {
+        let Some((_, first)) = self.held else {
+            return Vec::new();
+        };
+        let others = self.again.iter().filter(|(_, fence)| *fence != first);
+        others
+            .map(|(at, fence)| {
+                let violation = Violation::Changed(lock.to_owned(), number(first), number(*fence));
+                (Duration::from_micros(*at), violation)
+            })
+            .collect()
+    }
+}
+
+fn number(fence: u64) -> i64 {
+    i64::try_from(fence).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
