@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
+.PHONY: help setup build run demo test clients chaos rounds simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -33,7 +33,10 @@ test: build ## Run every test, also against a real server (REDIS_SERVER=path sel
 clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients, and the recipes (CLIENTS='python node', PLANTED=1)
 	@scripts/clients.sh $(CLIENTS)
 
-chaos: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)
+chaos: build ## Real servers and clients with faults for five minutes (SECONDS=300 SEED= FAULTS='kill pause'; REPORT=target/chaos)
+	@REDIS_SERVER="$$(scripts/server.sh)" CHAOS_SECONDS='$(SECONDS)' SEED='$(SEED)' FAULTS='$(FAULTS)' REPORT='$(REPORT)' scripts/chaos.sh
+
+rounds: build ## Repeat the tests of crashes, failovers, resharding and broken disks (CHAOS_ROUNDS=10)
 	REDIS_SERVER="$$(scripts/server.sh)" CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),10) cargo test -p redislock-module --test main -- \
 		--nocapture --test-threads 2 crash:: sentinel:: resharding:: partition:: disk:: interruptions::
 

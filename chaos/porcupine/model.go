@@ -13,7 +13,6 @@ const (
 	acquire kind = iota // granted with a fence, or entered again with the same one
 	look                // the holder was told that it holds the lock
 	release             // one hold less
-	expire              // a lease may end: an unknown release by the holder
 )
 
 // An operation of one owner. Each attempt to acquire is an owner of its own.
@@ -21,11 +20,12 @@ type input struct {
 	kind  kind
 	owner uint64
 	fence uint64
-}
-
-// What the owner was told: an operation that is unknown may have happened or not.
-type output struct {
-	unknown bool
+	// When the operation was over.
+	returned int64
+	// From when on the hold of this owner may end by itself: its validity is over, or a release was
+	// sent whose effect is unknown. Such an end is an unknown release by the holder: it happens at
+	// any later time, or never.
+	end int64
 }
 
 // The reentrant fenced mutex: owner, holds, its fence, and the highest fence so far.
@@ -34,86 +34,121 @@ type state struct {
 	holds   int
 	fence   uint64
 	highest uint64
+	// From when on the present hold may end by itself.
+	end int64
+	// No operation that follows was over before this.
+	now int64
 }
 
-// The states that an operation can lead to.
-func step(now state, in input, out output) []state {
-	var next []state
+// An end that nobody announces matters only to the next acquisition, so it is decided there. As an
+// operation of its own that may happen until the end of time, it would make the search endless.
+func step(now state, in input) (bool, state) {
+	if now.now > in.returned {
+		return false, now
+	}
+	isOwner := now.holds > 0 && now.owner == in.owner && now.fence == in.fence
 	switch in.kind {
 	case acquire:
-		switch {
-		case now.holds == 0 && in.fence > now.highest:
-			next = []state{{in.owner, 1, in.fence, in.fence}}
-		case now.holds > 0 && now.owner == in.owner && now.fence == in.fence:
+		if isOwner {
 			now.holds++
-			return []state{now}
+			return true, now
 		}
-	case look:
-		if now.holds > 0 && now.owner == in.owner && now.fence == in.fence {
-			next = []state{now}
+		if now.holds > 0 {
+			now.now = max(now.now, now.end)
 		}
+		mayTake := now.now <= in.returned && in.fence > now.highest
+		return mayTake, state{in.owner, 1, in.fence, in.fence, in.end, now.now}
 	case release:
-		if now.holds > 0 && now.owner == in.owner {
-			after := now
-			after.holds--
-			if after.holds == 0 {
-				after.owner, after.fence = 0, 0
-			}
-			next = []state{after}
+		if !isOwner {
+			return false, now
 		}
-	case expire:
-		if now.holds > 0 && now.owner == in.owner {
-			next = []state{{highest: now.highest}}
-		}
+		now.holds--
+		return true, now
+	default:
+		return isOwner, now
 	}
-	if out.unknown {
-		next = append(next, now)
-	}
-	return next
 }
 
-var model = (&porcupine.NondeterministicModel{
-	Init: func() []interface{} { return []interface{}{state{}} },
-	Step: func(now, in, out interface{}) []interface{} {
-		var states []interface{}
-		for _, next := range step(now.(state), in.(input), out.(output)) {
-			states = append(states, next)
-		}
-		return states
+var model = porcupine.Model{
+	Init: func() interface{} { return state{} },
+	Step: func(now, in, _ interface{}) (bool, interface{}) {
+		return step(now.(state), in.(input))
 	},
-	DescribeOperation: func(in, out interface{}) string {
-		return fmt.Sprintf("%+v %+v", in, out)
-	},
-}).ToModel()
+	DescribeOperation: func(in, _ interface{}) string { return fmt.Sprintf("%+v", in) },
+}
 
 // What is known of one attempt to acquire.
 type attempt struct {
-	locks    []string
-	asked    int64
-	held     bool
-	fence    uint64
-	until    int64
+	locks []string
+	asked int64
+	held  bool
+	fence uint64
+	// See input.
+	end int64
+	// When it began to release, and whether it learned that this took the lock away.
 	released int64
+	known    bool
+	// The last look that was taken over.
+	looked int64
 }
 
 // Turns a journal into the operations on each lock. Locks that somebody shares are no mutexes: they
-// are only counted.
+// are only counted. An attempt that did not return a lock is left out: it may have taken effect or
+// not, and nothing in a journal depends on that it did.
 func operations(entries []entry) (map[string][]porcupine.Operation, int) {
-	attempts := map[uint64]*attempt{}
-	shared := map[string]bool{}
+	attempts, shared := learn(entries)
 	histories := map[string][]porcupine.Operation{}
-	add := func(one *attempt, owner uint64, k kind, from, to int64, unknown bool) {
+	for _, line := range entries {
+		one := attempts[line.Claim]
+		if one == nil {
+			continue
+		}
+		in := input{owner: line.Claim, fence: one.fence, returned: line.At, end: one.end}
+		from := line.At
+		switch line.What {
+		case "held":
+			from = one.asked
+		case "valid":
+			// Looks at the same moment say the same, in every order: one of them is enough.
+			if one.looked == line.At {
+				continue
+			}
+			one.looked = line.At
+			in.kind = look
+		case "again":
+			from, in.fence = line.Asked, line.Fence
+		case "leave":
+			from, in.kind = line.Asked, release
+		case "released":
+			if !one.known {
+				continue
+			}
+			from, in.kind = one.released, release
+		default:
+			continue
+		}
 		for _, name := range one.locks {
-			histories[name] = append(histories[name], porcupine.Operation{
-				Input: input{k, owner, one.fence}, Output: output{unknown}, Call: from, Return: to,
-			})
+			operation := porcupine.Operation{Input: in, Call: from, Return: line.At}
+			histories[name] = append(histories[name], operation)
 		}
 	}
+	for name := range shared {
+		delete(histories, name)
+	}
+	return histories, len(shared)
+}
+
+// What becomes of each attempt, and which locks are shared.
+func learn(entries []entry) (map[uint64]*attempt, map[string]bool) {
+	attempts := map[uint64]*attempt{}
+	shared := map[string]bool{}
 	for _, line := range entries {
 		if line.What == "ask" {
-			attempts[line.Claim] = &attempt{locks: line.Locks, asked: line.At}
+			attempts[line.Claim] = &attempt{locks: line.Locks, asked: line.At, released: math.MaxInt64}
 			for _, name := range line.Locks {
-				shared[name] = shared[name] || line.Shared
+				if line.Shared {
+					shared[name] = true
+				}
 			}
 			continue
 		}
@@ -123,46 +158,19 @@ func operations(entries []entry) (map[string][]porcupine.Operation, int) {
 		}
 		switch line.What {
 		case "held":
-			one.held, one.fence, one.until = true, line.Fence, line.Until
-			add(one, line.Claim, acquire, one.asked, line.At, false)
+			one.held, one.fence, one.end = true, line.Fence, line.Until
 		case "valid":
-			one.until = max(one.until, line.Until)
-			add(one, line.Claim, look, line.At, line.At, false)
-		case "again":
-			again := *one
-			again.fence = line.Fence
-			add(&again, line.Claim, acquire, line.Asked, line.At, false)
-		case "leave":
-			add(one, line.Claim, release, line.Asked, line.At, false)
+			one.end = max(one.end, line.Until)
 		case "release":
 			one.released = line.At
 		case "released":
-			// Without an answer, or with the answer that it was lost, it may have ended it or not.
-			known := line.Held != nil && *line.Held
-			to := int64(math.MaxInt64)
-			if known {
-				to = line.At
-			}
-			add(one, line.Claim, release, one.released, to, !known)
-			one.released = 0
+			one.known = line.Held != nil && *line.Held
 		}
 	}
-	for owner, one := range attempts {
-		if !one.held {
-			continue
-		}
-		if one.released != 0 {
-			// It was killed while it released.
-			add(one, owner, release, one.released, math.MaxInt64, true)
-		}
-		add(one, owner, expire, one.until, math.MaxInt64, true)
-	}
-	count := 0
-	for name, is := range shared {
-		if is {
-			delete(histories, name)
-			count++
+	for _, one := range attempts {
+		if !one.known {
+			one.end = min(one.end, one.released)
 		}
 	}
-	return histories, count
+	return attempts, shared
 }

@@ -182,7 +182,7 @@ fn plans(flaw: Option<&str>, nodes: Option<usize>) -> impl Iterator<Item = Plan>
 
 #[test]
 fn both_accept_what_the_simulation_shows() {
-    for plan in plans(None, None).take(12) {
+    for plan in plans(None, None).take(8) {
         let outcome = run(&plan, false).expect("a runtime");
         assert!(outcome.counts.acquired > 0);
         assert!(we_accept(&outcome.journal), "ours, seed {}", plan.seed);
@@ -193,13 +193,9 @@ fn both_accept_what_the_simulation_shows() {
 
 #[test]
 fn both_say_the_same_of_every_seed_with_a_planted_flaw() {
-    for (flaw, nodes) in [
-        ("half-is-enough", 3),
-        ("no-write-back", 3),
-        ("no-quarantine", 1),
-    ] {
+    for flaw in ["half-is-enough", "no-write-back"] {
         let mut rejected = 0;
-        for plan in plans(Some(flaw), Some(nodes)).take(12) {
+        for plan in plans(Some(flaw), Some(3)).take(8) {
             let outcome = run(&plan, false).expect("a runtime");
             let ours = we_accept(&outcome.journal);
             rejected += u32::from(!ours);
