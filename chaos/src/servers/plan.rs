@@ -298,11 +298,11 @@ impl Episode {
                 family,
                 kind,
             };
-            // A place has one fault at a time, and then a moment without.
+            // A place has one fault at a time, and then time to work without.
             let place = kind.place();
-            let is_free = |(other, until): &(Place, u64)| !place.meets(*other) || *until <= at;
+            let is_free = |(other, until): &(Place, u64)| place != *other || *until <= at;
             if busy.iter().all(is_free) {
-                busy.push((place, at + fault.length + 500));
+                busy.push((place, at + fault.length + place.rest()));
                 episode.faults.push(fault);
             }
             at += rng.u64(100..=1_000);
@@ -393,8 +393,13 @@ enum Place {
 }
 
 impl Place {
-    fn meets(self, other: Place) -> bool {
-        self == other
+    /// How long it is left alone after a fault, in milliseconds. After a failover nothing is
+    /// granted until the leases of the old master are over.
+    fn rest(self) -> u64 {
+        match self {
+            Place::Masters => 5_000,
+            _ => 500,
+        }
     }
 }
 
@@ -431,6 +436,10 @@ fn duration(kind: Kind, rng: &mut fastrand::Rng) -> u64 {
         }
         Kind::HandOver { .. } => 2_000,
         Kind::MoveSlot { .. } => 200,
+        // Being back at once is what makes a loss of memory dangerous.
+        Kind::Kill {
+            keeps_data: false, ..
+        } if rng.u8(0..4) > 0 => rng.u64(10..=200),
         _ => match rng.u8(0..3) {
             0 => rng.u64(50..=400),
             1 => rng.u64(400..=2_000),

@@ -1,5 +1,5 @@
-//! The checker that somebody else wrote: chaos/porcupine reads a journal and says whether every lock
-//! in it is a reentrant fenced mutex.
+//! The checker that somebody else wrote: chaos/porcupine reads a journal and says whether every
+//! lock in it is a reentrant fenced mutex.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -19,14 +19,27 @@ const STYLE: &str = "\
 text{font:11px system-ui,sans-serif;fill:#333}
 .title{font-size:15px;font-weight:600}.head{font-weight:600}.small{font-size:10px;fill:#666}
 .on{font-size:9.5px;fill:#fff}.page{fill:#fff}.grid{stroke:#d9dce1;stroke-width:1}
-.fault{fill:#d9480f}.shade{fill:#d9480f;fill-opacity:.07}
+.fault{fill:#d9480f}.shade{fill:#d9480f;fill-opacity:.045}
 .hold{fill:#1971c2}.shared{fill:#2f9e44}.wait{stroke:#8a94a3;stroke-width:1.5}
 .lost{stroke:#c2255c;stroke-width:2}.fence{fill:none;stroke:#1971c2;stroke-width:1.2}
 .dot{fill:#1971c2}.healed{stroke:#2f9e44;stroke-width:1.5;stroke-dasharray:4 3}
 @media (prefers-color-scheme:dark){text{fill:#dfe3e8}.small{fill:#9aa4b1}.page{fill:#15181c}
-.on{fill:#15181c}.grid{stroke:#333a44}.fault{fill:#ff922b}.shade{fill:#ff922b;fill-opacity:.1}
+.on{fill:#15181c}.grid{stroke:#333a44}.fault{fill:#ff922b}.shade{fill:#ff922b;fill-opacity:.06}
 .hold{fill:#4dabf7}.shared{fill:#69db7c}.wait{stroke:#7d8896}.lost{stroke:#f783ac}
 .fence{stroke:#4dabf7}.dot{fill:#4dabf7}.healed{stroke:#69db7c}}";
+
+const LEGEND: &str = r#"<g transform="translate(8,38)">
+<line class="wait" x1="0" y1="0" x2="22" y2="0"/><text x="28" y="4">waits</text>
+<rect class="hold" x="80" y="-5" width="22" height="10" rx="1.5"/>
+<text x="108" y="4">holds alone</text>
+<rect class="shared" x="190" y="-5" width="22" height="10" rx="1.5"/>
+<text x="218" y="4">shares</text>
+<line class="lost" x1="272" y1="-6" x2="272" y2="6"/>
+<text x="280" y="4">is told that the lock is lost</text>
+<rect class="fault" x="444" y="-5" width="22" height="10" rx="1.5"/>
+<text x="472" y="4">fault</text>
+<line class="healed" x1="520" y1="-6" x2="520" y2="6"/>
+<text x="528" y="4">faults are over, every client acquires every lock</text></g>"#;
 
 /// Draws an episode as SVG.
 pub fn draw(record: &Record, title: &str) -> String {
@@ -94,7 +107,8 @@ impl Canvas {
         let width = (self.x(to) - x).max(1.2);
         let height = ROW - 2.0 * inset;
         self.put(format_args!(
-            r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}" rx="1.5"><title>{title}</title></rect>"#
+            r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"
+rx="1.5"><title>{title}</title></rect>"#
         ));
     }
 
@@ -121,8 +135,11 @@ impl Canvas {
         self.label("faults", "head");
         self.y += ROW;
         for (family, _) in FAMILIES {
-            let of = |entry: &&Entry| matches!(&entry.what, What::Fault { family: f, .. } if f == family);
-            let marks: Vec<&Entry> = entries.iter().filter(of).collect();
+            let of_family = |entry: &&Entry| match &entry.what {
+                What::Fault { family: its, .. } => its == family,
+                _ => false,
+            };
+            let marks: Vec<&Entry> = entries.iter().filter(of_family).collect();
             if marks.is_empty() {
                 continue;
             }
@@ -219,14 +236,11 @@ impl Canvas {
     fn finish(self, title: &str) -> String {
         let (height, bottom) = (self.y + 26.0, self.y);
         let mut out = format!(
-            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img" aria-label="{title}"><style>{STYLE}</style>
-<rect class="page" width="{WIDTH}" height="{height:.0}"/><text class="title" x="8" y="22">{title}</text>
-<g transform="translate(8,38)"><line class="wait" x1="0" y1="0" x2="22" y2="0"/><text x="28" y="4">waits</text>
-<rect class="hold" x="80" y="-5" width="22" height="10" rx="1.5"/><text x="108" y="4">holds alone</text>
-<rect class="shared" x="190" y="-5" width="22" height="10" rx="1.5"/><text x="218" y="4">shares</text>
-<line class="lost" x1="272" y1="-6" x2="272" y2="6"/><text x="280" y="4">is told that the lock is lost</text>
-<rect class="fault" x="444" y="-5" width="22" height="10" rx="1.5"/><text x="472" y="4">fault</text>
-<line class="healed" x1="520" y1="-6" x2="520" y2="6"/><text x="528" y="4">faults are over, every client acquires every lock</text></g>
+            r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height:.0}" role="img"
+aria-label="{title}"><style>{STYLE}</style>
+<rect class="page" width="{WIDTH}" height="{height:.0}"/>
+<text class="title" x="8" y="22">{title}</text>
+{LEGEND}
 "#
         );
         for (from, to) in &self.shades {
@@ -246,7 +260,8 @@ impl Canvas {
             let x = self.x(self.start + (second * 1e6) as u64);
             let _ = writeln!(
                 out,
-                r#"<line class="grid" x1="{x:.1}" y1="60" x2="{x:.1}" y2="{bottom:.1}"/><text class="small" x="{x:.1}" y="{:.1}" text-anchor="middle">{second} s</text>"#,
+                r#"<line class="grid" x1="{x:.1}" y1="60" x2="{x:.1}" y2="{bottom:.1}"/>
+<text class="small" x="{x:.1}" y="{:.1}" text-anchor="middle">{second} s</text>"#,
                 bottom + 14.0
             );
             second += step;

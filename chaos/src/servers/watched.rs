@@ -1,5 +1,6 @@
 //! A master with two replicas and three sentinels. Everybody reaches a data node through its link;
-//! replicas and sentinels come from another address than clients, so that they alone can be cut off.
+//! replicas and sentinels come from another address than clients, so that they alone can be cut
+//! off.
 
 use std::net::Ipv4Addr;
 

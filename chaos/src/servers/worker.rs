@@ -1,5 +1,5 @@
-//! A client process: it acquires locks, uses a fenced register under them, releases them, and writes
-//! a journal to standard output. The runner pauses and kills it at any moment.
+//! A client process: it acquires locks, uses a fenced register under them, releases them, and
+//! writes a journal to standard output. The runner pauses and kills it at any moment.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -17,8 +17,8 @@ use super::register::Register;
 
 /// How many of them work at the same time in one process.
 const TASKS: u64 = 2;
-/// After the faults, every lock must be acquired within so long. It is far longer than a lease and a
-/// quarantine take, so that a busy machine is no reason.
+/// After the faults, every lock must be acquired within so long. It is far longer than a lease and
+/// a quarantine take, so that a busy machine is no reason.
 const RECOVERY: Duration = Duration::from_secs(90);
 /// Releases that are on their way when the process ends get this long.
 const FAREWELL: Duration = Duration::from_secs(5);
@@ -105,7 +105,8 @@ fn client(job: &Job) -> Result<Redlock, Error> {
     builder.connect_lazy()
 }
 
-/// Works until a line comes, then acquires every lock once more. Ends at once if the runner is gone.
+/// Works until a line comes, then acquires every lock once more. Ends at once if the runner is
+/// gone.
 pub async fn work(job: Job) -> Result<(), String> {
     if job.no_write_back {
         plant(Flaw::NoWriteBack);

@@ -1,8 +1,8 @@
 //! What the clients were told, and the checks of it.
 //!
-//! A claim is what a guard says: held until this reading of the machine's clock. It is over when the
-//! holder begins to release. Claims are written into a journal, in true time, which the checker of
-//! the testkit judges in the end, as it does for real servers. What only a simulation can see is
+//! A claim is what a guard says: held until this reading of the machine's clock. It is over when
+//! the holder begins to release. Claims are written into a journal, in true time, which the checker
+//! of the testkit judges in the end, as it does for real servers. What only a simulation can see is
 //! checked at the moment at which it happens: whether a majority of the nodes backs a claim.
 
 use std::collections::BTreeSet;

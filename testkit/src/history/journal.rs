@@ -1,8 +1,8 @@
 //! The form in which processes write down what happens: one JSON object in each line.
 //!
 //! Moments are microseconds of one clock that all writers share (CLOCK_BOOTTIME on a machine, true
-//! time in a simulation). A writer reads the clock on the side that makes a claim shorter: before it
-//! asks, after it was told, before it releases. A process that is paused in between claims less.
+//! time in a simulation). A writer reads the clock on the side that makes a claim shorter: before
+//! it asks, after it was told, before it releases. A process that is paused in between claims less.
 
 use serde::{Deserialize, Serialize};
 
