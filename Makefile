@@ -4,7 +4,7 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test clients chaos rounds simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
+.PHONY: help setup build run demo test pictures clients chaos rounds simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
@@ -20,15 +20,20 @@ build: setup ## Build the module: ./redislock.so
 run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)
 	@PORT='$(PORT)' scripts/run.sh
 
-demo: build ## Watch locks for half a minute while masters and workers fail (PICTURE=file: save a picture)
-	cargo build -p redislock-demo
-	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redislock-demo $(if $(PICTURE),--picture '$(PICTURE)')
+demo: build ## Watch locks for half a minute while masters and workers fail (PICTURE=file: save a picture; WEB=1: watch it in a browser, too)
+	cargo build -p redislock-demo $(if $(WEB),-p redlock-cli)
+	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redislock-demo $(if $(WEB),--web $(TARGET)/debug/redlock,$(if $(PICTURE),--picture '$(PICTURE)'))
 
 # Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
-# Without zsh and fish, the tests of their completions are skipped.
+# Without zsh, fish, tmux and Chromium, the tests that need them are skipped, except with CI=true.
 test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
 	-@scripts/setup.sh test
 	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
+
+pictures: build ## Make the pictures of redlock top and redlock serve again (docs/top.svg, docs/page*.png)
+	@scripts/setup.sh test
+	REDLOCK_PICTURES="$(CURDIR)/docs" REDIS_SERVER="$$(scripts/server.sh)" cargo test -p redlock-cli --test tool -- \
+		locks_are_shown_sorted the_page_is_used_by_keyboard
 
 clients: build ## Run the conformance suite on the Python, Node, Go, Java and Rust clients, and the recipes (CLIENTS='python node', PLANTED=1)
 	@scripts/clients.sh $(CLIENTS)

@@ -3,7 +3,7 @@
 #
 #   setup.sh          to build, run and test: cargo, a C compiler, libclang, a Redis or Valkey server
 #   setup.sh lint     rustfmt, clippy and cargo-deny too
-#   setup.sh test     zsh and fish too, for the tests of the completions
+#   setup.sh test     zsh, fish, tmux and Chromium too, for the tests of the tool
 #   setup.sh matrix   debootstrap too
 #   setup.sh clients  Python 3, Node, Go, a JDK, Maven and PostgreSQL too
 #   setup.sh fuzz     a nightly toolchain, cargo-fuzz and a C++ compiler too
@@ -98,6 +98,8 @@ find_missing() {
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
     [ "$purpose" != test ] || { have zsh && have fish; } || missing="$missing shells"
     [ "$purpose" != fuzz ] || have c++ || missing="$missing c++"
+    [ "$purpose" != test ] || have tmux || missing="$missing tmux"
+    [ "$purpose" != test ] || have chromium || have chromium-browser || have google-chrome || missing="$missing chromium"
     [ "$purpose" = clients ] || return 0
     python3 -c 'import venv, ensurepip' 2>/dev/null || missing="$missing python"
     { have node && have npm; } || missing="$missing node"
@@ -116,6 +118,8 @@ in_words() {
         debootstrap) echo "  debootstrap" ;;
         shells) echo "  zsh and fish" ;;
         c++) echo "  a C++ compiler (c++)" ;;
+        tmux) echo "  tmux" ;;
+        chromium) echo "  Chromium" ;;
         python) echo "  Python 3.11 or newer with venv and pip" ;;
         node) echo "  Node 20 or newer with npm" ;;
         go) echo "  Go 1.21 or newer" ;;
@@ -158,6 +162,9 @@ packages() {
         dnf:c++) echo gcc-c++ ;;
         brew:c++) echo command-line-tools ;;
         *:c++) echo g++ ;;
+        *:tmux) echo tmux ;;
+        brew:chromium) echo unknown:chromium ;;
+        *:chromium) echo chromium ;;
         dnf:postgresql) echo postgresql-server ;;
         *:postgresql) echo postgresql ;;
         apt-get:compiler) echo gcc libc6-dev ;;

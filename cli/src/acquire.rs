@@ -10,9 +10,10 @@ use serde_json::json;
 use crate::args::{Acquire, DEFAULT_TTL, Extend, Release, key_of};
 use crate::exit::{BUSY, Failure, IO, LOST, UNAVAILABLE};
 use crate::hold::{FAREWELL, Request, hold};
+use crate::names::printable;
 use crate::output::Output;
 use crate::signals::Signals;
-use crate::summary::{millis, printable};
+use crate::summary::millis;
 
 /// The longest token that a node accepts.
 const LONGEST_TOKEN: usize = 256;

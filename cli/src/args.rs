@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::duration::{WaitLimit, lease, span, wait_limit};
+use crate::duration::{WaitLimit, interval, lease, span, wait_limit};
 use crate::exit::Failure;
 use crate::help;
+use crate::watch::Sort;
 
 /// The lease if `--ttl` is not given. A command's lease is renewed while it runs, so this is how
 /// long other clients wait after its host dies.
@@ -71,6 +72,12 @@ pub enum Verb {
     /// Serve the metrics of all nodes to Prometheus, over HTTP
     #[command(after_help = help::EXPORTER, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Exporter(Exporter),
+    /// Show nodes and locks live, in the terminal
+    #[command(after_help = help::TOP, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    Top(Top),
+    /// Show nodes and locks live, on a web page
+    #[command(after_help = help::SERVE, mut_arg("nodes", |arg| arg.num_args(1..)))]
+    Serve(Serve),
     /// Print the completion script for a shell
     #[command(after_help = help::COMPLETIONS)]
     Completions {
@@ -266,6 +273,59 @@ pub struct Exporter {
         hide_env_values = true
     )]
     pub listen: String,
+}
+
+#[derive(Args)]
+pub struct Top {
+    #[command(flatten)]
+    pub place: Where,
+    /// How often the nodes are asked: 100ms to 10s
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = interval)]
+    pub interval: Duration,
+    /// Show only locks with this text in their name or in the label of a holder
+    #[arg(long, value_name = "TEXT", default_value = "")]
+    pub filter: String,
+    /// What comes first: wait, waiters, held, lease, fence or name
+    #[arg(long, value_name = "ORDER", default_value = "wait", value_parser = order)]
+    pub sort: Sort,
+    /// Print what is seen first, and exit
+    #[arg(long)]
+    pub once: bool,
+}
+
+#[derive(Args)]
+pub struct Serve {
+    #[command(flatten)]
+    pub place: Where,
+    /// Where to listen; port 0 is any free port
+    #[arg(
+        long,
+        value_name = "HOST:PORT",
+        default_value = "127.0.0.1:9937",
+        env = "REDLOCK_SERVE_LISTEN",
+        hide_env_values = true
+    )]
+    pub listen: String,
+    /// How often the nodes are asked: 100ms to 10s
+    #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = interval)]
+    pub interval: Duration,
+    /// A file with the token that clients must show, on one line
+    #[arg(long, value_name = "FILE")]
+    pub token_file: Option<PathBuf>,
+    /// The certificate of the page (PEM), for https
+    #[arg(long, value_name = "FILE")]
+    pub tls_cert: Option<PathBuf>,
+    /// The private key of the certificate (PEM)
+    #[arg(long, value_name = "FILE")]
+    pub tls_key: Option<PathBuf>,
+    /// A text file to show beside the locks: the page follows it while another program writes it
+    #[arg(long, value_name = "FILE")]
+    pub notes: Option<PathBuf>,
+}
+
+fn order(word: &str) -> Result<Sort, String> {
+    let wrong = || "it is one of wait, waiters, held, lease, fence, name".to_owned();
+    Sort::named(word).ok_or_else(wrong)
 }
 
 /// The name must be given and must not be empty; `how` says how to give it.

@@ -1,11 +1,14 @@
 //! Durations as people write them: `500ms`, `30s`, `1m 30s`.
 
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
 /// The shortest lease that can be renewed in time over a network.
 const SHORTEST_LEASE: Duration = Duration::from_millis(100);
 /// The longest lease that any node allows.
 const LONGEST_LEASE: Duration = Duration::from_secs(7 * 24 * 60 * 60);
+/// How often nodes may be asked.
+const INTERVALS: RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_secs(10);
 
 /// How long to wait for a lock.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -20,6 +23,15 @@ pub fn span(text: &str) -> Result<Duration, String> {
         Duration::ZERO => Err("it must be longer than 0".to_owned()),
         span => Ok(span),
     }
+}
+
+/// How often the nodes are asked by what shows them live.
+pub fn interval(text: &str) -> Result<Duration, String> {
+    let interval = parsed(text)?;
+    if !INTERVALS.contains(&interval) {
+        return Err("it is between 100ms and 10s".to_owned());
+    }
+    Ok(interval)
 }
 
 /// The length of a lease.

@@ -9,6 +9,8 @@ Examples:
   redlock status nightly                       # who holds it, who waits
   redlock ls 'backup:*'                        # all locks whose names match
   redlock nodes                                # can every node grant locks?
+  redlock top                                  # all of it, live
+  redlock serve                                # the same on a web page
 
 One node is enough to start with. With three or five independent masters,
 the lock survives the failure of one or two. List the same nodes in the
@@ -147,6 +149,45 @@ redislock_up 0, and standard error says why. Reading the metrics needs no
 password; they contain addresses, but no keys and no tokens.
 
 The user of the URLs needs the commands LOCK.NODE and INFO.";
+
+pub const TOP: &str = "\
+Examples:
+  redlock top
+  redlock top --filter backup --sort waiters
+  redlock top --once                          # print one frame, for a log
+  redlock top --once --json | jq .locks
+
+Keys: arrows, PgUp, PgDn, Home, End to move, Enter for one lock, Esc back,
+s for the next order, / to filter, f to release a lock by force (asks
+first), ? for help, q to quit.
+
+A node is asked about at most 400 locks and 6,000 keys in a second, which
+is less than 1 % of its CPU. With more locks than that, those on the screen
+and those with waiters are asked about first, and the age of the others is
+shown. The user of the URLs needs the commands LOCK.NODE, LOCK.INFO, SCAN
+and INFO, and LOCK.FORCE for f.";
+
+pub const SERVE: &str = "\
+Examples:
+  redlock serve                               # http://127.0.0.1:9937/
+  redlock serve --notes refused.log           # with the lines of a file
+  redlock serve --listen 0.0.0.0:9937 --token-file token \\
+    --tls-cert cert.pem --tls-key key.pem     # for other hosts
+
+The page only reads. It shows nodes, locks, holders, waits, and a timeline
+of each lock since redlock serve was started. /api/locks and /api/nodes
+have the same as JSON (parameters of /api/locks: sort, filter, page, lock),
+/metrics has the metrics of redlock exporter, /healthz says that it runs.
+
+An address that other hosts can reach needs a token and TLS. A browser asks
+for the token; other clients send Authorization: Bearer TOKEN.
+
+In the file of --notes, a line that begins with # is a heading, and one
+that begins with ! is important.
+
+A node is asked about at most 400 locks and 6,000 keys in a second, which
+is less than 1 % of its CPU. The user of the URLs needs the commands
+LOCK.NODE, LOCK.INFO, SCAN and INFO.";
 
 pub const COMPLETIONS: &str = "\
 Examples:

@@ -8,9 +8,10 @@ use serde_json::{Value, json};
 use crate::args::Ls;
 use crate::duration::shown;
 use crate::exit::Failure;
+use crate::names::{key_text, printable};
 use crate::output::{Colors, Output};
 use crate::status::colored;
-use crate::summary::{LockSummary, key_text, printable};
+use crate::summary::LockSummary;
 use crate::table::table;
 use crate::view::Listing;
 

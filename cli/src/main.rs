@@ -5,7 +5,9 @@
 //! `node_urls.rs` reads their URLs. `supervise.rs` watches the command of `run`, with
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
 //! combines what they say about a lock. `doctor/` checks a deployment, `exporter/` serves metrics.
-//! `raw_reply.rs` reads replies, `output.rs` prints.
+//! `watch/` asks the nodes again and again; `top/` shows that in the terminal, `serve/` on a web
+//! page, with the server in `http/`. `raw_reply.rs` reads replies, `names.rs` shows names of
+//! others, `output.rs` prints.
 
 #![deny(unsafe_code)]
 
@@ -21,9 +23,11 @@ mod exporter;
 mod force;
 mod help;
 mod hold;
+mod http;
 mod ls;
 mod man_page;
 mod min_hold;
+mod names;
 mod node_urls;
 mod nodes;
 mod output;
@@ -32,13 +36,16 @@ mod progress;
 mod raw_reply;
 mod remedy;
 mod run;
+mod serve;
 mod signals;
 mod status;
 mod summary;
 mod supervise;
 mod table;
 mod terminal;
+mod top;
 mod view;
+mod watch;
 
 use std::ffi::OsString;
 use std::os::fd::AsFd;
@@ -113,6 +120,8 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
         Verb::Nodes(args) => nodes::nodes(args, output).await,
         Verb::Doctor(args) => doctor::doctor(args, output).await,
         Verb::Exporter(args) => exporter::exporter(args, output).await,
+        Verb::Top(args) => top::top(args, output).await,
+        Verb::Serve(args) => serve::serve(args, output).await,
         Verb::Completions { shell } => completions::print(shell, output),
         Verb::Man { verb } => man_page::print(verb.as_deref(), output),
     }

@@ -98,7 +98,8 @@ impl Output {
     }
 }
 
-fn is_dumb() -> bool {
+/// Whether the terminal cannot move its cursor.
+pub fn is_dumb() -> bool {
     std::env::var_os("TERM").is_none_or(|term| term == "dumb" || term.is_empty())
 }
 

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use crate::args::Where;
 use crate::duration::{WaitLimit, shown};
+use crate::names::printable;
 use crate::output::Output;
-use crate::summary::{LockSummary, State, millis, printable};
+use crate::summary::{LockSummary, State, millis};
 use crate::view::View;
 
 /// A wait that is shorter than this is not mentioned.

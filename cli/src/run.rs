@@ -13,10 +13,11 @@ use crate::command_path;
 use crate::exit::{Failure, NOT_EXECUTABLE};
 use crate::hold::{FAREWELL, Request, hold};
 use crate::min_hold;
+use crate::names::printable;
 use crate::output::Output;
 use crate::process_group::Group;
 use crate::signals::Signals;
-use crate::summary::{State, printable};
+use crate::summary::State;
 use crate::supervise::{Ending, Supervisor};
 
 /// How long before the end of the lease a lost lock ends the command: this part of the ttl, …

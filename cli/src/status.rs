@@ -3,8 +3,9 @@
 use crate::args::{Status, key_of};
 use crate::duration::shown;
 use crate::exit::{Failure, NO, UNAVAILABLE};
+use crate::names::printable;
 use crate::output::{Colors, Output};
-use crate::summary::{LockSummary, State, printable};
+use crate::summary::{LockSummary, State};
 use crate::table::table;
 
 /// Shows who holds the lock and who waits.

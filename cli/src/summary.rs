@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use crate::duration::shown;
 use crate::exit::Failure;
+use crate::names::printable;
 
 /// What follows from the replies.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -159,6 +160,29 @@ impl LockSummary {
         }
     }
 
+    /// A lock on one node, for tests of what shows it.
+    #[cfg(test)]
+    pub fn example(holder: Option<(&str, u64, Duration)>, waiters: u64) -> Self {
+        let holders = holder.map(|(owner, fence, age)| Holding {
+            owner: Some(owner.to_owned()),
+            fence,
+            leases: vec![(0, Duration::from_secs(30))],
+            age,
+        });
+        let mut summary = Self {
+            state: State::Unknown,
+            nodes: 1,
+            answered: 1,
+            mode: "exclusive".to_owned(),
+            waiters,
+            oldest_wait: Duration::ZERO,
+            holders: holders.into_iter().collect(),
+            silent: Vec::new(),
+        };
+        summary.state = summary.judge();
+        summary
+    }
+
     pub fn majority(&self) -> usize {
         self.nodes / 2 + 1
     }
@@ -238,30 +262,6 @@ pub fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Names come from other users: characters that could move the cursor or change colors are escaped.
-pub fn printable(text: &str) -> String {
-    let mut shown = String::new();
-    for c in text.chars() {
-        if c.is_control() {
-            shown.extend(c.escape_default());
-        } else {
-            shown.push(c);
-        }
-    }
-    shown
-}
-
-/// A key need not be UTF-8: other bytes are shown as `\\xff`, so that different keys look
-/// different.
-pub fn key_text(key: &[u8]) -> String {
-    key.utf8_chunks()
-        .flat_map(|chunk| {
-            let bytes = chunk.invalid().iter().map(|byte| format!("\\x{byte:02x}"));
-            std::iter::once(chunk.valid().to_owned()).chain(bytes)
-        })
-        .collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -331,16 +331,5 @@ mod tests {
         assert_eq!(five.remaining(3), Duration::from_secs(7));
         let two = holding("", 1, &[(0, 4), (1, 6)]);
         assert_eq!(two.remaining(3), Duration::from_secs(6));
-    }
-
-    #[test]
-    fn keys_that_are_no_text_can_be_told_apart() {
-        assert_eq!(key_text("schlüssel".as_bytes()), "schlüssel");
-        assert_eq!(key_text(b"a\xffb\xfe"), "a\\xffb\\xfe");
-    }
-
-    #[test]
-    fn names_of_others_cannot_move_the_cursor() {
-        assert_eq!(printable("a\x1b[2Jb\nc"), "a\\u{1b}[2Jb\\nc");
     }
 }

@@ -79,6 +79,11 @@ impl View {
         Self::new(self.builder.clone(), urls, false)
     }
 
+    /// The name of each node.
+    pub fn names(&self) -> Vec<String> {
+        self.observer.names().map(str::to_owned).collect()
+    }
+
     /// A view of each node by itself.
     pub fn split(self) -> Result<Vec<Self>, Failure> {
         if self.urls.len() < 2 {
@@ -105,7 +110,7 @@ impl View {
     }
 
     /// Ends all holds of a lock; each node replies with the number of holders.
-    pub async fn force(&self, key: &str) -> Vec<Answer<u64>> {
+    pub async fn force(&self, key: &[u8]) -> Vec<Answer<u64>> {
         self.concerned(self.observer.force(key).await)
     }
 

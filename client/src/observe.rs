@@ -106,6 +106,11 @@ impl Observer {
         Ok(Self { nodes })
     }
 
+    /// The address of each node, without user and password.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.iter().map(|node| node.name.as_str())
+    }
+
     /// What each node says about itself.
     pub async fn nodes(&self) -> Vec<Answer<NodeStatus>> {
         self.each(|node| async move {

@@ -39,6 +39,15 @@ impl Frame {
         frame
     }
 
+    /// The lines about the workers and about the resource, without their headings.
+    pub fn parts(scenario: &Scenario) -> [Vec<Line>; 2] {
+        let (mut workers, mut resource) = (Self::default(), Self::default());
+        workers.workers(scenario);
+        resource.resource(scenario);
+        // A heading is an empty line and its text.
+        [workers, resource].map(|part| part.0.into_iter().skip(2).collect())
+    }
+
     fn line(&mut self, pieces: &[(Style, String)]) {
         self.0.push(pieces.to_vec());
     }

@@ -5,6 +5,7 @@
 //! accepted was higher than the one before, and the write of the paused holder was refused.
 //!
 //! `redislock-demo [--picture FILE]` saves the screen at the refused write as an SVG file.
+//! `redislock-demo --web REDLOCK` shows it on the page of that `redlock serve`, too.
 //! `redislock-demo worker NAME SOCKET URL...` is one of the workers that it starts.
 
 mod frame;
@@ -13,9 +14,10 @@ mod resource;
 mod scenario;
 mod svg;
 mod view;
+mod web;
 mod worker;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -27,6 +29,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use crate::resource::Message;
 use crate::scenario::{Observed, Scenario};
 use crate::view::View;
+use crate::web::{Enter, Web};
 use crate::worker::Worker;
 
 /// The lock that all workers contend for.
@@ -93,27 +96,28 @@ async fn next_signal() -> i32 {
 async fn run() -> Result<(), Early> {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
-    let picture = match words[..] {
-        [] => None,
-        ["--picture", file] => Some(file.into()),
+    let (picture, web) = match words[..] {
+        [] => (None, None),
+        ["--picture", file] => (Some(file.into()), None),
+        ["--web", redlock] => (None, Some(redlock.into())),
         ["worker", name, socket, ref urls @ ..] => {
             let ended = worker::work(name, socket.as_ref(), urls).await;
             return ended.map_err(Early::Failed);
         }
         _ => {
-            let usage = "usage: redislock-demo [--picture FILE]";
+            let usage = "usage: redislock-demo [--picture FILE | --web REDLOCK]";
             return Err(Early::Failed(usage.to_owned()));
         }
     };
     tokio::select! {
-        ended = demonstrate(picture) => ended.map_err(Early::Failed),
+        ended = demonstrate(picture, web) => ended.map_err(Early::Failed),
         number = next_signal() => Err(Early::Signal(number)),
     }
 }
 
 /// Runs the demonstration to its end.
-async fn demonstrate(picture: Option<PathBuf>) -> Outcome<()> {
-    let scenario = play().await?;
+async fn demonstrate(picture: Option<PathBuf>, web: Option<PathBuf>) -> Outcome<()> {
+    let scenario = play(web).await?;
     println!("\n{}", scenario.summary().join("\n"));
     if let (Some(file), Some(frame)) = (&picture, &scenario.highlight) {
         let written = std::fs::write(file, svg::draw(frame));
@@ -127,11 +131,15 @@ async fn demonstrate(picture: Option<PathBuf>) -> Outcome<()> {
 }
 
 /// Everything that this starts ends when it returns or is dropped.
-async fn play() -> Outcome<Scenario> {
+async fn play(web: Option<PathBuf>) -> Outcome<Scenario> {
     let folder = tempfile::tempdir();
     let folder = folder.map_err(|error| format!("cannot create a temporary directory: {error}"))?;
     let masters = start_masters()?;
     let urls: Vec<String> = masters.iter().map(Server::url).collect();
+    let mut page = match web {
+        Some(redlock) => Some(open_page(&redlock, &urls, folder.path()).await?),
+        None => None,
+    };
     let socket = folder.path().join("resource");
     let (send, mut messages) = unbounded_channel();
     resource::open(&socket, send)?;
@@ -145,7 +153,12 @@ async fn play() -> Outcome<Scenario> {
     }
     let mut scenario = Scenario::new(masters, workers);
     let mut view = View::new();
-    run_script(&mut scenario, &mut view, &mut messages, &mut observed).await?;
+    let mut stage = Stage {
+        scenario: &mut scenario,
+        view: &mut view,
+        page: page.as_mut(),
+    };
+    stage.run_script(&mut messages, &mut observed).await?;
     scenario.stop_all().await;
     view.draw(&scenario);
     Ok(scenario)
@@ -158,25 +171,69 @@ fn start_masters() -> Outcome<Vec<Server>> {
     (0..MASTERS).map(|_| options.clone().try_start()).collect()
 }
 
-async fn run_script(
-    scenario: &mut Scenario,
-    view: &mut View,
-    messages: &mut UnboundedReceiver<Message>,
-    observed: &mut UnboundedReceiver<Observed>,
-) -> Outcome<()> {
-    let mut tick = tokio::time::interval(TICK);
-    while !scenario.is_over() {
-        tokio::select! {
-            biased;
-            Some(message) = messages.recv() => scenario.handle(message),
-            Some(seen) = observed.recv() => scenario.observed = seen,
-            _ = tick.tick() => {
-                scenario.advance()?;
-                view.draw(scenario);
+/// Serves the page. On a terminal, the user opens it before anything happens.
+async fn open_page(redlock: &Path, urls: &[String], folder: &Path) -> Outcome<(Web, Enter)> {
+    let web = Web::start(redlock, urls, folder).await?;
+    let mut enter = Enter::new();
+    println!("The page: {}", web.url);
+    if enter.is_there() {
+        println!("Open it in a browser, then press Enter here: the demonstration begins.");
+        enter.pressed().await;
+    }
+    Ok((web, enter))
+}
+
+/// What the script changes and who sees it.
+struct Stage<'a> {
+    scenario: &'a mut Scenario,
+    view: &'a mut View,
+    page: Option<&'a mut (Web, Enter)>,
+}
+
+impl Stage<'_> {
+    async fn run_script(
+        &mut self,
+        messages: &mut UnboundedReceiver<Message>,
+        observed: &mut UnboundedReceiver<Observed>,
+    ) -> Outcome<()> {
+        let mut tick = tokio::time::interval(TICK);
+        let mut ended = false;
+        while !ended {
+            tokio::select! {
+                biased;
+                Some(message) = messages.recv() => self.scenario.handle(message),
+                Some(seen) = observed.recv() => self.scenario.observed = seen,
+                _ = tick.tick() => {
+                    self.scenario.advance()?;
+                    self.show();
+                    // On the page there is time to look at the end.
+                    ended = self.scenario.is_over() && !self.waits_for_enter();
+                }
+                () = pressed(&mut self.page) => ended = self.scenario.is_over(),
             }
         }
+        Ok(())
     }
-    Ok(())
+
+    fn show(&mut self) {
+        if let Some((web, _)) = self.page.as_deref() {
+            web.show(self.scenario);
+        }
+        self.view.draw(self.scenario);
+    }
+
+    fn waits_for_enter(&self) -> bool {
+        self.page
+            .as_deref()
+            .is_some_and(|(_, enter)| enter.is_there())
+    }
+}
+
+async fn pressed(page: &mut Option<&mut (Web, Enter)>) {
+    match page {
+        Some((_, enter)) => enter.pressed().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Asks the masters repeatedly for their state.

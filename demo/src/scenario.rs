@@ -148,7 +148,10 @@ impl Scenario {
         {
             if *step == Step::End {
                 let complete = self.resource.refused > 0 && self.pause == Pause::No;
-                self.over = complete || self.now() > TIME_LIMIT;
+                if !self.over && (complete || self.now() > TIME_LIMIT) {
+                    self.over = true;
+                    self.note(Style::Faint, "the script is over".to_owned());
+                }
                 break;
             }
             self.next += 1;

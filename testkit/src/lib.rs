@@ -21,6 +21,7 @@ mod server;
 mod value;
 mod wait;
 
+pub mod browser;
 pub mod cluster;
 pub mod history;
 pub mod load;
@@ -29,6 +30,7 @@ pub mod process;
 pub mod pty;
 pub mod sentinel;
 pub mod tls;
+pub mod tmux;
 
 use std::time::Duration;
 

@@ -5,7 +5,6 @@ mod fields;
 mod page;
 mod sample;
 
-use std::io::ErrorKind;
 use std::sync::Arc;
 
 use axum::Router;
@@ -15,11 +14,11 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use redislock_client::Moment;
 use serde_json::json;
-use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
-use crate::args::Exporter;
-use crate::exit::{Failure, IO};
+use crate::args::{Exporter, Where};
+use crate::exit::Failure;
+use crate::http::Server;
 use crate::output::Output;
 use crate::signals::Signals;
 
@@ -40,33 +39,27 @@ type Shared = Arc<Mutex<Pages>>;
 
 /// Serves until a signal ends it.
 pub async fn exporter(args: Exporter, output: &Output) -> Result<u8, Failure> {
-    let collector = Collector::new(args.place, output.json)?;
+    let routes = routes(args.place, output.json)?.route("/", get(|| async { INDEX }));
     let mut signals = Signals::listen()?;
-    let listener = TcpListener::bind(&args.listen).await;
-    let listener = listener.map_err(|error| cannot_listen(&args.listen, &error))?;
-    let address = listener.local_addr();
-    let address = address.map_err(|error| cannot_listen(&args.listen, &error))?;
-    let pages = Arc::new(Mutex::new(Pages {
-        collector,
-        text: String::new(),
-        begun: None,
-    }));
-    let routes = Router::new()
-        .route("/", get(|| async { INDEX }))
-        .route("/healthz", get(|| async { "ok\n" }))
-        .route("/metrics", get(metrics))
-        .with_state(pages);
+    let server = Server::bind(&args.listen, None).await?;
+    let address = server.address;
     output.message(
         &format!("serving http://{address}/metrics"),
         json!({ "event": "serving", "address": address.to_string() }),
     );
-    tokio::select! {
-        served = axum::serve(listener, routes) => {
-            served.map_err(|error| cannot_listen(&args.listen, &error))?;
-        }
-        _ = signals.end() => {}
-    }
+    server.serve(routes, &mut signals).await?;
     Ok(0)
+}
+
+/// `/metrics` and `/healthz`.
+pub fn routes(place: Where, json: bool) -> Result<Router, Failure> {
+    let pages = Arc::new(Mutex::new(Pages {
+        collector: Collector::new(place, json)?,
+        text: String::new(),
+        begun: None,
+    }));
+    let routes = Router::new().route("/healthz", get(|| async { "ok\n" }));
+    Ok(routes.route("/metrics", get(metrics)).with_state(pages))
 }
 
 async fn metrics(State(pages): State<Shared>) -> impl IntoResponse {
@@ -80,13 +73,4 @@ async fn metrics(State(pages): State<Shared>) -> impl IntoResponse {
         pages.begun = Some(begun);
     }
     ([(CONTENT_TYPE, OPENMETRICS)], pages.text.clone())
-}
-
-fn cannot_listen(address: &str, error: &std::io::Error) -> Failure {
-    let fix = match error.kind() {
-        ErrorKind::AddrInUse => "another program uses this port: choose another one with --listen",
-        ErrorKind::PermissionDenied => "ports below 1024 need root: choose a higher one",
-        _ => "give an address of this host, as in --listen 127.0.0.1:9936",
-    };
-    Failure::new(IO, format!("cannot listen on {address} ({error}): {fix}"))
 }

@@ -12,12 +12,16 @@ mod input;
 mod inspect;
 mod loss;
 mod monitoring;
+mod page;
 mod release;
 mod runbooks;
 mod scripts;
+mod serve;
 mod signals;
 mod terminal;
+mod terminal_picture;
 mod tool;
+mod top;
 mod unreachable;
 mod users;
 

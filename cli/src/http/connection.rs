@@ -1,0 +1,97 @@
+//! A connection that cannot stand still: a client that neither sends nor reads is dropped.
+
+use std::io;
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::{Instant, Sleep, sleep};
+
+/// A connection on which nothing happens ends after this time.
+const IDLE: Duration = Duration::from_secs(30);
+/// A client has this long to read what it asked for.
+const STALLED: Duration = Duration::from_secs(10);
+
+/// TCP, with or without TLS.
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// A connection with limits.
+pub struct Bounded {
+    stream: Box<dyn Stream>,
+    idle: Pin<Box<Sleep>>,
+    /// Runs while something waits to be written.
+    stalled: Option<Pin<Box<Sleep>>>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Bounded {
+    pub fn new(stream: Box<dyn Stream>, permit: OwnedSemaphorePermit) -> Self {
+        Self {
+            stream,
+            idle: Box::pin(sleep(IDLE)),
+            stalled: None,
+            _permit: permit,
+        }
+    }
+
+    fn progress(&mut self) {
+        self.idle.as_mut().reset(Instant::now() + IDLE);
+    }
+
+    /// What a write led to; fails if the client has not read for too long.
+    fn written<T>(
+        &mut self,
+        context: &mut Context<'_>,
+        result: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if result.is_ready() {
+            self.stalled = None;
+            self.progress();
+            return result;
+        }
+        let limit = || Box::pin(sleep(STALLED));
+        let stalled = self.stalled.get_or_insert_with(limit);
+        ready!(stalled.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncRead for Bounded {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.stream).poll_read(context, buffer);
+        if read.is_ready() {
+            self.progress();
+            return read;
+        }
+        ready!(self.idle.as_mut().poll(context));
+        Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+    }
+}
+
+impl AsyncWrite for Bounded {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(context, bytes);
+        self.written(context, written)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(context);
+        self.written(context, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let ended = Pin::new(&mut self.stream).poll_shutdown(context);
+        self.written(context, ended)
+    }
+}

@@ -1,0 +1,92 @@
+//! The terminal: it is given back as it was, however the program ends.
+
+use std::io::{Stdout, Write, stdout};
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use ratatui::backend::CrosstermBackend;
+use ratatui::crossterm::cursor::Show;
+use ratatui::crossterm::event::{Event, read};
+use ratatui::crossterm::execute;
+use ratatui::crossterm::terminal::{
+    Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+};
+use ratatui::{Frame, Terminal};
+use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+static HOOK: Once = Once::new();
+/// Whether we have the terminal: giving it back twice would move the cursor.
+static IS_OURS: AtomicBool = AtomicBool::new(false);
+
+/// The whole screen, until it is dropped.
+pub struct Screen(Terminal<CrosstermBackend<Stdout>>);
+
+impl Screen {
+    pub fn enter() -> std::io::Result<Self> {
+        // A panic is told on the screen that the user sees afterwards.
+        HOOK.call_once(|| {
+            let before = std::panic::take_hook();
+            std::panic::set_hook(Box::new(move |panic| {
+                give_back();
+                before(panic);
+            }));
+        });
+        take()?;
+        let screen = Terminal::new(CrosstermBackend::new(stdout()));
+        screen.map(Self).inspect_err(|_| give_back())
+    }
+
+    pub fn draw(&mut self, draw: impl FnOnce(&mut Frame)) -> std::io::Result<()> {
+        self.0.draw(draw).map(drop)
+    }
+
+    /// Gives the terminal back for a while.
+    pub fn leave(&self) {
+        give_back();
+    }
+
+    /// Takes the terminal again, and draws all of it.
+    pub fn again(&mut self) -> std::io::Result<()> {
+        take()?;
+        execute!(stdout(), Clear(ClearType::All))?;
+        // A new one knows nothing of what was drawn. To clear the old one, it would ask for the
+        // position of the cursor, and the thread that reads the keys would get the answer.
+        self.0 = Terminal::new(CrosstermBackend::new(stdout()))?;
+        Ok(())
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        give_back();
+    }
+}
+
+fn take() -> std::io::Result<()> {
+    IS_OURS.store(true, Ordering::SeqCst);
+    enable_raw_mode()?;
+    execute!(stdout(), EnterAlternateScreen).inspect_err(|_| give_back())
+}
+
+/// Does what it can: the terminal may be gone.
+fn give_back() {
+    if !IS_OURS.swap(false, Ordering::SeqCst) {
+        return;
+    }
+    let _ = execute!(stdout(), LeaveAlternateScreen, Show);
+    let _ = disable_raw_mode();
+    let _ = stdout().flush();
+}
+
+/// What the user types, read by a thread of its own: reading blocks.
+pub fn keys() -> UnboundedReceiver<Event> {
+    let (send, keys) = unbounded_channel();
+    std::thread::spawn(move || {
+        while let Ok(event) = read() {
+            if send.send(event).is_err() {
+                return;
+            }
+        }
+    });
+    keys
+}

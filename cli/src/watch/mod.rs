@@ -1,0 +1,198 @@
+//! Watching a deployment: asks its nodes round by round, within a budget, and keeps what they say.
+//! `redlock top` and `redlock serve` show it.
+//!
+//! `node.rs` asks one node, `locks.rs` has the locks and chooses which to look at, `history.rs`
+//! what was seen of one, `query.rs` what a view shows, `budget.rs` how much may be asked.
+
+mod budget;
+mod history;
+#[cfg(test)]
+mod history_tests;
+mod locks;
+mod node;
+mod query;
+mod round;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use redislock_client::Moment;
+use tokio::sync::watch;
+
+use crate::args::Where;
+use crate::exit::Failure;
+use crate::node_urls::NodeUrls;
+
+use self::round::Rounds;
+pub use history::{History, Hold};
+pub use locks::{Lock, Locks};
+pub use node::Node;
+pub use query::{LONGEST_FILTER, Query, Sort};
+
+/// What was not seen for so many rounds is shown as old.
+const STALE_ROUNDS: u32 = 4;
+/// Below this age nothing is old: a busy machine is late.
+const NEVER_STALE: Duration = Duration::from_secs(2);
+
+/// How good something is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Level {
+    Good,
+    Warning,
+    Bad,
+}
+
+impl Level {
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Good => "good",
+            Self::Warning => "warn",
+            Self::Bad => "bad",
+        }
+    }
+}
+
+/// All that is known.
+pub struct Seen {
+    pub started: Moment,
+    pub interval: Duration,
+    /// How many rounds are complete.
+    pub rounds: u64,
+    /// When the last one was.
+    pub updated: Moment,
+    pub nodes: Vec<Node>,
+    /// How many nodes must grant for a lock to be held.
+    pub quorum: usize,
+    pub is_cluster: bool,
+    /// Why the nodes of a cluster cannot be found.
+    pub problem: Option<String>,
+    pub locks: Locks,
+}
+
+impl Seen {
+    /// The time since the start, in ms.
+    pub fn now(&self) -> i64 {
+        let passed = Moment::now().since(self.started).as_millis();
+        i64::try_from(passed).unwrap_or(i64::MAX)
+    }
+
+    /// How many nodes can grant locks now.
+    pub fn granting(&self) -> usize {
+        let grants = |node: &&Node| node.problem.is_none();
+        self.nodes.iter().filter(grants).count()
+    }
+
+    /// All keys of each node that replies were visited, and all locks found were asked about.
+    pub fn is_complete(&self) -> bool {
+        let swept = |node: &Node| !node.is_up() || node.sweeps > 0 || node.sweep_problem.is_some();
+        let asked = |lock: &Lock| lock.summary.is_some();
+        self.rounds > 0 && self.nodes.iter().all(swept) && self.locks.iter().all(asked)
+    }
+
+    /// From this age on, what was seen is shown as old.
+    pub fn stale_after(&self) -> Duration {
+        (self.interval * STALE_ROUNDS).max(NEVER_STALE)
+    }
+
+    /// Locks that the nodes say they have: of all nodes in a cluster, else of the one with most.
+    pub fn told_locks(&self) -> u64 {
+        self.told(|node| node.locks)
+    }
+
+    /// Requests that wait, as the nodes say.
+    pub fn told_waiters(&self) -> u64 {
+        self.told(|node| node.waiters)
+    }
+
+    /// Grants in a second: of all nodes in a cluster, else of the one with most, because a lock is
+    /// granted on several.
+    pub fn grants_per_second(&self) -> f64 {
+        let rates = self.nodes.iter().filter_map(|node| node.rates);
+        let grants = rates.map(|rates| rates.grants);
+        match self.is_cluster {
+            true => grants.sum(),
+            false => grants.fold(0.0, f64::max),
+        }
+    }
+
+    /// Whether locks can be granted, in one sentence.
+    pub fn verdict(&self) -> (Level, String) {
+        if let Some(problem) = &self.problem {
+            return (Level::Bad, problem.clone());
+        }
+        if self.rounds == 0 {
+            return (Level::Warning, "Asking the nodes".to_owned());
+        }
+        let (granting, all) = (self.granting(), self.nodes.len());
+        let noun = if all == 1 { "node" } else { "nodes" };
+        let nodes = format!("{granting} of {all} {noun}");
+        match (granting >= self.quorum, self.is_cluster) {
+            (true, _) if granting == all => (Level::Good, format!("Locks are granted: {nodes}")),
+            (true, _) => (Level::Warning, format!("Locks are granted: {nodes}")),
+            (false, true) => {
+                let text = format!("Some locks cannot be granted: only {nodes}");
+                (Level::Bad, text)
+            }
+            (false, false) => {
+                let needed = self.quorum;
+                let text = format!("No locks are granted: only {nodes}, {needed} needed");
+                (Level::Bad, text)
+            }
+        }
+    }
+
+    fn told(&self, read: impl Fn(&redislock_client::NodeStatus) -> u64) -> u64 {
+        let each = self.nodes.iter().filter_map(|node| node.status.as_ref());
+        let each = each.map(read);
+        if self.is_cluster {
+            each.sum()
+        } else {
+            each.max().unwrap_or(0)
+        }
+    }
+}
+
+/// What a watch has seen, for those who show it.
+#[derive(Clone)]
+pub struct Watch {
+    seen: Arc<Mutex<Seen>>,
+    rounds: watch::Receiver<u64>,
+}
+
+impl Watch {
+    /// Begins to watch; the rounds go on until the program ends.
+    pub async fn start(place: Where, interval: Duration) -> Result<Self, Failure> {
+        let urls = place.urls()?;
+        let is_cluster = matches!(urls, NodeUrls::Cluster { .. });
+        place.builder(Duration::MAX)?;
+        let seen = Arc::new(Mutex::new(Seen {
+            started: Moment::now(),
+            interval,
+            rounds: 0,
+            updated: Moment::now(),
+            nodes: Vec::new(),
+            quorum: 1,
+            is_cluster,
+            problem: None,
+            locks: Locks::default(),
+        }));
+        let (told, rounds) = watch::channel(0);
+        let watch = Self { seen, rounds };
+        let rounds = Rounds::new(place, interval, is_cluster, watch.clone(), told);
+        tokio::spawn(rounds.run());
+        Ok(watch)
+    }
+
+    /// What was seen. It must not be kept over an await.
+    pub fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for the next round.
+    pub async fn changed(&mut self) {
+        if self.rounds.changed().await.is_err() {
+            // Without further rounds nothing changes.
+            std::future::pending::<()>().await;
+        }
+    }
+}

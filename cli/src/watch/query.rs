@@ -1,0 +1,207 @@
+//! Which locks a view shows, and in which order.
+
+use std::cmp::{Ordering, Reverse};
+use std::time::Duration;
+
+use super::locks::{Lock, Locks};
+use crate::names::key_text;
+use crate::summary::State;
+
+/// The longest filter that is accepted, in bytes.
+pub const LONGEST_FILTER: usize = 200;
+
+/// What comes first.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Sort {
+    /// The longest wait.
+    #[default]
+    Wait,
+    /// The most waiters.
+    Waiters,
+    /// The longest hold.
+    Held,
+    /// The lease that ends next.
+    Lease,
+    /// The highest fence: the latest grant.
+    Fence,
+    Name,
+}
+
+impl Sort {
+    pub const ALL: [Self; 6] = [
+        Self::Wait,
+        Self::Waiters,
+        Self::Held,
+        Self::Lease,
+        Self::Fence,
+        Self::Name,
+    ];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Wait => "wait",
+            Self::Waiters => "waiters",
+            Self::Held => "held",
+            Self::Lease => "lease",
+            Self::Fence => "fence",
+            Self::Name => "name",
+        }
+    }
+
+    pub fn named(word: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|sort| sort.word() == word)
+    }
+
+    pub fn next(self) -> Self {
+        let place = Self::ALL.iter().position(|sort| *sort == self);
+        place.map_or(Self::Wait, |place| Self::ALL[(place + 1) % Self::ALL.len()])
+    }
+
+    fn compare(self, a: &Lock, b: &Lock) -> Ordering {
+        let figure = |lock: &Lock| Figures::of(lock);
+        let (one, other) = (figure(a), figure(b));
+        let by = match self {
+            Self::Wait => Reverse(one.wait).cmp(&Reverse(other.wait)),
+            Self::Waiters => Reverse(one.waiters).cmp(&Reverse(other.waiters)),
+            Self::Held => Reverse(one.age).cmp(&Reverse(other.age)),
+            Self::Lease => one.lease.cmp(&other.lease),
+            Self::Fence => Reverse(one.fence).cmp(&Reverse(other.fence)),
+            Self::Name => Ordering::Equal,
+        };
+        // What is free, or was not asked about yet, comes last, except in the order of names.
+        let idle = match self {
+            Self::Name => Ordering::Equal,
+            _ => one.is_idle.cmp(&other.is_idle),
+        };
+        idle.then(by).then_with(|| a.key.cmp(&b.key))
+    }
+}
+
+/// What locks are compared by.
+struct Figures {
+    is_idle: bool,
+    wait: Option<Duration>,
+    waiters: u64,
+    age: Option<Duration>,
+    lease: Duration,
+    fence: u64,
+}
+
+impl Figures {
+    fn of(lock: &Lock) -> Self {
+        let summary = lock.summary.as_ref();
+        let first = summary.and_then(|summary| Some((summary, summary.holders.first()?)));
+        let waiters = summary.map_or(0, |summary| summary.waiters);
+        let wait = summary.filter(|_| waiters > 0).map(|all| all.oldest_wait);
+        Self {
+            is_idle: summary.is_none_or(|all| all.state == State::Free && waiters == 0),
+            wait,
+            waiters,
+            age: first.map(|(_, holder)| holder.age),
+            lease: first.map_or(Duration::MAX, |(all, holder)| {
+                holder.remaining(all.majority())
+            }),
+            fence: first.map_or(0, |(_, holder)| holder.fence),
+        }
+    }
+}
+
+/// What a view asks for.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub struct Query {
+    pub sort: Sort,
+    /// A part of the name or of a holder's label, in any case; empty for all.
+    pub filter: String,
+}
+
+impl Query {
+    /// The locks that match, from `first` on, at most `count`, and how many match.
+    pub fn find<'a>(&self, locks: &'a Locks, first: usize, count: usize) -> (Vec<&'a Lock>, usize) {
+        let wanted = self.filter.to_lowercase();
+        let mut found: Vec<&Lock> = locks.iter().filter(|lock| matches(lock, &wanted)).collect();
+        let total = found.len();
+        let compare = |a: &&Lock, b: &&Lock| self.sort.compare(a, b);
+        let end = first.saturating_add(count);
+        if end < total {
+            // Only what is shown is sorted.
+            found.select_nth_unstable_by(end, compare);
+            found.truncate(end);
+        }
+        found.sort_unstable_by(compare);
+        found.drain(..first.min(found.len()));
+        (found, total)
+    }
+}
+
+fn matches(lock: &Lock, wanted: &str) -> bool {
+    let has = |text: &str| text.to_lowercase().contains(wanted);
+    let owners = lock.summary.iter().flat_map(|summary| &summary.holders);
+    wanted.is_empty()
+        || has(&key_text(&lock.key))
+        || owners.filter_map(|holder| holder.owner.as_deref()).any(has)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::summary::LockSummary;
+
+    /// Locks with these names, waiters and holders.
+    fn locks(wanted: &[(&str, u64, Option<&str>)]) -> Locks {
+        let mut locks = Locks::default();
+        for (id, (name, waiters, owner)) in (0..).zip(wanted) {
+            locks.found(name.as_bytes().into(), 0);
+            let holder = owner.map(|owner| (owner, 10 + id, Duration::from_secs(id)));
+            locks.learn(id, LockSummary::example(holder, *waiters), 0);
+        }
+        locks
+    }
+
+    fn names(query: &Query, locks: &Locks, first: usize, count: usize) -> Vec<String> {
+        let (found, _) = query.find(locks, first, count);
+        found.iter().map(|lock| key_text(&lock.key)).collect()
+    }
+
+    #[test]
+    fn waits_come_first_and_what_is_free_last() {
+        let mut known = locks(&[
+            ("c", 0, Some("ada")),
+            ("a", 0, None),
+            ("b", 3, Some("ben")),
+            ("d", 1, Some("Ada")),
+        ]);
+        known.found(b"0".as_slice().into(), 0);
+        let query = |sort| Query {
+            sort,
+            filter: String::new(),
+        };
+        assert_eq!(
+            names(&query(Sort::Waiters), &known, 0, 9),
+            ["b", "d", "c", "0", "a"]
+        );
+        assert_eq!(
+            names(&query(Sort::Name), &known, 0, 9),
+            ["0", "a", "b", "c", "d"]
+        );
+        assert_eq!(names(&query(Sort::Fence), &known, 0, 2), ["d", "b"]);
+        assert_eq!(names(&query(Sort::Held), &known, 1, 2), ["b", "c"]);
+        assert_eq!(names(&query(Sort::Name), &known, 9, 9), [""; 0]);
+        let ada = Query {
+            sort: Sort::Name,
+            filter: "ADA".to_owned(),
+        };
+        assert_eq!(names(&ada, &known, 0, 9), ["c", "d"]);
+        assert_eq!(ada.find(&known, 0, 1).1, 2);
+    }
+
+    #[test]
+    fn every_order_has_a_name_and_a_successor() {
+        let mut sort = Sort::default();
+        for _ in Sort::ALL {
+            assert_eq!(Sort::named(sort.word()), Some(sort));
+            sort = sort.next();
+        }
+        assert_eq!(sort, Sort::default());
+        assert_eq!(Sort::named("else"), None);
+    }
+}
