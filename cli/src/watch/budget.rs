@@ -1,12 +1,12 @@
 //! How much a watched node is asked. The figures keep the work of the server below 1 % of one
-//! core, however many locks it has: `make bench BENCH=watch` counts the instructions.
+//! core, however many locks it has: bench/watch.py counts the instructions.
 
 use std::time::Duration;
 
 /// Keys that SCAN visits on a node, in a second.
-pub const KEYS_PER_SECOND: usize = 6_000;
+pub const KEYS_PER_SECOND: usize = 2_000;
 /// Locks that a node is asked about (LOCK.INFO), in a second.
-pub const LOOKS_PER_SECOND: usize = 400;
+pub const LOOKS_PER_SECOND: usize = 200;
 /// Keys of one SCAN: other clients wait for as long as it takes.
 pub const KEYS_PER_SCAN: usize = 500;
 /// Holders that are asked for: a shared lock may have thousands.

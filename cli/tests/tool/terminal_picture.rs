@@ -110,7 +110,8 @@ fn draw(svg: &mut String, row: usize, start: usize, look: Look, text: &str) {
             let shown = shown.replace('&', "&amp;").replace('<', "&lt;");
             let _ = writeln!(
                 svg,
-                "<text x=\"{x}\" y=\"{}\" textLength=\"{length}\" fill=\"{}\"{weight}>{shown}</text>",
+                "<text x=\"{x}\" y=\"{}\" textLength=\"{length}\" fill=\"{}\"{weight}>\
+                 {shown}</text>",
                 top + 13.0,
                 look.fill()
             );
