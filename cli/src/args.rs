@@ -9,7 +9,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::duration::{WaitLimit, interval, lease, span, wait_limit};
 use crate::exit::Failure;
 use crate::help;
-use crate::watch::Sort;
+use crate::sort::Sort;
 
 /// The lease if `--ttl` is not given. A command's lease is renewed while it runs, so this is how
 /// long other clients wait after its host dies.

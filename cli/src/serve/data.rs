@@ -6,8 +6,9 @@ use redislock_client::Moment;
 use serde_json::{Value, json};
 
 use crate::names::{printable, shown_key, shown_text};
+use crate::sort::Sort;
 use crate::summary::{Holding, State, millis};
-use crate::watch::{LONGEST_FILTER, Lock, Node, Query, Seen, Sort};
+use crate::watch::{LONGEST_FILTER, Lock, Node, Query, Seen};
 
 /// Locks on one page.
 const ROWS: usize = 50;

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use ratatui::crossterm::event::{Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
-use crate::watch::{LONGEST_FILTER, Query, Seen, Sort};
+use crate::sort::Sort;
+use crate::watch::{LONGEST_FILTER, Query, Seen};
 
 /// What is on the screen.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -27,7 +27,7 @@ use self::round::Rounds;
 pub use history::{History, Hold};
 pub use locks::{Lock, Locks};
 pub use node::Node;
-pub use query::{LONGEST_FILTER, Query, Sort};
+pub use query::{LONGEST_FILTER, Query};
 
 /// What was not seen for so many rounds is shown as old.
 const STALE_ROUNDS: u32 = 4;

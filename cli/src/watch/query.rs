@@ -5,76 +5,30 @@ use std::time::Duration;
 
 use super::locks::{Lock, Locks};
 use crate::names::key_text;
+use crate::sort::Sort;
 use crate::summary::State;
 
 /// The longest filter that is accepted, in bytes.
 pub const LONGEST_FILTER: usize = 200;
 
-/// What comes first.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
-pub enum Sort {
-    /// The longest wait.
-    #[default]
-    Wait,
-    /// The most waiters.
-    Waiters,
-    /// The longest hold.
-    Held,
-    /// The lease that ends next.
-    Lease,
-    /// The highest fence: the latest grant.
-    Fence,
-    Name,
-}
-
-impl Sort {
-    pub const ALL: [Self; 6] = [
-        Self::Wait,
-        Self::Waiters,
-        Self::Held,
-        Self::Lease,
-        Self::Fence,
-        Self::Name,
-    ];
-
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Wait => "wait",
-            Self::Waiters => "waiters",
-            Self::Held => "held",
-            Self::Lease => "lease",
-            Self::Fence => "fence",
-            Self::Name => "name",
-        }
-    }
-
-    pub fn named(word: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|sort| sort.word() == word)
-    }
-
-    pub fn next(self) -> Self {
-        let place = Self::ALL.iter().position(|sort| *sort == self);
-        place.map_or(Self::Wait, |place| Self::ALL[(place + 1) % Self::ALL.len()])
-    }
-
-    fn compare(self, a: &Lock, b: &Lock) -> Ordering {
-        let figure = |lock: &Lock| Figures::of(lock);
-        let (one, other) = (figure(a), figure(b));
-        let by = match self {
-            Self::Wait => Reverse(one.wait).cmp(&Reverse(other.wait)),
-            Self::Waiters => Reverse(one.waiters).cmp(&Reverse(other.waiters)),
-            Self::Held => Reverse(one.age).cmp(&Reverse(other.age)),
-            Self::Lease => one.lease.cmp(&other.lease),
-            Self::Fence => Reverse(one.fence).cmp(&Reverse(other.fence)),
-            Self::Name => Ordering::Equal,
-        };
-        // What is free, or was not asked about yet, comes last, except in the order of names.
-        let idle = match self {
-            Self::Name => Ordering::Equal,
-            _ => one.is_idle.cmp(&other.is_idle),
-        };
-        idle.then(by).then_with(|| a.key.cmp(&b.key))
-    }
+/// Which of two locks comes first.
+fn compare(sort: Sort, a: &Lock, b: &Lock) -> Ordering {
+    let figure = |lock: &Lock| Figures::of(lock);
+    let (one, other) = (figure(a), figure(b));
+    let by = match sort {
+        Sort::Wait => Reverse(one.wait).cmp(&Reverse(other.wait)),
+        Sort::Waiters => Reverse(one.waiters).cmp(&Reverse(other.waiters)),
+        Sort::Held => Reverse(one.age).cmp(&Reverse(other.age)),
+        Sort::Lease => one.lease.cmp(&other.lease),
+        Sort::Fence => Reverse(one.fence).cmp(&Reverse(other.fence)),
+        Sort::Name => Ordering::Equal,
+    };
+    // What is free, or was not asked about yet, comes last, except in the order of names.
+    let idle = match sort {
+        Sort::Name => Ordering::Equal,
+        _ => one.is_idle.cmp(&other.is_idle),
+    };
+    idle.then(by).then_with(|| a.key.cmp(&b.key))
 }
 
 /// What locks are compared by.
@@ -120,7 +74,7 @@ impl Query {
         let wanted = self.filter.to_lowercase();
         let mut found: Vec<&Lock> = locks.iter().filter(|lock| matches(lock, &wanted)).collect();
         let total = found.len();
-        let compare = |a: &&Lock, b: &&Lock| self.sort.compare(a, b);
+        let compare = |a: &&Lock, b: &&Lock| compare(self.sort, a, b);
         let end = first.saturating_add(count);
         if end < total {
             // Only what is shown is sorted.
@@ -192,16 +146,5 @@ mod tests {
         };
         assert_eq!(names(&ada, &known, 0, 9), ["c", "d"]);
         assert_eq!(ada.find(&known, 0, 1).1, 2);
-    }
-
-    #[test]
-    fn every_order_has_a_name_and_a_successor() {
-        let mut sort = Sort::default();
-        for _ in Sort::ALL {
-            assert_eq!(Sort::named(sort.word()), Some(sort));
-            sort = sort.next();
-        }
-        assert_eq!(sort, Sort::default());
-        assert_eq!(Sort::named("else"), None);
     }
 }
