@@ -6,8 +6,8 @@
 //! `process_group.rs`, `signals.rs` and `terminal.rs`. `view.rs` asks the nodes, `summary.rs`
 //! combines what they say about a lock. `doctor/` checks a deployment, `exporter/` serves metrics.
 //! `watch/` asks the nodes again and again; `top/` shows that in the terminal, `serve/` on a web
-//! page, with the server in `http/`; `sort.rs` has the orders of locks. `raw_reply.rs` reads replies, `names.rs` shows names of
-//! others, `output.rs` prints.
+//! page, with the server in `http/`; `sort.rs` has the orders of locks. `raw_reply.rs` reads
+//! replies, `names.rs` shows names of others, `output.rs` prints.
 
 #![deny(unsafe_code)]
 
