@@ -6,7 +6,7 @@ use crate::server::{self, ReplicaRule};
 use crate::{config, node, quarantine, replication};
 
 /// What a node that keeps nothing over a crash risks.
-const FORGETFUL: &str = "this node is neither durable (appendonly yes, appendfsync \
+const MAY_LOSE_GRANTS: &str = "this node is neither durable (appendonly yes, appendfsync \
      always) nor quarantined (lock.quarantine): a crash may lose grants, and then two clients can \
      hold one lock";
 
@@ -22,7 +22,7 @@ pub fn collect(ctx: Ctx) -> Vec<String> {
     }
     let quarantined = config::quarantine().is_some();
     if !quarantined && !server::keeps_grants(ctx) {
-        warnings.push(FORGETFUL.to_owned());
+        warnings.push(MAY_LOSE_GRANTS.to_owned());
     }
     if !quarantined && config::replica_rule() != ReplicaRule::Off {
         warnings.push(NO_QUARANTINE.to_owned());

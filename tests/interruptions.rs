@@ -131,7 +131,7 @@ fn a_failover_takes_the_locks_along_and_sends_those_who_wait_to_the_new_master()
 }
 
 #[test]
-fn those_who_wait_are_served_only_while_enough_replicas_listen() {
+fn waiters_are_served_only_while_enough_replicas_are_connected() {
     let master = Server::options()
         .config("min-replicas-to-write 1")
         .config("min-replicas-max-lag 1")

@@ -464,7 +464,7 @@ fn a_planted_arrow_is_found_however_it_is_written() {
 }
 
 #[test]
-fn what_is_no_arrow_is_not_taken_for_one() {
+fn other_text_is_not_taken_for_a_dependency() {
     let forms = [
         "// use crate::high;",
         "use redislock_core::high;",

@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::args::{Acquire, DEFAULT_TTL, Extend, Release, key_of};
 use crate::exit::{BUSY, Failure, IO, LOST, UNAVAILABLE};
-use crate::hold::{FAREWELL, Request, hold};
+use crate::hold::{CLOSE_TIMEOUT, Request, hold};
 use crate::names::printable;
 use crate::output::Output;
 use crate::signals::Signals;
@@ -55,7 +55,7 @@ pub async fn acquire(args: Acquire, output: &Output) -> Result<u8, Failure> {
     if let Err(error) = output.print_all(&text) {
         // Nobody knows the token, so nobody could release the lock.
         client.release_ticket(&key, ticket.token()).await;
-        client.close(FAREWELL).await;
+        client.close(CLOSE_TIMEOUT).await;
         return Err(Failure::io(
             "the token cannot be printed, so the lock was released",
             &error,
@@ -95,7 +95,7 @@ pub async fn release(args: Release, output: &Output) -> Result<u8, Failure> {
     let token = token()?;
     let client = args.place.connect(NO_LEASE).await?;
     let released = client.release_ticket(&key, &token).await;
-    client.close(FAREWELL).await;
+    client.close(CLOSE_TIMEOUT).await;
     match released {
         Released::WasHeld => {
             output.result("", &json!({ "key": key, "released": true }))?;

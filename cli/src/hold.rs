@@ -14,7 +14,7 @@ use crate::progress;
 use crate::signals::Signals;
 
 /// Releases that are still on their way get this long when the tool ends.
-pub const FAREWELL: Duration = Duration::from_secs(1);
+pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// What to acquire.
 pub struct Request<'a> {
@@ -56,7 +56,7 @@ pub async fn hold(
     match acquired {
         Ok(guard) => Ok((client, guard)),
         Err(failure) => {
-            client.close(FAREWELL).await;
+            client.close(CLOSE_TIMEOUT).await;
             Err(failure)
         }
     }

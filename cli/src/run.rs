@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::args::{Run, Where, key_of};
 use crate::command_path;
 use crate::exit::{Failure, NOT_EXECUTABLE};
-use crate::hold::{FAREWELL, Request, hold};
+use crate::hold::{CLOSE_TIMEOUT, Request, hold};
 use crate::min_hold;
 use crate::names::printable;
 use crate::output::Output;
@@ -56,7 +56,7 @@ pub async fn run(args: Run, output: &Output) -> Result<u8, Failure> {
     let ended = work(command, &guard, grace, &mut signals).await;
     let keep_until = args.min_hold.map(|min_hold| granted + min_hold);
     let lost = finish(&client, guard, &key, &ended, keep_until).await;
-    client.close(FAREWELL).await;
+    client.close(CLOSE_TIMEOUT).await;
     let lost = match ended? {
         Ending::Stopped => Some(format!(
             "was lost and the command stopped: {}",

@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_may_not_push_the_counter_past_what_honest_clocks_explain() {
+    fn a_client_cannot_raise_the_counter_further_than_clock_errors_explain() {
         let client = Origin::Client {
             longest_lease: None,
         };

@@ -24,7 +24,7 @@ const MARKS: u64 = 16;
 /// Heartbeats within the lag.
 const HEARTBEATS: u64 = 4;
 /// While the evidence is too old, the caller looks this often for a new one.
-const IMPATIENCE: Micros = Millis(50).to_micros();
+const RECHECK_INTERVAL: Micros = Millis(50).to_micros();
 /// What a client is told to wait if all that is missing is an acknowledgement; less if
 /// heartbeats are more frequent.
 const SHORT_WAIT: Micros = Millis(250).to_micros();
@@ -363,7 +363,7 @@ impl ReplicationLease {
         let soon = matures.unwrap_or(usual).min(usual);
         if self.mature(now).count() >= self.rule.needed {
             // All that is missing is an acknowledgement.
-            soon.min(now.plus(IMPATIENCE))
+            soon.min(now.plus(RECHECK_INTERVAL))
         } else {
             soon
         }

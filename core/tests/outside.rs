@@ -13,7 +13,7 @@ fn node() -> Node {
 }
 
 #[test]
-fn quarantine_grants_nothing_and_lets_go_of_everything() {
+fn quarantine_refuses_grants_and_allows_releases() {
     let mut node = node();
     node.hold("a", "k");
     let waiter = node.wait("b", "k");

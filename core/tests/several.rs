@@ -13,7 +13,7 @@ fn node() -> Node {
 const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
 
 #[test]
-fn all_keys_are_had_under_one_fence_or_none_is() {
+fn all_keys_are_acquired_with_one_fence_or_none() {
     let mut node = node();
     let fences = node.hold("a", "kl");
     assert_eq!(fences[0], fences[1]);

@@ -20,7 +20,7 @@ use crate::{KEY, Outcome, TTL};
 const WORK: (u64, u64) = (250, 700);
 const REST: (u64, u64) = (100, 500);
 /// Releases that are on their way when the worker ends get this long.
-const FAREWELL: Duration = Duration::from_millis(500);
+const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// The process of a worker, ended when dropped.
 pub struct Worker {
@@ -77,7 +77,7 @@ pub async fn work(name: &str, socket: &Path, urls: &[&str]) -> Outcome<()> {
         ended = working => ended,
         _ = end.recv() => Ok(()),
     };
-    client.close(FAREWELL).await;
+    client.close(CLOSE_TIMEOUT).await;
     ended
 }
 

@@ -11,7 +11,7 @@ use crate::ffi::{Args, Ctx, Level};
 use crate::reply::Failure;
 use crate::{clock, keyspace, node};
 
-const NOT_AN_EFFECT: Failure = Failure::Text("ERR malformed LOCK._APPLY payload");
+const MALFORMED: Failure = Failure::Text("ERR malformed LOCK._APPLY payload");
 
 /// What a replica replies, which the server logs.
 const NEWER: Failure =
@@ -29,7 +29,7 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         refuse_newer_aof(ctx);
         return Err(NEWER);
     }
-    let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| NOT_AN_EFFECT)?;
+    let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| MALFORMED)?;
     keyspace::apply_effect(ctx, header, args.from(2), changes)?;
     Ok(())
 }

@@ -10,7 +10,7 @@ use redis_module::raw;
 use super::options;
 use crate::ffi::{Args, Ctx, api};
 use crate::global::Global;
-use crate::keyspace::{Opened, decide_silently};
+use crate::keyspace::{Opened, decide_deferring_events};
 use crate::reply::Failure;
 
 /// What the names of our own commands begin with.
@@ -58,7 +58,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     let own = [Opened::new(ctx, key)?];
     let lock = own[0].lock();
-    let (holds, followup) = decide_silently(ctx, &own, |node, now, keyspace| {
+    let (holds, followup) = decide_deferring_events(ctx, &own, |node, now, keyspace| {
         node.table.guards(lock, &token, now, keyspace)
     });
     own[0].close();

@@ -84,7 +84,7 @@ fn on_keyspace(
         b"evicted" => {
             if let Some(id) = node::just_unlinked(name.bytes()) {
                 node::post(Notice::RemovedBy(id, Cause::Eviction, None));
-                node::catch_up();
+                node::read_notices();
             }
         }
         b"del" => {

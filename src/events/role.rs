@@ -25,7 +25,7 @@ pub fn on_role_change(
 }
 
 fn has_changed(ctx: Ctx, role: u64) {
-    keyspace::decide_unasked(ctx, |node, _, _| node.role_changed());
+    keyspace::decide_event(ctx, |node, _, _| node.role_changed());
     if role == raw::REDISMODULE_EVENT_REPLROLECHANGED_NOW_MASTER {
         let now = clock::mono();
         let wait = replication::promoted(ctx);

@@ -102,7 +102,9 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
             log(Level::Notice, text);
         }
     });
-    let more = slice.spend(ctx, SLICE, |node, now, keys| node.go_on(BATCH, now, keys));
+    let more = slice.spend(ctx, SLICE, |node, now, keys| {
+        node.run_slice(BATCH, now, keys)
+    });
     node::with(|node| node.table.holds_back = false);
     more
 }
@@ -138,7 +140,7 @@ impl Slice {
         mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
     ) -> More {
         loop {
-            let more = keyspace::decide_unasked(ctx, &mut decide);
+            let more = keyspace::decide_event(ctx, &mut decide);
             if more == More::No || clock::mono().since(self.begin) >= limit {
                 return more;
             }

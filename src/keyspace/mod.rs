@@ -163,7 +163,7 @@ pub fn decide_release<R>(
 
 /// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may
 /// hear of it.
-pub fn decide_silently<'a, R>(
+pub fn decide_deferring_events<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],
     decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
@@ -185,7 +185,7 @@ fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
 
 /// Lets core decide about what no client has asked for, applies what follows and sends the events.
 /// The caller sets the alarm: it knows what can be done by then.
-pub fn decide_unasked<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R) -> R {
+pub fn decide_event<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R) -> R {
     let (result, followup) = decide_at(ctx, &[], Occasion::Event, |_| true, decide);
     followup.send_events(ctx, &[]);
     result

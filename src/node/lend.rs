@@ -68,11 +68,11 @@ static MOVED: AtomicBool = AtomicBool::new(false);
 pub fn move_databases(notice: Notice) {
     MOVED.store(is_lent(), Ordering::Relaxed);
     post(notice);
-    catch_up();
+    read_notices();
 }
 
 /// Reads the notices now, before they become very many, unless core looks at a key.
-pub fn catch_up() {
+pub fn read_notices() {
     if !is_lent() {
         with(|_| ());
     }

@@ -20,7 +20,7 @@ use redislock_core::table::{Keyspace, Limits};
 use redislock_core::time::{Micros, Now};
 use redislock_core::token::Key;
 
-pub use lend::{catch_up, is_lent, is_whole, lend, move_databases, read, when_whole};
+pub use lend::{is_lent, is_whole, lend, move_databases, read, read_notices, when_whole};
 pub use notices::{
     Notice, deleting, forget_unlinked, freed, is_not_deleted, just_deleted, just_unlinked, opening,
     post, removed, started, unlinked,
@@ -235,7 +235,7 @@ impl Node {
     }
 
     /// Goes on with what is done in slices: `most` things of those that are due.
-    pub fn go_on(&mut self, most: usize, now: Now, keys: &mut dyn Keyspace) -> More {
+    pub fn run_slice(&mut self, most: usize, now: Now, keys: &mut dyn Keyspace) -> More {
         let Self {
             table,
             undeliverable,

@@ -14,7 +14,7 @@ static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
 /// A server whose cron did not come by for this long stood still. (`hz 1` is once a second.)
 const STANDSTILL: Micros = Micros(1_500_000);
 /// How long a node of a cluster that stood still waits for the news that it was replaced.
-const NEWS: Micros = Micros(2_000_000);
+const REPLACEMENT_NOTICE: Micros = Micros(2_000_000);
 
 /// The server's cron has come by, or the server was busy with what it knows of.
 pub fn note_tick(now: MonoTime) {
@@ -33,7 +33,7 @@ pub fn check(ctx: Ctx, now: MonoTime) {
     if server::is_cluster() && !super::is_on() && ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER) {
         node::with(|node| {
             let quarantine = &mut node.table.quarantine;
-            quarantine.enter_for(Reason::Standstill, NEWS, now);
+            quarantine.enter_for(Reason::Standstill, REPLACEMENT_NOTICE, now);
         });
         quarantine::announce();
     }

@@ -29,7 +29,7 @@ usage: redislock-chaos run [--seconds COUNT] [--seed SEED] [--faults NAME,...] [
   --porcupine PROGRAM  check the journals with this build of chaos/porcupine, too";
 
 /// After a signal, servers and clients get this long to end in order.
-const FAREWELL: Duration = Duration::from_secs(10);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What the command line asks for.
 struct Options {
@@ -153,7 +153,7 @@ fn wait(news: &Receiver<News>, interrupted: &AtomicBool) -> Result<bool, String>
         Ok(News::Signal) | Err(_) => {
             interrupted.store(true, Ordering::Relaxed);
             // What does not end by then, the kernel ends with this process.
-            let _ = news.recv_timeout(FAREWELL);
+            let _ = news.recv_timeout(CLOSE_TIMEOUT);
             Err("interrupted".to_owned())
         }
     }

@@ -21,7 +21,7 @@ const TASKS: u64 = 2;
 /// a quarantine take, so that a busy machine is no reason.
 const RECOVERY: Duration = Duration::from_secs(90);
 /// Releases that are on their way when the process ends get this long.
-const FAREWELL: Duration = Duration::from_secs(5);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How the nodes are reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -139,7 +139,7 @@ pub async fn work(job: Job) -> Result<(), String> {
         task.await.map_err(|error| error.to_string())?;
     }
     recover(&redlock, &journal, &job).await?;
-    redlock.close(FAREWELL).await;
+    redlock.close(CLOSE_TIMEOUT).await;
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use super::{Outcome, run};
 
 /// The smallest plan that was found, and what came of it, with its trace.
 ///
-/// It leaves out faults, first many at once and then single ones, then workers, machines and locks,
-/// and shortens the faults that are left.
+/// It leaves out faults, first many at once and then single ones, then workers, locks and
+/// other features of the plan, and shortens the faults that are left.
 pub fn reduce(plan: &Plan) -> std::io::Result<(Plan, Outcome)> {
     let wanted = run(plan, false)?.violation.map(|violation| violation.check);
     let mut best = plan.clone();

@@ -24,7 +24,7 @@ pub enum Bug {
     TheLastInIsTheFirstOut,
     TheLeaseOfAWaiterStartsAtTheRequest,
     AFlushResetsTheFence,
-    AReloadStartsLeasesAnew,
+    AReloadRestartsLeases,
     ADisconnectedWaiterStaysInTheQueue,
     AnUndeliveredGrantStands,
     SeveralKeysAreTakenOneByOne,
@@ -49,7 +49,7 @@ impl Bug {
         Self::TheLastInIsTheFirstOut,
         Self::TheLeaseOfAWaiterStartsAtTheRequest,
         Self::AFlushResetsTheFence,
-        Self::AReloadStartsLeasesAnew,
+        Self::AReloadRestartsLeases,
         Self::ADisconnectedWaiterStaysInTheQueue,
         Self::AnUndeliveredGrantStands,
         Self::SeveralKeysAreTakenOneByOne,
@@ -309,7 +309,7 @@ impl Suspect {
     pub fn reload(&mut self, loading: u64) {
         self.node.reload(Micros(loading));
         (self.waiting, self.renamed) = (Vec::new(), Vec::new());
-        if self.has(Bug::AReloadStartsLeasesAnew) {
+        if self.has(Bug::AReloadRestartsLeases) {
             let keys: Vec<_> = self.node.keys.0.keys().cloned().collect();
             for key in keys {
                 let Some(token) = self

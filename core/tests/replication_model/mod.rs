@@ -178,7 +178,7 @@ fn random_lives_find_wrong_rules_too() {
 }
 
 #[test]
-fn no_random_life_lets_two_masters_grant_at_once() {
+fn no_random_run_lets_two_masters_grant_at_once() {
     for seed in 0..60 {
         for nodes in [2, 3, 5] {
             let violation = live(nodes, Flaw::None, seed, 500);
