@@ -97,6 +97,8 @@ pub(crate) struct State {
     /// Nodes that may hold something of this token.
     pub(crate) asked: NodeSet,
     pub(crate) ttl: Duration,
+    /// The longest lease that was ever asked for: a node may have it, whatever it replied.
+    pub(crate) longest: Duration,
     /// What the leases allowed to claim when they last changed.
     pub(crate) valid_until: Moment,
     /// `None`: not to be renewed.
@@ -114,7 +116,8 @@ pub(crate) struct State {
 /// The connection that an ephemeral hold ends with: it stays open as long as the hold.
 pub(crate) struct Bound {
     pub(crate) generation: u64,
-    pub(crate) _connection: Connection,
+    /// Kept open, if it has not ended yet.
+    pub(crate) _connection: Option<Connection>,
     pub(crate) _dependent: Dependent,
 }
 
@@ -138,6 +141,7 @@ impl Hold {
             leases,
             asked,
             ttl: spec.ttl,
+            longest: spec.ttl,
             renew_at: spec.renew.then(|| now + spec.ttl / RENEW_AFTER),
             reports: None,
             missed: (NodeSet::default(), 0),
@@ -171,9 +175,9 @@ impl Hold {
         }
         let node = &self.client.fleet.nodes[0];
         let mut state = self.lock();
-        state.bound = node.shared().ok().map(|(_, connection)| Bound {
+        state.bound = Some(Bound {
             generation,
-            _connection: connection,
+            _connection: node.shared().ok().map(|(_, connection)| connection),
             _dependent: node.depend(),
         });
         if node.standing().generation != generation {
@@ -286,7 +290,7 @@ impl Hold {
         let _turn = self.turn.lock().await;
         let state = self.lock();
         let request = command::release(&state.spec.keys, self.token);
-        Release::new(&self.client, state.asked, request, state.ttl)
+        Release::new(&self.client, state.asked, request, state.longest)
     }
 
     /// Releases on all nodes that may hold something, and says what they said.
@@ -376,7 +380,7 @@ impl Hold {
             let gone: Vec<Vec<u8>> = rest.keys.extract_if(.., |key| left(key)).collect();
             state.spec = Arc::new(rest);
             let request = command::release(&gone, self.token);
-            Release::new(&self.client, state.asked, request, state.ttl)
+            Release::new(&self.client, state.asked, request, state.longest)
         };
         release.run().await
     }

@@ -94,10 +94,19 @@ impl Release {
     }
 
     /// The same for one that is followed by other requests of the token: the nodes at which it may
-    /// still arrive later.
+    /// still arrive later. Where the connection was replaced meanwhile, it may have been sent on
+    /// both: the reply to the second does not say what becomes of the first.
     pub(crate) async fn settle(mut self) -> NodeSet {
+        let fleet = Arc::clone(&self.client.fleet);
+        let generation = |place: usize| fleet.nodes[place].standing().generation;
+        let before: Vec<_> = self.left.iter().map(|at| (at, generation(at))).collect();
         self.ask_all().await;
-        self.left
+        let mut unsettled = self.left;
+        let replaced = before
+            .into_iter()
+            .filter(|(at, was)| generation(*at) != *was);
+        replaced.for_each(|(at, _)| unsettled.insert(at));
+        unsettled
     }
 
     async fn ask_all(&mut self) -> Vec<(usize, Reply)> {

@@ -107,7 +107,9 @@ impl Hold {
         let lock = || self.spec.name();
         let Ok(_turn) = turn else {
             // Another renewal takes long; what this one was for may have come too late for it.
-            self.lock().renew_at = Some(Moment::now() + ttl / RETRY_AFTER);
+            // By the ttl in force: a longer one that was asked for may never come into force.
+            let in_force = self.lock().ttl;
+            self.lock().renew_at = Some(Moment::now() + in_force / RETRY_AFTER);
             let nodes = fleet.reports(|_| Verdict::TimedOut(fleet.node_timeout * 2));
             return Err(Error::NoQuorum {
                 lock: lock(),
@@ -124,6 +126,8 @@ impl Hold {
             return Ok(self.valid_until());
         }
         self.read_late_answers();
+        let longest = self.lock().longest.max(lease);
+        self.lock().longest = longest;
         let generation = fleet.nodes[0].standing().generation;
         let mut renewal = Renewal::send(self, lease);
         loop {
@@ -336,7 +340,7 @@ impl<'a> Renewal<'a> {
         let reports = self.reports();
         let lock = hold.spec.name();
         if claim.is_some() {
-            state.renew_at = Some(now + ttl / RETRY_AFTER);
+            state.renew_at = Some(now + state.ttl / RETRY_AFTER);
             state.reports = Some(reports.clone());
             let nodes = reports;
             return Err(Error::NoQuorum { lock, nodes });

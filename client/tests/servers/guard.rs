@@ -138,6 +138,45 @@ async fn extending_moves_the_end_of_validity_and_a_longer_ttl_moves_it_further()
 }
 
 #[tokio::test]
+async fn an_extension_that_is_refused_does_not_delay_the_renewal() {
+    let servers = Server::start_many::<1>();
+    let client = connect(&servers).await;
+    let ttl = NODE_TIMEOUT * 4;
+    let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
+    servers[0].run::<String>(&["CONFIG", "SET", "lock.max-ttl", "60000"]);
+    let refused = guard.extend_to(Duration::from_secs(3600)).await;
+    assert!(
+        matches!(refused, Err(Error::NoQuorum { .. })),
+        "{refused:?}"
+    );
+    let first = guard.valid_until();
+    until("the first validity is over", || {
+        Moment::now() > first + NODE_TIMEOUT
+    })
+    .await;
+    assert!(guard.is_valid(), "it was not renewed");
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_release_is_repeated_for_as_long_as_the_longest_lease_that_was_asked_for() {
+    let servers = Server::start_many::<1>();
+    let client = connect(&servers).await;
+    let (long, short) = (Duration::from_secs(60), NODE_TIMEOUT * 2);
+    let lock = client.lock("x").ttl(long).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    // A lease is never shortened: the node keeps the long one.
+    guard.extend_to(short).await.unwrap();
+    // Meanwhile every release is refused.
+    let replicas = |number| ["CONFIG", "SET", "min-replicas-to-write", number];
+    servers[0].run::<String>(&replicas("1"));
+    drop(guard);
+    tokio::time::sleep(short * 3).await;
+    servers[0].run::<String>(&replicas("0"));
+    freed_before_the_lease_ends(&servers, "x", long - short * 4).await;
+}
+
+#[tokio::test]
 async fn renewal_stops_at_max_hold() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
