@@ -187,6 +187,10 @@ impl Queues {
                 self.by_token.remove(&waiter.terms.token);
             }
         }
+        // Maps do not shrink by themselves, and a waiter may have had very many keys.
+        if self.by_key.is_empty() && self.by_key.capacity() > KEPT_SLOTS {
+            (self.by_key, self.by_token) = Default::default();
+        }
         Some((waiter, emptied))
     }
 
