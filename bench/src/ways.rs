@@ -36,7 +36,7 @@ pub enum Way {
     Script,
     /// `SET NX PX`, and the command of Valkey 9 that compares and deletes.
     DelIfEq,
-    /// `SET NX PX` and `DEL`: whoever holds the lock by now loses it.
+    /// `SET NX PX` and `DEL`: another client that holds the lock by now loses it.
     Del,
     /// `bench/bare`.
     Bare,
