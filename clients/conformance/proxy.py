@@ -31,6 +31,7 @@ class Proxy:
         """What happens to the next request that contains the marker.
 
         `hold_request`, `hold_reply`: until `resume`. `drop_reply`: the connection is cut instead.
+        `answer …`: this and all further ones do not reach the server, the rest is the reply.
         """
         with self._change:
             self._set(marker, action)
@@ -112,8 +113,9 @@ class Proxy:
     ) -> None:
         try:
             while data := source.recv(65536):
-                if requests:
-                    self._mark(data, state)
+                if requests and (answer := self._mark(data, state)):
+                    source.sendall(answer)
+                    continue
                 with self._change:
                     self._change.wait_for(lambda: self._may_pass(state, requests))
                 if not requests and state["dropping"]:
@@ -123,16 +125,20 @@ class Proxy:
             pass
         _close(source, sink)
 
-    def _mark(self, data: bytes, state: dict) -> None:
+    def _mark(self, data: bytes, state: dict) -> bytes | None:
+        """Begins what is to happen to this request. The proxy's own answer, if there is one."""
         with self._change:
-            if self._marker is None or self._marker not in data or self.seen_at is not None:
-                return
+            action, _, answer = self._action.partition(" ")
+            is_over = self.seen_at is not None and action != "answer"
+            if self._marker is None or self._marker not in data or is_over:
+                return None
             self.seen_at = time.monotonic()
-            if self._action == "drop_reply":
+            if action == "drop_reply":
                 state["dropping"] = True
-            else:
-                state["holding"], state["since"] = self._action, self._resumed
+            elif action != "answer":
+                state["holding"], state["since"] = action, self._resumed
             self._change.notify_all()
+        return answer.encode() or None
 
     def _may_pass(self, state: dict, requests: bool) -> bool:
         if self._closed:

@@ -61,6 +61,11 @@ class Scene:
         asked.granted()
         return asked
 
+    def run(self, client: str, work: str, **options: object) -> Pending:
+        """The library's block (`with`, `withLock`, `Do`, `try`), and the work in it."""
+        fields = dict(client=client, held=f"held{next(self._names)}", name="door", wait=0)
+        return self.driver.start("run", work=work, **fields, **options)
+
     def refused(self, client: str, key: object = "door", **options: object) -> LibraryError:
         return self.acquire(client, key, **options).error()
 

@@ -6,10 +6,14 @@ import (
 	"encoding/hex"
 	"errors"
 	mathrand "math/rand"
+	"slices"
 	"time"
 )
 
-const patience = 30 * time.Second // without a server; then a wait without limit gives up
+const (
+	patience    = 30 * time.Second // without a server; then a wait without limit gives up
+	longestWait = 10_000 * 24 * time.Hour
+)
 
 // request is what was asked for, checked.
 type request struct {
@@ -35,8 +39,9 @@ func checked(names []string, options Options) (*request, error) {
 		return nil, failure(ErrInvalid, "a lock has 1 to 1000 names")
 	case options.TTL < 10*time.Millisecond || options.TTL > 7*24*time.Hour:
 		return nil, failure(ErrInvalid, "the TTL must be from 10 ms to a week")
-	case options.Wait < 0 && options.Wait != NoWait:
-		return nil, failure(ErrInvalid, "Wait must be above 0, NoWait, or 0 (until it is free)")
+	case (options.Wait < 0 && options.Wait != NoWait) || options.Wait > longestWait:
+		return nil, failure(ErrInvalid,
+			"Wait must be NoWait (try once), 0 (until it is free), or up to 10000 days")
 	case options.Limit != 0 && (!options.Shared || options.Limit < 1 || options.Limit > 1_000_000):
 		return nil, failure(ErrInvalid, "Limit must be from 1 to 1000000 and needs Shared")
 	case every < 0 || every > options.TTL/2:
@@ -78,37 +83,49 @@ func (r *request) acquireCommand(token string, until time.Duration) []any {
 	return words
 }
 
-// all: of a reply for one key, or for several.
-func all(reply any, test func(reply any) bool) bool {
-	several, ok := reply.([]any)
-	if !ok {
-		return test(reply)
+// each returns the replies for each key. A reply of another form has none of them.
+func (r *request) each(reply any) []any {
+	replies := []any{reply}
+	if len(r.keys) > 1 {
+		replies, _ = reply.([]any)
 	}
-	for _, one := range several {
-		if !test(one) {
-			return false
-		}
+	if len(replies) != len(r.keys) {
+		return make([]any, len(r.keys))
 	}
-	return true
+	return replies
 }
 
-func isThere(reply any) bool { return reply != nil }
+// isFor: does the reply have this fence for each key?
+func (r *request) isFor(reply any, fence int64) bool {
+	isOther := func(one any) bool { return one != fence }
+	return !slices.ContainsFunc(r.each(reply), isOther)
+}
 
-// releaseAll sends RELEASE ALL until it is done or the lease is over. It returns false if the lock
-// was not held. After a request without an answer (not granted), null is not the end: it may still
-// arrive.
-func (r *request) releaseAll(own *link, token string, until time.Duration, granted bool) bool {
-	ctx, words := context.Background(), r.command("RELEASE", token, "ALL")
+// released: did a RELEASE remove a hold of each key?
+func (r *request) released(reply any) bool {
+	isNone := func(one any) bool { count, _ := one.(int64); return count < 1 }
+	return !slices.ContainsFunc(r.each(reply), isNone)
+}
+
+// releaseAll sends RELEASE ALL until it is done or the lease is over. A request without an answer
+// (asked, nil after a grant) may still arrive, so null is not the end. But a wait that is released
+// ends with null: once that is here, nothing can come any more.
+func (r *request) releaseAll(own *link, token string, until time.Duration, asked *sending) {
+	ctx, began := context.Background(), now()
 	for wait := 50 * time.Millisecond; ; wait = min(time.Second, wait*2) {
-		reply, err := own.ask(ctx, r.keys[0], answer, func() []any { return words })
-		wasHeld := all(reply, isThere)
-		if err == nil && (granted || wasHeld) {
-			return wasHeld
+		reply, err := own.tell(ctx, r.keys[0], answer, r.command("RELEASE", token, "ALL"))
+		isDone := err == nil && (asked == nil || r.released(reply))
+		if !isDone && now()+wait <= until {
+			time.Sleep(wait)
+			isDone = asked != nil && asked.isRefused()
 		}
-		if now()+wait > until {
-			return true
+		isDone = isDone || now()+wait > until
+		if asked != nil && (isDone || now()-began > answer) {
+			asked.abandon()
 		}
-		time.Sleep(wait)
+		if isDone {
+			return
+		}
 		own.rediscover(ctx)
 	}
 }
@@ -135,16 +152,16 @@ func (r *request) attempt(ctx context.Context, own *link, until time.Duration) (
 		sent = now()
 		return r.acquireCommand(token, until)
 	})
-	if err == nil && reply == nil {
-		return nil, nil
-	}
-	var held *Held
-	if err == nil {
-		held, err = r.granted(ctx, own, token, reply, sent)
-	}
 	var silence *Error
-	if err != nil && (reply != nil || (errors.As(err, &silence) && silence.mayBeDone)) {
-		go r.releaseAll(own, token, now()+r.TTL, false)
+	if errors.As(err, &silence) && silence.sending != nil {
+		go r.releaseAll(own, token, now()+r.TTL, silence.sending)
+	}
+	if err != nil || reply == nil {
+		return nil, err
+	}
+	held, err := r.granted(ctx, own, token, reply, sent)
+	if err != nil {
+		go r.releaseAll(own, token, now()+r.TTL, nil)
 	}
 	return held, err
 }
@@ -154,10 +171,10 @@ func (r *request) attempt(ctx context.Context, own *link, until time.Duration) (
 func (r *request) granted(
 	ctx context.Context, own *link, token string, reply any, sent time.Duration,
 ) (*Held, error) {
-	if several, ok := reply.([]any); ok {
-		reply = several[0]
+	fence, isNumber := r.each(reply)[0].(int64)
+	if !isNumber || !r.isFor(reply, fence) {
+		return nil, failure(ErrMisconfigured, "the server's reply %v is no fence", reply)
 	}
-	fence, _ := reply.(int64)
 	held := newHeld(own, r, token, fence, sent)
 	if held.ValidFor() < r.TTL/2 {
 		there, err := held.extend(ctx, r.TTL, answer)
@@ -179,6 +196,11 @@ func (r *request) granted(
 
 // turn takes one of the connections that may wait. limit: 0: none.
 func (l *link) turn(ctx context.Context, limit time.Duration) error {
+	select {
+	case l.waiting <- struct{}{}: // as a rule, and without a timer
+		return nil
+	default:
+	}
 	var over <-chan time.Time
 	if limit > 0 {
 		over = time.After(limit - answer)
@@ -228,7 +250,7 @@ func (r *request) acquire(ctx context.Context, own *link) (*Held, error) {
 			(trouble.Kind != ErrUnavailable && trouble.Kind != ErrQuarantined) {
 			return nil, err
 		}
-		if troubleSince == 0 || now()-began > time.Second {
+		if troubleSince == 0 || now()-began > 3*answer { // it was in the queue
 			troubleSince, rest = now(), 50*time.Millisecond
 		}
 		wait := trouble.RetryAfter

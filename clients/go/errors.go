@@ -31,11 +31,19 @@ type Error struct {
 	Kind       error // one of the above
 	Message    string
 	RetryAfter time.Duration // of ErrQuarantined
-	mayBeDone  bool          // it was sent and not answered: the server may carry it out later
+	cause      error         // the end of a context
+	sending    *sending      // it was sent and not answered: the server may carry it out later
 }
 
 func (e *Error) Error() string { return fmt.Sprintf("redislock: %v: %s", e.Kind, e.Message) }
-func (e *Error) Unwrap() error { return e.Kind }
+
+// Unwrap returns the kind, and the error of a context that ended the request.
+func (e *Error) Unwrap() []error {
+	if e.cause == nil {
+		return []error{e.Kind}
+	}
+	return []error{e.Kind, e.cause}
+}
 
 func failure(kind error, format string, values ...any) *Error {
 	return &Error{Kind: kind, Message: fmt.Sprintf(format, values...)}
@@ -43,10 +51,11 @@ func failure(kind error, format string, values ...any) *Error {
 
 var (
 	retryIn   = regexp.MustCompile(`retry in (\d+) ms`)
-	transient = strings.Fields("UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN " +
+	transient = strings.Fields("UNBLOCKED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN " +
 		"NOREPLICAS MISCONF OOM BUSY")
 	advice = map[string]string{
 		"READONLY": "this server is a replica: connect to the master",
+		"MOVED":    "this server is part of a cluster: use the client for a cluster",
 		"NOPERM": "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, +lock.mextend, " +
 			"+lock.release, +lock.mrelease, +lock.guard and the keys of its locks",
 		"NOAUTH":    "give the client a user name and password",
@@ -73,7 +82,8 @@ func refused(text string, followsMaster bool) *Error {
 			quarantined.RetryAfter = time.Duration(ms) * time.Millisecond
 		}
 		return quarantined
-	case slices.Contains(transient, code) || (code == "READONLY" && followsMaster):
+	case slices.Contains(transient, code) ||
+		(followsMaster && (code == "READONLY" || code == "MOVED")):
 		return failure(ErrUnavailable, "%s", text)
 	case advice[code] != "":
 		return failure(ErrMisconfigured, "%s: %s", text, advice[code])

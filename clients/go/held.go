@@ -67,7 +67,7 @@ func (h *Held) Guard(ctx context.Context, inner ...any) (any, error) {
 		return nil, failure(ErrLost, "the command was not run")
 	}
 	words := append([]any{"LOCK.GUARD", h.asked.keys[0], h.token}, inner...)
-	reply, err := h.link.ask(ctx, h.asked.keys[0], answer, func() []any { return words })
+	reply, err := h.link.tell(ctx, h.asked.keys[0], answer, words)
 	if kindOf(err) == ErrLost {
 		h.end()
 	}
@@ -87,13 +87,18 @@ func (h *Held) Release(ctx context.Context) bool {
 	}
 	h.end()
 	words := h.asked.command("RELEASE", h.token, "ALL")
-	reply, err := h.link.ask(context.WithoutCancel(ctx), h.asked.keys[0], answer,
-		func() []any { return words })
+	reply, err := h.link.tell(context.WithoutCancel(ctx), h.asked.keys[0], answer, words)
 	if err != nil {
-		go h.asked.releaseAll(h.link, h.token, until, true)
+		go h.asked.releaseAll(h.link, h.token, until, nil)
 		return wasHeld
 	}
-	return wasHeld && all(reply, isThere)
+	return wasHeld && h.asked.released(reply)
+}
+
+func (h *Held) isReleased() bool {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.entries <= 0
 }
 
 // lossAt: the holder is told of the loss a little before validity ends.
@@ -116,11 +121,9 @@ func (h *Held) confirm(sent, ttl time.Duration) {
 // extend sends EXTEND and counts from there. It returns whether this hold is still there.
 func (h *Held) extend(ctx context.Context, ttl, limit time.Duration) (bool, error) {
 	sent := now()
-	reply, err := h.link.ask(ctx, h.asked.keys[0], limit, func() []any {
-		return h.asked.command("EXTEND", h.token, ttl.Milliseconds())
-	})
-	isOurs := func(reply any) bool { return reply == h.fence }
-	if err != nil || !all(reply, isOurs) {
+	words := h.asked.command("EXTEND", h.token, ttl.Milliseconds())
+	reply, err := h.link.tell(ctx, h.asked.keys[0], limit, words)
+	if err != nil || !h.asked.isFor(reply, h.fence) {
 		return false, err
 	}
 	h.confirm(sent, ttl)
@@ -201,14 +204,14 @@ func (h *Held) enterAgain(ctx context.Context, asked *request) (*Held, error) {
 // for goroutines side by side.
 type Owner struct{ holds []*Held }
 
-// covering returns what the owner holds of these keys: all of them, or nil.
-func (o *Owner) covering(asked *request) (*Held, error) {
+// covering returns what the owner holds of these keys with this client: all of them, or nil.
+func (o *Owner) covering(own *link, asked *request) (*Held, error) {
 	o.holds = slices.DeleteFunc(o.holds, (*Held).IsLost)
 	for _, held := range o.holds {
 		mine := held.asked
 		isMine := func(key string) bool { return slices.Contains(mine.keys, key) }
 		switch {
-		case !slices.ContainsFunc(asked.keys, isMine):
+		case held.link != own || !slices.ContainsFunc(asked.keys, isMine):
 		case slices.ContainsFunc(asked.keys, func(key string) bool { return !isMine(key) }):
 			return nil, failure(ErrInvalid, "the owner holds some of these keys: release them first")
 		case mine.Shared && (!asked.Shared || asked.Limit != mine.Limit):

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -61,18 +62,34 @@ func Close(client redis.UniversalClient) {
 				_ = connection.Close()
 			}
 		}
-		clear(own.idle)
+		own.idle = nil // holds that are left keep none
 	}
 }
 
-// ask sends one command, once, and returns the reply. The command is built just before the sending.
-// limit: for the answer, 0: none.
+// tell sends one command, once, and returns the reply. limit: for the answer, 0: none.
+func (l *link) tell(
+	ctx context.Context, key string, limit time.Duration, words []any,
+) (any, error) {
+	reply, err := l.ask(ctx, key, limit, func() []any { return words })
+	var silence *Error
+	if errors.As(err, &silence) && silence.sending != nil {
+		silence.sending.abandon()
+	}
+	return reply, err
+}
+
+// ask is the same for a command that is built just before the sending. The error of a command
+// without an answer has the sending: it is to be abandoned.
 func (l *link) ask(
 	ctx context.Context, key string, limit time.Duration, build func() []any,
 ) (any, error) {
 	moved := ""
 	for redirected := 0; ; redirected++ {
-		reply, err := l.askAt(ctx, moved, key, limit, build)
+		connection, err := l.connected(ctx, moved, key)
+		if err != nil {
+			return nil, unanswered(ctx, err, nil)
+		}
+		reply, err := l.send(connection, build()).wait(ctx, limit)
 		var no redis.Error
 		if err == nil || !errors.As(err, &no) {
 			return reply, err
@@ -86,38 +103,66 @@ func (l *link) ask(
 	}
 }
 
-// askAt returns the error reply of the server as it is.
-func (l *link) askAt(
-	ctx context.Context, moved, key string, limit time.Duration, build func() []any,
-) (any, error) {
-	connection, err := l.connected(ctx, moved, key)
-	if err != nil {
-		return nil, unanswered(ctx, err, false)
-	}
+// sending is a command on its way. The connection is kept for others when the reply is here.
+type sending struct {
+	connection *redis.Client
+	over       atomic.Bool // answered or abandoned, whatever comes first
+	done       chan struct{}
+	reply      any
+	err        error
+}
+
+func (l *link) send(connection *redis.Client, words []any) *sending {
+	s := &sending{connection: connection, done: make(chan struct{})}
+	go func() {
+		defer close(s.done)
+		s.reply, s.err = connection.Do(context.Background(), words...).Result()
+		if errors.Is(s.err, redis.Nil) {
+			s.reply, s.err = nil, nil
+		}
+		isReply := s.err == nil || isErrorReply(s.err)
+		if s.over.CompareAndSwap(false, true) && isReply && !isDeposed(s.err, l.followsMaster) {
+			l.keep(connection)
+		} else {
+			_ = connection.Close()
+		}
+	}()
+	return s
+}
+
+// wait returns an error reply of the server as it is.
+func (s *sending) wait(ctx context.Context, limit time.Duration) (any, error) {
 	asking, cancel := ctx, context.CancelFunc(func() {})
 	if limit > 0 {
 		asking, cancel = context.WithTimeout(ctx, limit)
 	}
 	defer cancel()
-	inTime := context.AfterFunc(asking, func() { _ = connection.Close() })
-	reply, err := connection.Do(asking, build()...).Result()
-	isReply := err == nil || isErrorReply(err) || errors.Is(err, redis.Nil)
-	if !inTime() || !isReply || isDeposed(err, l.followsMaster) {
-		_ = connection.Close()
-	} else {
-		l.mutex.Lock()
-		l.idle[connection.Options().Addr] = append(l.idle[connection.Options().Addr], connection)
-		l.mutex.Unlock()
+	select {
+	case <-s.done:
+	case <-asking.Done():
+		return nil, unanswered(ctx, errors.New("the server does not answer"), s)
 	}
-	switch {
-	case errors.Is(err, redis.Nil):
-		return nil, nil
-	case isReply:
-		return reply, err
-	case asking.Err() != nil:
-		return nil, unanswered(ctx, errors.New("the server does not answer"), true)
+	if s.err == nil || isErrorReply(s.err) {
+		return s.reply, s.err
 	}
-	return nil, unanswered(ctx, err, true)
+	return nil, unanswered(ctx, s.err, s)
+}
+
+// isRefused: is the reply here, and null or an error?
+func (s *sending) isRefused() bool {
+	select {
+	case <-s.done:
+		return s.reply == nil && (s.err == nil || isErrorReply(s.err))
+	default:
+		return false
+	}
+}
+
+// abandon closes the connection, which is the only way to end a read.
+func (s *sending) abandon() {
+	if s.over.CompareAndSwap(false, true) {
+		_ = s.connection.Close()
+	}
 }
 
 // isErrorReply: the server's errors begin with a word in capitals; those of the client do not.
@@ -132,12 +177,12 @@ func isDeposed(err error, followsMaster bool) bool {
 	return followsMaster && err != nil && strings.HasPrefix(err.Error(), "READONLY")
 }
 
-func unanswered(ctx context.Context, err error, sent bool) error {
+func unanswered(ctx context.Context, err error, asked *sending) error {
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
 	silence := failure(ErrUnavailable, "no answer from the server: %v", err)
-	silence.mayBeDone = sent
+	silence.cause, silence.sending = ctx.Err(), asked
 	return silence
 }
 
@@ -186,6 +231,17 @@ func settings(theirs *redis.Options) *redis.Options {
 		OnConnect:                  theirs.OnConnect,
 		DialTimeout:                answer, ReadTimeout: -1, WriteTimeout: -1, MaxRetries: -1,
 		PoolSize: 1, ConnMaxIdleTime: -1, ConnMaxLifetime: -1,
+	}
+}
+
+func (l *link) keep(connection *redis.Client) {
+	l.mutex.Lock()
+	defer l.mutex.Unlock()
+	address := connection.Options().Addr
+	if idle := l.idle[address]; l.idle == nil || len(idle) >= maxWaiting {
+		_ = connection.Close()
+	} else {
+		l.idle[address] = append(idle, connection)
 	}
 }
 

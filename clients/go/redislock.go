@@ -7,6 +7,7 @@ package redislock
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -19,7 +20,8 @@ const NoWait time.Duration = -1
 type Options struct {
 	// TTL is the lease, 10 ms to a week. It is renewed while the lock is held.
 	TTL time.Duration
-	// Wait is how long to wait at most. 0: until the lock is free or the context is done.
+	// Wait is how long to wait at most, up to 10000 days. 0: until the lock is free or the context
+	// is done.
 	Wait time.Duration
 	// Shared holds the lock together with other shared holders; Limit, if not 0: at most so many.
 	Shared bool
@@ -34,7 +36,7 @@ type Options struct {
 }
 
 // Do acquires the lock, runs the work and releases. The context of the work is cancelled, with the
-// cause ErrLost, when the lock is lost; Do returns ErrLost then, unless the work returns an error.
+// cause ErrLost, when the lock is lost; Do returns ErrLost then, joined with the error of the work.
 func Do(ctx context.Context, client redis.UniversalClient, name string, options Options,
 	work func(ctx context.Context, held *Held) error) (err error) {
 	held, err := Acquire(ctx, client, name, options)
@@ -45,8 +47,9 @@ func Do(ctx context.Context, client redis.UniversalClient, name string, options 
 	stop := context.AfterFunc(held.done, func() { cancel(ErrLost) })
 	defer func() { // also if the work panics
 		stop()
-		if wasHeld := held.Release(ctx); err == nil && !wasHeld {
-			err = failure(ErrLost, "before it was released")
+		wasHeld := held.isReleased() || held.Release(ctx) // the work may have done it
+		if !wasHeld && !errors.Is(err, ErrLost) {
+			err = errors.Join(err, failure(ErrLost, "before it was released"))
 		}
 		cancel(nil)
 	}()
@@ -73,7 +76,7 @@ func AcquireAll(
 		return nil, err
 	}
 	if options.Owner != nil {
-		if outer, err := options.Owner.covering(asked); err != nil {
+		if outer, err := options.Owner.covering(own, asked); err != nil {
 			return nil, err
 		} else if outer != nil {
 			return outer.enterAgain(ctx, asked)

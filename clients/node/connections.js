@@ -10,7 +10,7 @@ const nodeRedis = {
     isOpen: (client) => client.isOpen,
     isCluster: (client) => Array.isArray(client.masters),
     isSentinel: (client) => typeof client.acquire === "function",
-    async connect(client, at) {
+    async connect(client, at, begun) {
         let base = client;
         if (this.isCluster(client)) base = await client.nodeClient(anyOf(client.masters));
         if (this.isSentinel(client)) base = await client._execute(false, async (master) => master);
@@ -22,14 +22,25 @@ const nodeRedis = {
             pingInterval: undefined,
             disableOfflineQueue: true,
         });
-        await own.on("error", () => {}).connect();
-        return {
+        let [isConnected, isGivenUp] = [false, false];
+        const destroy = () => {
+            isGivenUp = true; // node-redis closes nothing before it is connected
+            if (isConnected && own.isOpen) own.destroy();
+        };
+        own.on("connect", () => {
+            isConnected = true;
+            if (isGivenUp) destroy();
+        });
+        const connection = {
             call: (words) => own.sendCommand(words),
             isAlive: () => own.isReady,
-            destroy: () => own.isOpen && own.destroy(),
+            destroy,
             ref: () => own.ref(),
             unref: () => own.unref(),
         };
+        begun(connection);
+        await own.on("error", () => {}).connect();
+        return connection;
     },
 };
 
@@ -37,7 +48,7 @@ const ioredis = {
     isOpen: (client) => client.status !== "end",
     isCluster: (client) => Boolean(client.isCluster),
     isSentinel: (client) => Boolean(client.options.sentinels),
-    async connect(client, at) {
+    async connect(client, at, begun) {
         if (this.isCluster(client) && client.status === "wait") await client.connect();
         const base = this.isCluster(client) ? anyOf(client.nodes("master")) : client;
         if (!base) throw new Error("no node of the cluster is known");
@@ -59,14 +70,16 @@ const ioredis = {
             stringNumbers: false,
             keyPrefix: "",
         });
-        await own.on("error", () => {}).connect();
-        return {
+        const connection = {
             call: ([name, ...words]) => own.call(name, ...words),
             isAlive: () => own.status === "ready" || own.status === "connect",
             destroy: () => own.disconnect(),
             ref: () => own.stream.ref(),
             unref: () => own.stream.unref(),
         };
+        begun(connection);
+        await own.on("error", () => {}).connect();
+        return connection;
     },
 };
 
@@ -114,44 +127,57 @@ export class Link {
             for (const connection of idle.splice(0)) connection.destroy();
     }
 
-    // Sends one command, once, and returns the reply. `words` is called just before the sending.
+    // Sends one command, once, and returns the reply.
+    async tell(key, words, options) {
+        try {
+            return await this.ask(key, () => words, options);
+        } catch (error) {
+            sendingOf(error)?.abandon();
+            throw error;
+        }
+    }
+
+    // The same for a command that `words` builds just before the sending. The error of a command
+    // without an answer has a sending, which is to be abandoned.
     async ask(key, words, { limit = ANSWER, signal } = {}) {
         const slot = this.isCluster ? slotOf(key) : null;
-        let connection = null;
-        let sent = false;
         for (let redirected = 0; ; redirected++) {
             const at = this.#moved.get(slot);
             const idle = this.#idleAt(at);
+            let connection, reply;
             try {
-                connection =
-                    popAlive(idle) ??
-                    (await limited(
-                        this.#adapter.connect(this.#client, at),
-                        ANSWER,
-                        signal,
-                        (late) => late.destroy(),
-                    ));
-                const reply = connection.call(words());
-                sent = true;
+                connection = popAlive(idle) ?? (await this.#connect(at, signal));
+                reply = connection.call(words());
                 const value = await limited(reply, limit, signal);
                 putBack(idle, connection);
                 return value;
             } catch (error) {
-                if (!/^[A-Z]{2,} /.test(error.message)) {
-                    // not an error reply: those begin with a word in capitals
-                    connection?.destroy();
+                if (!isErrorReply(error)) {
                     this.#moved.delete(slot);
-                    if (error instanceof Cancelled) throw error;
                     const why = `no answer from the server: ${error.message}`;
-                    throw Object.assign(new Unavailable(why), { mayBeDone: sent });
+                    const known = error instanceof Cancelled ? error : new Unavailable(why);
+                    if (reply) sendings.set(known, sendingOn(connection, reply));
+                    else connection?.destroy();
+                    throw known;
                 }
                 if (connection) putBack(idle, connection);
                 const [, host, port] = /^MOVED \d+ (.*):(\d+)/.exec(error.message) ?? [];
-                if (!port || redirected === 5) throw refused(error.message, this.followsMaster);
+                if (!port || !this.isCluster || redirected === 5)
+                    throw refused(error.message, this.followsMaster);
+                // A node that redirects has done nothing: ask the next one.
                 this.#moved.set(slot, { host: host || at?.host, port: Number(port) });
-                connection = null; // a node that redirects has done nothing: ask the next one
-                sent = false;
             }
+        }
+    }
+
+    async #connect(at, signal) {
+        let begun;
+        const made = this.#adapter.connect(this.#client, at, (own) => (begun = own));
+        try {
+            return await limited(made, ANSWER, signal, (late) => late.destroy());
+        } catch (error) {
+            begun?.destroy(); // it may hang
+            throw error;
         }
     }
 
@@ -199,8 +225,26 @@ function popAlive(idle) {
 }
 
 function putBack(idle, connection) {
+    if (idle.length >= MAX_WAITING) return connection.destroy();
     connection.unref(); // an idle connection does not keep the process running
     idle.push(connection);
+}
+
+// Error replies begin with a word in capitals; the errors of the clients do not.
+const isErrorReply = (error) => /^[A-Z]{2,} /.test(error.message);
+
+const sendings = new WeakMap(); // of errors
+export const sendingOf = (error) => sendings.get(error);
+
+function sendingOn(connection, reply) {
+    // The reply is here, and null or an error.
+    const sending = { isRefused: false, abandon: () => connection.destroy() };
+    const end = (isRefused) => (sending.isRefused = isRefused);
+    reply.then(
+        (value) => end(value === null),
+        (error) => end(isErrorReply(error)),
+    );
+    return sending;
 }
 
 export const cancelled = (signal) =>

@@ -47,6 +47,24 @@ function openNodeRedis({ mode, addresses, master, username, password, timeout })
     return createClient(settings);
 }
 
+class Work extends Error {}
+
+function optionsOf(ask) {
+    const { ttl, wait, shared, limit, renew, renew_every: renewEvery } = ask;
+    const options = { ttl, wait, shared, limit, renew, renewEvery };
+    if (ask.owner) {
+        if (!owners.has(ask.owner)) owners.set(ask.owner, new locks.Owner());
+        options.owner = owners.get(ask.owner);
+    }
+    return options;
+}
+
+const aborted = (signal) =>
+    new Promise((resolve) => {
+        if (signal.aborted) resolve();
+        else signal.addEventListener("abort", resolve, { once: true });
+    });
+
 const operations = {
     async open(ask) {
         const client = useIoredis ? openIoredis(ask) : openNodeRedis(ask);
@@ -59,12 +77,7 @@ const operations = {
     async acquire(ask) {
         const controller = new AbortController();
         cancels.set(ask.id, controller);
-        const { ttl, wait, shared, limit, renew, renew_every: renewEvery } = ask;
-        const options = { ttl, wait, shared, limit, renew, renewEvery, signal: controller.signal };
-        if (ask.owner) {
-            if (!owners.has(ask.owner)) owners.set(ask.owner, new locks.Owner());
-            options.owner = owners.get(ask.owner);
-        }
+        const options = { ...optionsOf(ask), signal: controller.signal };
         const held = await locks.acquire(clients.get(ask.client), ask.name, options);
         helds.set(ask.held, held);
         return { fence: held.fence };
@@ -79,12 +92,21 @@ const operations = {
     },
     async await_lost(ask) {
         const held = helds.get(ask.held);
-        if (!held.signal.aborted) {
-            await new Promise((resolve) =>
-                held.signal.addEventListener("abort", resolve, { once: true }),
-            );
-        }
+        await aborted(held.signal);
         return { valid_for: held.signal.reason.validFor };
+    },
+    async run(ask) {
+        const work = async (held) => {
+            if (ask.work === "release") return held.release();
+            while (ask.work === "guard") await held.guard("INCR", "n");
+            await aborted(held.signal);
+            throw new Work("of the work");
+        };
+        const client = clients.get(ask.client);
+        const error = await locks.withLock(client, ask.name, optionsOf(ask), work).catch((e) => e);
+        const all = [error, error?.cause];
+        const shows = (kind) => all.some((one) => one instanceof kind);
+        return { errors: [shows(locks.Lost) && "lost", shows(Work) && "work"].filter(Boolean) };
     },
     async release(ask) {
         return { held: await helds.get(ask.held).release() };

@@ -8,9 +8,7 @@ export class Busy extends LockError {}
 export class Lost extends LockError {
     validFor = 0; // as the reason of a signal: ms until the lock may pass to somebody else
 }
-export class Unavailable extends LockError {
-    mayBeDone = false; // it was sent and not answered: the server may carry it out, now or later
-}
+export class Unavailable extends LockError {}
 export class Quarantined extends Unavailable {
     retryAfter = 100;
 }
@@ -19,9 +17,10 @@ export class InvalidRequest extends LockError {}
 export class Cancelled extends LockError {}
 
 const TRANSIENT =
-    "UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY";
+    "UNBLOCKED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY";
 const ADVICE = {
     READONLY: "this server is a replica: connect to the master",
+    MOVED: "this server is part of a cluster: use the client for a cluster",
     NOPERM:
         "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, +lock.mextend, " +
         "+lock.release, +lock.mrelease, +lock.guard and the keys of its locks",
@@ -43,7 +42,8 @@ export function refused(text, followsMaster) {
         const retryAfter = Number(/retry in (\d+) ms/.exec(text)?.[1] ?? 100);
         return Object.assign(new Quarantined(text), { retryAfter });
     }
-    if (TRANSIENT.split(" ").includes(code) || (code === "READONLY" && followsMaster))
+    const isElsewhere = code === "READONLY" || code === "MOVED";
+    if (TRANSIENT.split(" ").includes(code) || (isElsewhere && followsMaster))
         return new Unavailable(text);
     return new Misconfigured(code in ADVICE ? `${text}: ${ADVICE[code]}` : text);
 }

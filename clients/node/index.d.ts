@@ -6,7 +6,7 @@ export interface Client {
 }
 
 /** The key of a lock, or several keys that are taken all or none. */
-export type Name = string | Buffer | ReadonlyArray<string | Buffer>;
+export type Name = string | ReadonlyArray<string>;
 
 export interface LockOptions {
     /** The lease, 10000 by default. It is renewed while the lock is held. */
@@ -56,7 +56,10 @@ export class Owner {}
 /** Rejects with Busy when the wait is over. Whatever it rejects with, nothing is left held. */
 export function acquire(client: Client, name: Name, options?: LockOptions): Promise<Held>;
 
-/** Acquires, runs the work, and releases. Rejects with Lost if the lock was lost before that. */
+/**
+ * Acquires, runs the work, and releases. Rejects with the error of the work, or with Lost if the
+ * lock was lost before the release; an error of the work is the cause of that.
+ */
 export function withLock<Result>(
     client: Client,
     name: Name,

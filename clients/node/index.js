@@ -2,9 +2,9 @@
 
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import { ANSWER, Link, cancelled, limited } from "./connections.js";
-import { Busy, InvalidRequest, LockError, Lost, Unavailable } from "./errors.js";
-import { acquireCommand, checked, command, now, stamp, validUntil } from "./request.js";
+import { ANSWER, Link, cancelled, limited, sendingOf } from "./connections.js";
+import { Busy, InvalidRequest, Lost, Misconfigured, Unavailable } from "./errors.js";
+import { acquireCommand, checked, command, each, now, stamp, validUntil } from "./request.js";
 
 export {
     Busy,
@@ -18,7 +18,6 @@ export {
 } from "./errors.js";
 
 const PATIENCE = 30_000; // ms without a server after which `wait: null` gives up
-const all = (reply, test) => (Array.isArray(reply) ? reply.every(test) : test(reply));
 
 class Held {
     #link;
@@ -39,7 +38,10 @@ class Held {
         this.#request = request;
         this.#token = token;
         this.#ttl = request.ttl;
-        this.#fence = Array.isArray(reply) ? reply[0] : reply;
+        const fences = each(request, reply);
+        this.#fence = fences[0];
+        if (!fences.every((one) => Number.isSafeInteger(one) && one === this.#fence))
+            throw new Misconfigured(`the server's reply ${JSON.stringify(reply)} is no fence`);
         this.#confirm(sent, request.ttl);
     }
 
@@ -65,8 +67,10 @@ class Held {
         this.check();
         const key = this.#request.keys[0];
         const inner = words.map((word) => (typeof word === "number" ? `${word}` : word));
+        if (!inner.every((word) => typeof word === "string" || Buffer.isBuffer(word)))
+            throw new InvalidRequest("a command has strings, Buffers and numbers");
         try {
-            return await this.#link.ask(key, () => ["LOCK.GUARD", key, this.#token, ...inner]);
+            return await this.#link.tell(key, ["LOCK.GUARD", key, this.#token, ...inner]);
         } catch (error) {
             if (error instanceof Lost) this.#end();
             throw error;
@@ -80,11 +84,8 @@ class Held {
         if (--this.#entries > 0) return wasHeld;
         this.#end();
         const until = Math.max(time, this.#validUntil) + this.#ttl / 50;
-        const released = releaseAll(this.#link, this.#request, this.#token, until, true);
+        const released = releaseAll(this.#link, this.#request, this.#token, until, null);
         return wasHeld && (await limited(released, ANSWER).catch(() => null)) !== false;
-    }
-    async [Symbol.asyncDispose ?? Symbol.for("Symbol.asyncDispose")]() {
-        await this.release();
     }
 
     // The holder is told of the loss a little before validity ends.
@@ -118,13 +119,10 @@ class Held {
 
     // Sends EXTEND and counts from there. Returns whether this hold is still there.
     async #extend(ttl, options) {
-        let sent;
-        const words = () => {
-            sent = stamp();
-            return command("EXTEND", this.#request, this.#token, `${Math.round(ttl)}`);
-        };
-        const reply = await this.#link.ask(this.#request.keys[0], words, options);
-        if (!all(reply, (fence) => fence === this.#fence)) return false;
+        const sent = stamp();
+        const words = command("EXTEND", this.#request, this.#token, `${Math.round(ttl)}`);
+        const reply = await this.#link.tell(this.#request.keys[0], words, options);
+        if (!each(this.#request, reply).every((fence) => fence === this.#fence)) return false;
         this.#confirm(sent, ttl);
         return true;
     }
@@ -165,13 +163,15 @@ class Held {
         return held;
     }
 
-    // What an owner holds of these keys: all of them, or none (undefined).
-    static covering(owner, request) {
+    static isReleased = (held) => held.#entries === 0;
+
+    // What an owner holds of these keys with this client: all of them, or none (undefined).
+    static covering(owner, link, request) {
         owner.holds = owner.holds.filter((held) => !held.lost);
         for (const held of owner.holds) {
             const mine = held.#request;
             const common = request.keys.filter((key) => mine.keys.includes(key)).length;
-            if (common === 0) continue;
+            if (held.#link !== link || common === 0) continue;
             if (common < request.keys.length)
                 throw new InvalidRequest("the owner holds some of these keys: release them first");
             if (mine.shared && (!request.shared || mine.limit !== request.limit))
@@ -183,7 +183,7 @@ class Held {
     // The owner holds these keys already: make sure of it, and for long enough.
     static async enterAgain(held, request) {
         const ttl = Math.max(held.#ttl, request.ttl);
-        if (!(await held.#extend(ttl)) || held.#left !== null) {
+        if (!(await held.#extend(ttl, { signal: request.signal })) || held.#left !== null) {
             held.#end();
             throw new Lost("the owner's hold of this lock was lost");
         }
@@ -194,18 +194,19 @@ class Held {
 }
 
 // RELEASE ALL until it is done or the lease is over: was it held? null: not known.
-// After a request without an answer (not `granted`), null is not the end: it may still arrive.
-async function releaseAll(link, request, token, until, granted) {
+// A request without an answer (`sending`, null after a grant) may still arrive, so null is not the
+// end. But a wait that is released ends with null: once that is here, nothing can come any more.
+async function releaseAll(link, request, token, until, sending) {
+    const began = stamp();
+    const words = command("RELEASE", request, token, "ALL");
     for (let pause = 50; ; pause = Math.min(1000, pause * 2)) {
-        try {
-            const words = () => command("RELEASE", request, token, "ALL");
-            const held = all(await link.ask(request.keys[0], words), (count) => count > 0);
-            if (granted || held) return held;
-        } catch (error) {
-            if (!(error instanceof LockError)) throw error;
-        }
-        if (stamp() + pause > until) return null;
-        await sleep(pause);
+        const reply = await link.tell(request.keys[0], words).catch(() => undefined);
+        const held = each(request, reply).every((count) => count > 0);
+        const isDone = held || (reply !== undefined && !sending);
+        const isOver = stamp() + pause > until;
+        if (!isDone && !isOver) await sleep(pause);
+        if (isDone || isOver || sending?.isRefused || stamp() - began > ANSWER) sending?.abandon();
+        if (isDone || isOver || sending?.isRefused) return isDone ? held : null;
     }
 }
 
@@ -215,20 +216,22 @@ async function attempt(link, request, deadline) {
     const token = randomUUID();
     const left = () => (deadline === null ? null : Math.max(0, deadline - performance.now()));
     let sent = null;
-    let reply = null;
     const words = () => {
         sent = stamp();
         return acquireCommand(request, token, left());
     };
     const options = { signal, turn: left(), limit: deadline === null ? null : left() + ANSWER };
+    const ask = wait === 0 ? link.ask : link.askWaiting;
+    const reply = await ask.call(link, request.keys[0], words, options).catch((error) => {
+        const sending = sendingOf(error);
+        if (sending) releaseAll(link, request, token, stamp() + request.ttl, sending);
+        throw error;
+    });
+    if (reply === null) return null;
     try {
-        const ask = wait === 0 ? link.ask : link.askWaiting;
-        reply = await ask.call(link, request.keys[0], words, options);
-        return reply && (await Held.begin(new Held(link, request, token, reply, sent), signal));
+        return await Held.begin(new Held(link, request, token, reply, sent), signal);
     } catch (error) {
-        // A hold of which we are not sure is given back.
-        if (reply || (sent !== null && (error.mayBeDone || signal?.aborted)))
-            releaseAll(link, request, token, stamp() + request.ttl, false);
+        releaseAll(link, request, token, stamp() + request.ttl, null);
         throw error;
     }
 }
@@ -254,7 +257,8 @@ async function granted(link, request) {
             trouble = error;
         }
         const ended = performance.now();
-        if (troubleSince === null || ended - began > 1000) [troubleSince, pause] = [ended, 50];
+        const wasInQueue = ended - began > 3 * ANSWER;
+        if (troubleSince === null || wasInQueue) [troubleSince, pause] = [ended, 50];
         const rest = trouble.retryAfter ?? pause * (0.5 + Math.random() / 2);
         if (ended + rest >= (deadline ?? troubleSince + PATIENCE)) throw trouble;
         pause = Math.min(1000, pause * 2);
@@ -273,7 +277,7 @@ export async function acquire(client, name, options = {}) {
     const { owner, signal } = request;
     const link = Link.of(client);
     if (signal?.aborted) throw cancelled(signal);
-    const outer = owner && Held.covering(owner, request);
+    const outer = owner && Held.covering(owner, link, request);
     if (outer) return Held.enterAgain(outer, request);
     const held = await granted(link, request);
     owner?.holds.push(held);
@@ -282,15 +286,13 @@ export async function acquire(client, name, options = {}) {
 
 export async function withLock(client, name, options, work) {
     const held = await acquire(client, name, options);
-    let result;
-    try {
-        result = await work(held);
-    } catch (error) {
-        await held.release();
-        throw error;
-    }
-    if (!(await held.release())) throw new Lost("the lock was lost before it was released");
-    return result;
+    const [done] = await Promise.allSettled([(async () => work(held))()]);
+    const isFailed = done.status === "rejected";
+    const wasHeld = Held.isReleased(held) || (await held.release()); // the work may have done it
+    if (isFailed && (wasHeld || done.reason instanceof Lost)) throw done.reason;
+    if (!wasHeld)
+        throw new Lost("the lock was lost before it was released", { cause: done.reason });
+    return done.value;
 }
 
 export function close(client) {

@@ -26,15 +26,16 @@ export const stamp = () => performance.now() + offset;
 export const validUntil = (sent, ttl) => sent + ttl - ttl / 100 - 2 - STEP;
 
 const isMs = (value, least, most) => typeof value === "number" && value >= least && value <= most;
-const isName = (key) => (typeof key === "string" || Buffer.isBuffer(key)) && key.length > 0;
+const isName = (key) => typeof key === "string" && key.length > 0;
 
 export function checked(name, options) {
-    const { ttl = 10_000, wait = null, shared = false, limit, renew = true, renewEvery } = options;
+    const { ttl = 10_000, wait = null, shared = false, limit, label } = options;
+    const { renew = true, renewEvery } = options;
     const keys = Array.isArray(name) ? [...name] : [name];
     const wrong = [
-        [!keys.every(isName), "the name of a lock is a string or Buffer, or an array of them"],
+        [!keys.every(isName), "the name of a lock is a string, or an array of strings"],
         [
-            keys.length < 1 || keys.length > 1000 || new Set(keys.map(String)).size < keys.length,
+            keys.length < 1 || keys.length > 1000 || new Set(keys).size < keys.length,
             "a lock has 1 to 1000 names, none twice",
         ],
         [!isMs(ttl, 10, 604_800_000), "ttl must be from 10 to 604800000 ms"],
@@ -47,10 +48,18 @@ export function checked(name, options) {
             renewEvery !== undefined && !isMs(renewEvery, 1, ttl / 2),
             "renewEvery must be at least 1 ms and at most half of the ttl",
         ],
+        [label !== undefined && typeof label !== "string", "label must be a string"],
     ].find(([isWrong]) => isWrong);
     if (wrong) throw new InvalidRequest(wrong[1]);
     const every = renew ? (renewEvery ?? ttl / 3) : null;
     return { ...options, keys, ttl, wait, shared, every };
+}
+
+// The replies for each key. A reply of another form has none of them.
+export function each({ keys }, reply) {
+    const replies = keys.length > 1 ? reply : [reply];
+    const isRight = Array.isArray(replies) && replies.length === keys.length;
+    return isRight ? replies : keys.map(() => null);
 }
 
 export function command(verb, { keys }, token, ...rest) {

@@ -31,6 +31,10 @@ KINDS = [
 output = threading.Lock()
 
 
+class Work(Exception):
+    """An error of the work under the lock."""
+
+
 def answer(number: int, **fields: Any) -> None:
     with output:
         print(json.dumps({"id": number, **fields}), flush=True)
@@ -42,6 +46,15 @@ def failure(error: BaseException) -> dict[str, Any]:
     if isinstance(error, redislock.Quarantined):
         told["retry_after"] = error.retry_after * 1000
     return told
+
+
+def shown(error: BaseException) -> dict[str, Any]:
+    """What an error of the block shows, to a program or to a reader of the traceback."""
+    notes = " ".join(getattr(error, "__notes__", []))
+    names = [("work", isinstance(error, Work))]
+    names += [("lost", isinstance(error, redislock.Lost) or "lock was lost" in notes)]
+    names += [("cancelled", isinstance(error, asyncio.CancelledError))]
+    return {"errors": [name for name, is_shown in names if is_shown]}
 
 
 def plain(reply: Any) -> Any:
@@ -117,6 +130,8 @@ def run_threads() -> None:
             case "acquire":
                 clients.held[ask["held"]] = held = waiting[ask["id"]].acquire()
                 return {"fence": held.fence}
+            case "run":
+                return run(ask)
             case "state":
                 return clients.state(ask)
             case "fork":
@@ -134,6 +149,19 @@ def run_threads() -> None:
                 return {"reply": "OK" if reply is True else plain(reply)}
             case "close":
                 return clients.clients[ask["client"]].close() or {}
+
+    def run(ask: dict[str, Any]) -> dict[str, Any]:
+        try:
+            with clients.lock(ask) as held:
+                if ask["work"] == "release":
+                    held.release()
+                    return {"errors": []}
+                while ask["work"] == "guard":
+                    held.guard("INCR", "n")
+                held.wait_lost()
+                raise Work
+        except (Work, redislock.LockError) as error:
+            return shown(error)
 
     def serve(ask: dict[str, Any]) -> None:
         try:
@@ -169,6 +197,8 @@ async def run_tasks() -> None:
             case "cancel":
                 tasks[ask["acquire"]].cancel()
                 return {}
+            case "run":
+                return await asyncio.create_task(run(ask))
             case "state":
                 return clients.state(ask)
             case "fork":
@@ -186,6 +216,21 @@ async def run_tasks() -> None:
                 return {"reply": "OK" if reply is True else plain(reply)}
             case "close":
                 return await clients.clients[ask["client"]].aclose() or {}
+
+    async def run(ask: dict[str, Any]) -> dict[str, Any]:
+        try:
+            async with clients.lock(ask) as held:
+                if ask["work"] == "release":
+                    await held.release()
+                    return {"errors": []}
+                while ask["work"] == "guard":
+                    await held.guard("INCR", "n")
+                try:
+                    await asyncio.sleep(3600)
+                except asyncio.CancelledError:
+                    raise Work from None
+        except (Work, redislock.LockError, asyncio.CancelledError) as error:
+            return shown(error)
 
     async def serve(ask: dict[str, Any]) -> None:
         try:

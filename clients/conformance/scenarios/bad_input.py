@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from driver import LibraryError
 from scene import LONG, Scene, is_free, scenario
-from servers import eventually
+from servers import cluster_set, eventually
 
 
 @scenario
@@ -39,6 +39,22 @@ def a_user_without_permission_is_told_what_to_allow(scene: Scene) -> None:
 
 
 @scenario
+def a_plain_client_at_a_cluster_is_told(scene: Scene) -> None:
+    nodes = cluster_set(scene.take)
+    client = scene.open(nodes[0])
+    for wait in (0, LONG):
+        errors = []
+        for key in ("a", "b"):  # of different nodes
+            try:
+                scene.hold(client, key, wait=wait).release()
+            except LibraryError as error:
+                errors.append(error)
+        assert [error.kind for error in errors] == ["misconfigured"], errors
+        message = errors[0].message
+        assert "cluster" in message or "MOVED" in message, errors
+
+
+@scenario
 def a_key_of_another_type_is_named(scene: Scene) -> None:
     server = scene.server()
     server.wire("SET", "door", "1")
@@ -65,6 +81,7 @@ _invalid("ttl_above_a_week", ttl=604_800_001)
 _invalid("ttl_that_is_no_number", ttl="soon")
 _invalid("renewal_slower_than_the_ttl", ttl=1_000, renew_every=1_000)
 _invalid("wait_below_zero", wait=-1)
+_invalid("wait_of_centuries", wait=10**15)
 _invalid("limit_without_shared", limit=2)
 _invalid("limit_of_zero", shared=True, limit=0)
 _invalid("empty_name", key="")

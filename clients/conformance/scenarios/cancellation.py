@@ -103,3 +103,23 @@ def a_release_by_a_cancelled_caller_is_delivered(scene: Scene) -> None:
     held = scene.hold(scene.open(server))
     held.start_release(cancelled=True).result()
     is_free(server)
+
+
+@scenario
+def cancelled_waits_leave_nothing_that_runs_on(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    block_by_hand(server)
+    waiting = [scene.acquire(client, wait=LONG) for _ in range(20)]
+    queued(server, len(waiting))
+    for asked in waiting:
+        assert asked.cancel().kind == "cancelled"
+    eventually(lambda: server.waiters("door") == 0, what="leaving the queue")
+
+    def is_quiet() -> bool:
+        calls = server.calls("LOCK.RELEASE")
+        time.sleep(1.5)
+        return server.calls("LOCK.RELEASE") == calls
+
+    eventually(is_quiet, 20, "an end of the releases")
+    assert server.calls("LOCK.RELEASE") <= 3 * len(waiting)

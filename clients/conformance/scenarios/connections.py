@@ -61,6 +61,23 @@ def five_waiters_in_a_pool_of_five_do_not_stop_the_holder(scene: Scene) -> None:
 
 
 @scenario
+def a_connection_that_was_closed_while_idle_is_replaced(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy, answer=1_900)
+    held = scene.hold(client, "other")
+    for step in (
+        lambda: scene.hold(client, wait=0).release(),
+        lambda: held.guard("SET", "x", "1"),
+        held.release,
+    ):
+        proxy.cut()
+        time.sleep(0.5)
+        assert step()
+    assert server.lock("other") is None
+
+
+@scenario
 def a_server_that_cannot_be_reached_is_unavailable(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)

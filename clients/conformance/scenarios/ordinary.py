@@ -174,3 +174,21 @@ def an_owner_enters_again_and_the_last_one_out_releases(scene: Scene) -> None:
     again = scene.hold(client, owner="o1")
     assert again.fence > outer.fence
     again.release()
+
+
+@scenario
+def an_owner_at_two_servers_has_two_locks(scene: Scene) -> None:
+    first, second = scene.server(), scene.server()
+    here = scene.hold(scene.open(first), owner="o1")
+    there = scene.hold(scene.open(second), owner="o1")
+    assert second.holders("door")[0]["fence"] == there.fence
+    assert there.release() is True
+    assert first.holders("door")[0]["fence"] == here.fence
+    assert here.release() is True
+
+
+@scenario
+def work_may_release_before_its_end(scene: Scene) -> None:
+    server = scene.server()
+    assert scene.run(scene.open(server), "release", ttl=LONG).result()["errors"] == []
+    assert server.lock("door") is None

@@ -1,4 +1,4 @@
-"""Replies that do not come, and releases that cannot be delivered."""
+"""Replies that do not come or make no sense, and releases that cannot be delivered."""
 
 from __future__ import annotations
 
@@ -80,3 +80,39 @@ def guarded_commands_run_only_while_the_lock_is_held(scene: Scene) -> None:
     assert server.wire("GET", "x") == "1"
     assert held.state()["lost"]
     held.release()
+
+
+@scenario
+def a_reply_that_is_no_fence_is_no_grant(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    for command, key, replies in (
+        ("LOCK.ACQUIRE", "door", ("+OK\r\n", "*0\r\n", "$1\r\n5\r\n", "*1\r\n:5\r\n")),
+        (
+            "LOCK.MACQUIRE",
+            ["door", "gate"],
+            ("+OK\r\n", "*0\r\n", ":5\r\n", "*1\r\n:5\r\n", "*2\r\n:5\r\n+OK\r\n"),
+        ),
+    ):
+        for reply in replies:
+            # On a connection of its own: replies to what the last one sent cannot come in between.
+            client = scene.open(proxy)
+            proxy.when(command, f"answer {reply}")
+            error = scene.refused(client, key)
+            assert error.kind in ("unavailable", "misconfigured"), (reply, error)
+            proxy.resume()
+    is_free(server)
+
+
+@scenario
+def a_reply_that_is_no_fence_is_no_renewal(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    for reply in ("*0\r\n", "+OK\r\n"):
+        held = scene.hold(client, ttl=4_000, renew_every=200)
+        proxy.when("LOCK.EXTEND", f"answer {reply}")
+        held.start_await_lost().result()
+        proxy.resume()
+        assert held.release() is False
+        is_free(server)

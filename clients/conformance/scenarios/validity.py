@@ -166,3 +166,21 @@ def a_holder_survives_a_connection_that_breaks(scene: Scene) -> None:
     time.sleep(1)
     assert not held.state()["lost"] and server.holders("door")[0]["fence"] == held.fence
     assert held.release() is True
+
+
+@scenario
+def an_error_of_the_work_does_not_hide_the_loss(scene: Scene) -> None:
+    server = scene.server()
+    running = scene.run(scene.open(server), "fail", ttl=3_000, renew_every=300)
+    eventually(lambda: running.done or server.holders("door"), what="the grant")
+    server.wire("LOCK.FORCE", "door")
+    assert sorted(running.result()["errors"]) == ["lost", "work"]
+
+
+@scenario
+def a_guarded_command_that_finds_the_loss_ends_the_work_with_it(scene: Scene) -> None:
+    server = scene.server()
+    running = scene.run(scene.open(server), "guard", ttl=LONG)
+    eventually(lambda: running.done or server.wire("GET", "n"), what="a guarded command")
+    server.wire("LOCK.FORCE", "door")
+    assert running.result()["errors"] == ["lost"]

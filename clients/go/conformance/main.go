@@ -37,12 +37,16 @@ type ask struct {
 	RenewEvery float64 `json:"renew_every"`
 	Acquire    int
 	Command    []string
+	Work       string
 	Cancelled  bool
 }
 
 type object map[string]any
 
-var errSkip = errors.New("not applicable")
+var (
+	errSkip = errors.New("not applicable")
+	errWork = errors.New("of the work")
+)
 
 // driver has what the runner opened and asked for.
 type driver struct {
@@ -142,6 +146,8 @@ func (d *driver) work(ctx context.Context, asked *ask) (object, error) {
 		d.clients[asked.Client] = open(asked)
 	case "acquire":
 		return d.acquire(ctx, asked, client)
+	case "run":
+		return d.run(ctx, asked, client)
 	case "cancel":
 		d.mutex.Lock()
 		defer d.mutex.Unlock()
@@ -214,6 +220,52 @@ func open(asked *ask) redis.UniversalClient {
 func (d *driver) acquire(
 	ctx context.Context, asked *ask, client redis.UniversalClient,
 ) (object, error) {
+	names, options, err := d.request(asked)
+	if err != nil {
+		return nil, err
+	}
+	held, err := redislock.AcquireAll(ctx, client, names, options)
+	if err != nil {
+		return nil, err
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	d.helds[asked.Held] = held
+	return object{"fence": held.Fence()}, nil
+}
+
+func (d *driver) run(
+	ctx context.Context, asked *ask, client redis.UniversalClient,
+) (object, error) {
+	names, options, err := d.request(asked)
+	if err != nil {
+		return nil, err
+	}
+	work := func(ctx context.Context, held *redislock.Held) error {
+		if asked.Work == "release" {
+			held.Release(ctx)
+			return nil
+		}
+		for asked.Work == "guard" {
+			if _, err := held.Guard(ctx, "INCR", "n"); err != nil {
+				return err
+			}
+		}
+		<-ctx.Done()
+		return errWork
+	}
+	err = redislock.Do(ctx, client, names[0], options, work)
+	shown := []string{}
+	if errors.Is(err, redislock.ErrLost) {
+		shown = append(shown, "lost")
+	}
+	if errors.Is(err, errWork) {
+		shown = append(shown, "work")
+	}
+	return object{"errors": shown}, nil
+}
+
+func (d *driver) request(asked *ask) ([]string, redislock.Options, error) {
 	var names []string
 	switch name := asked.Name.(type) {
 	case string:
@@ -223,10 +275,10 @@ func (d *driver) acquire(
 			names = append(names, one.(string))
 		}
 	default:
-		return nil, errSkip
+		return nil, redislock.Options{}, errSkip
 	}
 	if _, number := asked.TTL.(float64); !number {
-		return nil, errSkip
+		return nil, redislock.Options{}, errSkip
 	}
 	options := redislock.Options{TTL: duration(asked.TTL), Shared: asked.Shared,
 		NoRenew: asked.Renew != nil && !*asked.Renew, RenewEvery: duration(asked.RenewEvery)}
@@ -239,7 +291,7 @@ func (d *driver) acquire(
 	}
 	if asked.Limit != nil {
 		if options.Limit = *asked.Limit; options.Limit == 0 {
-			return nil, fmt.Errorf("%w: a Limit of 0 means none", errSkip)
+			return nil, options, fmt.Errorf("%w: a Limit of 0 means none", errSkip)
 		}
 	}
 	if asked.Owner != "" {
@@ -250,12 +302,5 @@ func (d *driver) acquire(
 		options.Owner = d.owners[asked.Owner]
 		d.mutex.Unlock()
 	}
-	held, err := redislock.AcquireAll(ctx, client, names, options)
-	if err != nil {
-		return nil, err
-	}
-	d.mutex.Lock()
-	defer d.mutex.Unlock()
-	d.helds[asked.Held] = held
-	return object{"fence": held.Fence()}, nil
+	return names, options, nil
 }

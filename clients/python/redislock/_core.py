@@ -18,7 +18,7 @@ from typing import Any
 
 import redis.exceptions as theirs
 
-from ._errors import Busy, InvalidRequest, LockError, Lost, Unavailable, explain
+from ._errors import Busy, InvalidRequest, LockError, Lost, Misconfigured, Unavailable, explain
 
 ANSWER = 2.0  # seconds in which a healthy server answers
 PATIENCE = 30.0  # seconds without a server after which `wait=None` gives up
@@ -38,11 +38,6 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
-def listed(reply: Any) -> list[Any]:
-    """The replies for each key."""
-    return reply if isinstance(reply, list) else [reply]
-
-
 def _is_number(value: object, least: float, most: float) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and least <= value <= most  # type: ignore[operator]
@@ -51,9 +46,12 @@ def _is_number(value: object, least: float, most: float) -> bool:
 class Link:
     """Our own connections, made as the user's client makes its own. Waiting ones are bounded."""
 
-    # Of the flavours. `source` has the settings of the node that has the key.
+    # Of the flavours. `source` has the settings of the node that has the key, `cut` closes a
+    # connection at once; `is_refused`: is a reply here, and null or an error?
     source: Callable[[Name], Work]
     exchange: Callable[[Any, bool, Callable[[], Words], float | None], Work]
+    is_refused: Callable[[Any], Work]
+    cut: Callable[[Any], Work]
     rediscover: Callable[[], Work]
 
     def __init__(self, client: Any, cluster: type) -> None:
@@ -64,35 +62,68 @@ class Link:
         self.follows_master = self.is_cluster or hasattr(pool, "sentinel_manager")
         self.idle: dict[Any, deque[tuple[Any, float]]] = defaultdict(deque)
 
-    async def ask(self, key: Name, build: Callable[[], Words], limit: float | None = ANSWER) -> Any:
-        """Sends one command, once, and returns the reply. `build` is called before the sending."""
-        sent, redirected = False, 0
+    async def tell(self, key: Name, words: Words, limit: float | None = ANSWER) -> Any:
+        """Sends one command, once, and returns the reply."""
+        try:
+            return await self.ask(key, lambda: words, limit)
+        except BaseException as error:
+            if sending := getattr(error, "sending", None):
+                await self.cut(sending)
+            raise
 
-        def sending() -> Words:
-            nonlocal sent
-            sent = True
-            return build()
+    async def ask(self, key: Name, build: Callable[[], Words], limit: float | None) -> Any:
+        """The same for a command that is built just before the sending.
 
+        The exception of a command without an answer has a `sending`: a connection that is to be
+        cut.
+        """
+        redirected = 0
         while True:
+            connection, sent = None, False
+
+            def sending() -> Words:
+                nonlocal sent
+                sent = True
+                return build()
+
             try:
                 source = await self.source(key)
                 settings = source.connection_kwargs
                 idle = self.idle[settings.get("host"), settings.get("port")]
-                connection, used = idle.pop() if idle else (_new(source), 0.0)
+                connection, used = _taken(idle) or (_new(source), 0.0)
                 reply = await self.exchange(connection, now() < used + FRESH, sending, limit)
-                idle.append((connection, now()))
+                await self.keep(idle, connection)
                 return reply
-            except theirs.MovedError as moved:  # a node that redirects has done nothing
-                idle.append((connection, now()))
-                sent, redirected = False, redirected + 1
-                if redirected > 5:
-                    raise explain(moved, sent, True) from None
-                await self.rediscover()
             except theirs.ResponseError as error:
-                idle.append((connection, now()))
-                raise explain(error, sent, self.follows_master) from None
-            except Exception as error:
-                raise explain(error, sent, self.follows_master) from None
+                if connection is not None:
+                    await self.keep(idle, connection)
+                redirected += 1
+                if not (self.is_cluster and isinstance(error, theirs.MovedError)) or redirected > 5:
+                    raise explain(error, self.follows_master) from None
+                await self.rediscover()  # a node that redirects has done nothing
+            except BaseException as error:
+                known: Any = explain(error, self.follows_master)
+                if sent and not isinstance(error, theirs.DataError):
+                    known.sending = connection
+                elif connection is not None:
+                    await self.cut(connection)
+                raise known from None
+
+    async def keep(self, idle: deque[tuple[Any, float]], connection: Any) -> None:
+        if len(idle) < MAX_WAITING:
+            idle.append((connection, now()))
+        else:
+            await self.cut(connection)
+
+    def begins(self, key: Name, undo: Words) -> None:
+        """An attempt begins, which `undo` ends."""
+
+
+def _taken(idle: deque[tuple[Any, float]]) -> tuple[Any, float] | None:
+    try:
+        return idle.pop()
+    except IndexError:  # perhaps another thread was faster
+        return None
 
 
 def _new(source: Any) -> Any:
@@ -107,7 +138,10 @@ class Held:
 
     def __init__(self, lock: Lock, link: Any, token: str, reply: Any, sent: float) -> None:
         self._lock, self._link, self._token, self._ttl = lock, link, token, lock._ttl
-        self._fence: int = listed(reply)[0]
+        fences = lock._each(reply)
+        if not all(type(fence) is int and fence == fences[0] for fence in fences):
+            raise Misconfigured(f"the server's reply {reply!r} is no fence")
+        self._fence: int = fences[0]
         self._confirmed, self._valid_until, self._entries, self._gone = sent, 0.0, 1, False
         self._process = os.getpid()
         self._confirm(sent, self._ttl)
@@ -149,8 +183,8 @@ class Held:
         """Sends EXTEND and counts from there. Returns whether this hold is still there."""
         sent = now()
         command = self._lock._command("EXTEND", self._token, round(ttl * 1000))
-        reply = await self._link.ask(self._lock._keys[0], lambda: command, limit)
-        if not all(one == self._fence for one in listed(reply)):
+        reply = await self._link.tell(self._lock._keys[0], command, limit)
+        if not all(one == self._fence for one in self._lock._each(reply)):
             return False
         self._confirm(sent, ttl)
         return True
@@ -170,7 +204,7 @@ class Held:
         self.check()
         words = ["LOCK.GUARD", self._lock._keys[0], self._token, *command]
         try:
-            return await self._link.ask(self._lock._keys[0], lambda: words)
+            return await self._link.tell(self._lock._keys[0], words)
         except Lost:
             self._end()
             raise
@@ -185,9 +219,17 @@ class Held:
             self._end()
         return was_held, not self._entries
 
+    def _report(self, was_held: bool, error: BaseException | None) -> None:
+        """At the end of a block: a loss is an exception, or a note to that of the body."""
+        if was_held or isinstance(error, Lost):
+            return
+        if error is None:
+            raise Lost("the lock was lost before it was released")
+        error.add_note("redislock: the lock was lost before it was released")
+
     async def _release(self) -> bool | None:
         until = max(now(), self._valid_until) + self._ttl / 50
-        return await self._lock._release_all(self._link, self._token, until, granted=True)
+        return await self._lock._release_all(self._link, self._token, until)
 
 
 class Owner:
@@ -204,7 +246,7 @@ class Owner:
         self._holds = [held for held in self._holds if not held.lost]
         for held in self._holds:
             mine, asked = held._lock, set(lock._keys)
-            if not asked & set(mine._keys):
+            if mine._client is not lock._client or not asked & set(mine._keys):
                 continue
             if not asked <= set(mine._keys):
                 raise InvalidRequest("the owner holds some of these keys: release them first")
@@ -249,6 +291,7 @@ class Lock:
             isinstance(key, (str, bytes)) and key for key in keys
         ):
             raise InvalidRequest("the name of a lock is a str or bytes, or a list of them")
+        keys = [key.encode() if isinstance(key, str) else key for key in keys]
         if not 1 <= len(keys) <= 1000 or len(set(keys)) < len(keys):
             raise InvalidRequest("a lock has 1 to 1000 names, none twice")
         if not _is_number(ttl, 0.01, 604_800):
@@ -270,6 +313,12 @@ class Lock:
             return [f"LOCK.{verb}", self._keys[0], token, *rest]
         return [f"LOCK.M{verb}", len(self._keys), *self._keys, token, *rest]
 
+    def _each(self, reply: Any) -> list[Any]:
+        """The replies for each key. A reply of another form has none of them."""
+        replies = reply if len(self._keys) > 1 else [reply]
+        is_right = isinstance(replies, list) and len(replies) == len(self._keys)
+        return replies if is_right else [None] * len(self._keys)
+
     def _acquire_command(self, token: str, deadline: float | None) -> Words:
         options: Words = ["ONCE"]
         if self._shared:
@@ -283,16 +332,17 @@ class Lock:
 
     async def _attempt(self, link: Any, held: type, deadline: float | None) -> Any:
         """One request with a token of its own, which is never used again. None: busy."""
-        token, sent, reply = secrets.token_hex(16), 0.0, None
+        token, sent = secrets.token_hex(16), 0.0
 
         def build() -> Words:
             nonlocal sent
             sent = now()
             return self._acquire_command(token, deadline)
 
+        link.begins(self._keys[0], self._command("RELEASE", token, "ALL"))
         try:
             if self._wait == 0:
-                reply = await link.ask(self._keys[0], build)
+                reply = await link.ask(self._keys[0], build, ANSWER)
             else:
                 await link.turn(deadline)
                 try:
@@ -300,8 +350,14 @@ class Lock:
                     reply = await link.ask(self._keys[0], build, limit)
                 finally:
                     link.end_turn()
-            if reply is None:
-                return None
+        except BaseException as error:
+            if sending := getattr(error, "sending", None):
+                until = now() + self._ttl
+                await link.in_background(self._release_all(link.plain, token, until, sending))
+            raise
+        if reply is None:
+            return None
+        try:
             granted = held(self, link, token, reply, sent)
             # After a wait, the reply does not say when the grant was made. A command sent now does.
             if granted.valid_for() < self._ttl / 2 and not await granted._extend(self._ttl):
@@ -309,11 +365,9 @@ class Lock:
             if granted.lost:
                 raise Unavailable("the answer took longer than the lease")
             return granted
-        except BaseException as error:
-            not_sure = getattr(error, "may_be_done", not isinstance(error, LockError))
-            if reply is not None or (sent and not_sure):
-                until = now() + self._ttl
-                await link.in_background(self._release_all(link.plain, token, until, granted=False))
+        except BaseException:
+            until = now() + self._ttl
+            await link.in_background(self._release_all(link.plain, token, until))
             raise
 
     async def _granted(self, link: Any, held: type) -> Any:
@@ -330,7 +384,7 @@ class Lock:
                 trouble = Unavailable("the server ended the wait early")  # by CLIENT UNBLOCK
             except Unavailable as error:
                 trouble = error
-            if trouble_since is None or now() - began > 1.0:
+            if trouble_since is None or now() - began > 3 * ANSWER:  # it was in the queue
                 trouble_since, pause = now(), 0.05
             rest = getattr(trouble, "retry_after", pause * random.uniform(0.5, 1.0))
             if now() + rest >= (trouble_since + PATIENCE if deadline is None else deadline):
@@ -352,24 +406,39 @@ class Lock:
         outer._entries += 1
         return outer
 
-    async def _release_all(self, link: Any, token: str, until: float, granted: bool) -> bool | None:
+    async def _release_all(
+        self, link: Any, token: str, until: float, sending: Any = None
+    ) -> bool | None:
         """RELEASE ALL until it is done or the lease is over. Was it held? None: not known.
 
-        After a request without an answer (not `granted`), null is not the end: it may still arrive.
+        A request without an answer (`sending`) may still arrive, so null is not the end. But a wait
+        that is released ends with null: once that is here, nothing can come any more.
         """
-        words, pause = self._command("RELEASE", token, "ALL"), 0.05
-        while True:
-            try:
-                reply = await link.ask(self._keys[0], lambda: words)
-                held = all(listed(reply))
-                if granted or held:
-                    return held
-            except LockError:
-                await link.rediscover()
-            if now() + pause > until:
-                return None
-            try:
-                await link.sleep(pause)
-            except CancelledError:  # the loop ends: a last one, at once
-                until = 0.0
-            pause = min(1.0, pause * 2)
+        granted, cut_at, pause = sending is None, now() + ANSWER, 0.05
+        try:
+            while True:
+                try:
+                    held = await self._release_once(link, token)
+                    if granted or held:
+                        return held
+                except LockError:
+                    await link.rediscover()
+                if now() + pause > until:
+                    return None
+                try:
+                    await link.sleep(pause)
+                except CancelledError:  # the loop ends: a last one, at once
+                    until = 0.0
+                if sending is not None and await link.is_refused(sending):
+                    return None
+                if sending is not None and now() > cut_at:
+                    await link.cut(sending)
+                    sending = None
+                pause = min(1.0, pause * 2)
+        finally:
+            if sending is not None:
+                await link.cut(sending)
+
+    async def _release_once(self, link: Any, token: str) -> bool:
+        reply = await link.tell(self._keys[0], self._command("RELEASE", token, "ALL"))
+        return all(self._each(reply))

@@ -22,8 +22,6 @@ class Lost(LockError):
 class Unavailable(LockError):
     """The server could not be reached, or cannot serve locks now. Trying again later may help."""
 
-    may_be_done = False  # it was sent and not answered: the server may carry it out, now or later
-
 
 class Quarantined(Unavailable):
     """The server may have forgotten grants and pauses granting for `retry_after` seconds."""
@@ -42,8 +40,6 @@ class InvalidRequest(LockError, ValueError):
 class Cancelled(LockError):
     """Lock.cancel() was called while another thread waited in acquire()."""
 
-    may_be_done = True
-
 
 # redis-py removes the code from the text of these.
 _CODES = {
@@ -59,10 +55,11 @@ _CODES = {
     theirs.AuthenticationError: "NOAUTH",
 }
 _TRANSIENT = (
-    "UNBLOCKED MOVED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY"
+    "UNBLOCKED ASK TRYAGAIN CLUSTERDOWN LOADING MASTERDOWN NOREPLICAS MISCONF OOM BUSY"
 ).split()
 _ADVICE = {
     "READONLY": "this server is a replica: connect to the master",
+    "MOVED": "this server is part of a cluster: use the client for a cluster",
     "NOPERM": "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, +lock.mextend, "
     "+lock.release, +lock.mrelease, +lock.guard and the keys of its locks",
     "NOAUTH": "give the client a user name and password",
@@ -72,15 +69,15 @@ _ADVICE = {
 }
 
 
-def explain(error: Exception, sent: bool, follows_master: bool) -> Exception:
+def explain(error: BaseException, follows_master: bool) -> BaseException:
     """The exception for the user. `follows_master`: the client finds the new master by itself."""
     code = next((code for kind, code in _CODES.items() if isinstance(error, kind)), None)
     if code is None and not isinstance(error, theirs.ResponseError):
+        if isinstance(error, theirs.DataError):
+            return InvalidRequest(str(error))
         if not isinstance(error, (theirs.RedisError, OSError)):
             return error
-        silence = Unavailable(f"no answer from the server: {error}")
-        silence.may_be_done = sent
-        return silence
+        return Unavailable(f"no answer from the server: {error}")
     text = f"{code} {error}" if code else str(error)
     code = code or text.split(" ", 1)[0]
     if "unknown command" in text.lower():
@@ -94,6 +91,6 @@ def explain(error: Exception, sent: bool, follows_master: bool) -> Exception:
         if found := re.search(r"retry in (\d+) ms", text):
             quarantined.retry_after = int(found[1]) / 1000
         return quarantined
-    if code in _TRANSIENT or (code == "READONLY" and follows_master):
+    if code in _TRANSIENT or (code in ("READONLY", "MOVED") and follows_master):
         return Unavailable(text)
     return Misconfigured(f"{text}: {_ADVICE[code]}" if code in _ADVICE else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,8 +12,8 @@ from typing import Any
 import redis
 
 from . import _core
-from ._core import ANSWER, MAX_WAITING, Name, Words, Work, listed, now
-from ._errors import Cancelled, LockError, Lost, Unavailable
+from ._core import ANSWER, MAX_WAITING, Name, Words, Work, now
+from ._errors import Cancelled, LockError, Unavailable
 
 
 def _run(work: Work) -> Any:
@@ -49,13 +50,21 @@ class _Link(_core.Link):
                     if end is not None and now() >= end:
                         raise TimeoutError("the server does not answer")
             return connection.read_response()
-        except redis.ResponseError:
-            raise
-        except BaseException:
-            connection.disconnect()
-            raise
         finally:
             self.uses(None)
+
+    async def is_refused(self, connection: Any) -> bool:
+        if connection._sock is None:
+            return False
+        try:
+            return connection.can_read(0) and connection.read_response() is None
+        except redis.ResponseError:
+            return True
+        except (redis.RedisError, OSError):
+            return False
+
+    async def cut(self, connection: Any) -> None:
+        connection.disconnect()
 
     def uses(self, connection: Any) -> None:
         """The caller of an acquire knows it, so that it can be cancelled."""
@@ -71,13 +80,15 @@ class _Link(_core.Link):
         threading.Event().wait(max(0.0, seconds))
 
     async def in_background(self, work: Work) -> None:
-        """In a thread, which keeps the client alive, but not the process."""
-        client = self.client()
+        """In a thread, which keeps the client alive, but not the process: so the caller stays for
+        the first answer."""
 
-        def run(_client: Any = client) -> None:
+        def run(_client: Any = self.client()) -> None:  # noqa: B008 it is the client of now
             _run(work)
 
-        threading.Thread(target=run, name="redislock-release", daemon=True).start()
+        thread = threading.Thread(target=run, name="redislock-release", daemon=True)
+        thread.start()
+        thread.join(0.1)
 
     def close(self) -> None:
         for idle in self.idle.values():
@@ -110,6 +121,9 @@ class _Caller(_Link):
         if self.cancelled.is_set():
             raise Cancelled("the acquire was cancelled")
 
+    def begins(self, key: Name, undo: Words) -> None:
+        self.undo = (key, undo)
+
     async def turn(self, deadline: float | None) -> None:
         while not self.waiting.acquire(timeout=0.1):
             self.check()
@@ -121,10 +135,16 @@ class _Caller(_Link):
 
     async def ask(self, *request: Any) -> Any:
         try:
-            return await super().ask(*request)
-        except Unavailable:
+            reply = await super().ask(*request)
+        except Unavailable as error:
+            if not self.cancelled.is_set():
+                raise
+            cancelled: Any = Cancelled("the acquire was cancelled")
+            cancelled.sending = getattr(error, "sending", None)
+            raise cancelled from None
+        if reply is None:
             self.check()
-            raise
+        return reply
 
     def uses(self, connection: Any) -> None:
         with self.mutex:
@@ -139,11 +159,27 @@ class _Caller(_Link):
     def cancel(self) -> None:
         with self.mutex:
             self.cancelled.set()
-            if sock := getattr(self.in_use, "_sock", None):
-                try:
-                    sock.shutdown(2)  # wakes up the thread that reads
-                except OSError:
-                    pass
+            in_use = self.in_use
+        if in_use is not None:
+            work, name = self.end_wait, "redislock-cancel"
+            threading.Thread(target=work, args=(in_use,), name=name, daemon=True).start()
+
+    def end_wait(self, in_use: Any) -> None:
+        """A wait that is released ends with null. If it does not, its connection is cut."""
+        try:
+            _run(self.plain.tell(*self.undo))
+        except LockError:
+            pass
+        until = now() + ANSWER
+        while self.in_use is in_use and now() < until:
+            time.sleep(0.01)
+        if self.in_use is not in_use:
+            return
+        if sock := getattr(in_use, "_sock", None):
+            try:
+                sock.shutdown(2)  # wakes up the thread that reads
+            except OSError:
+                pass
 
 
 class _Keeper:
@@ -246,21 +282,19 @@ class Held(_core.Held):
         if not last:
             return was_held
         try:
-            words = self._lock._command("RELEASE", self._token, "ALL")
-            reply = _run(self._link.ask(self._lock._keys[0], lambda: words))
+            return _run(self._lock._release_once(self._link, self._token)) and was_held
         except BaseException as error:
             _run(self._link.in_background(self._release()))
             if isinstance(error, LockError):
                 return was_held
             raise
-        return was_held and all(listed(reply))
 
     def __enter__(self) -> Held:
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if not self.release() and error is None:
-            raise Lost("the lock was lost before it was released")
+        if self._entries:  # the body may have released it
+            self._report(self.release(), error)
 
 
 class Lock(_core.Lock):
@@ -286,7 +320,7 @@ class Lock(_core.Lock):
         held._link = link
         if self._owner and held not in self._owner._holds:
             self._owner._holds.append(held)
-        if self._every is not None:
+        if self._every is not None and held._entries == 1:
             _keeper.add(held, held._confirmed + self._every)
         return held
 

@@ -33,17 +33,23 @@ class _Link(_core.Link):
     async def exchange(
         self, connection: Any, fresh: bool, build: Callable[[], Words], limit: float | None
     ) -> Any:
+        if not fresh:
+            await _ready(connection)
+        async with asyncio.timeout(limit):
+            await connection.send_command(*build(), check_health=False)
+            return await _read(connection)
+
+    async def is_refused(self, connection: Any) -> bool:
         try:
-            if not fresh:
-                await _ready(connection)
-            async with asyncio.timeout(limit):
-                await connection.send_command(*build(), check_health=False)
-                return await connection.read_response(timeout=float("inf"))
+            async with asyncio.timeout(0):
+                return await _read(connection) is None
         except theirs.ResponseError:
-            raise
-        except BaseException:
-            await connection.disconnect(nowait=True)
-            raise
+            return True
+        except (theirs.RedisError, OSError):
+            return False
+
+    async def cut(self, connection: Any) -> None:
+        await connection.disconnect(nowait=True)
 
     async def turn(self, deadline: float | None) -> None:
         try:
@@ -85,6 +91,11 @@ class _Link(_core.Link):
         for idle in self.idle.values():
             while idle:
                 await idle.pop()[0].disconnect()
+
+
+async def _read(connection: Any) -> Any:
+    """A read that is cancelled may be begun again."""
+    return await connection.read_response(timeout=float("inf"), disconnect_on_error=False)
 
 
 async def _ready(connection: Any) -> None:
@@ -131,8 +142,9 @@ class Held(_core.Held):
             if timer is not None:
                 timer.cancel()
         if self._entries:  # lost, not released
+            found_by = asyncio.current_task()  # if a body: it gets an exception already
             for body, interrupted in self._bodies:
-                if body is not None and not interrupted:
+                if body is not None and body is not found_by and not interrupted:
                     interrupted.append(True)
                     body.cancel()
 
@@ -186,12 +198,13 @@ class Held(_core.Held):
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         body, interrupted = self._bodies.pop()
-        held = await self.release()
+        if not self._entries:  # the body has released it
+            return
+        was_held = await self.release()
         only_by_loss = interrupted and body is not None and body.uncancel() == 0
         if only_by_loss and kind is asyncio.CancelledError:
             raise Lost("the lock was lost, and the work under it was cancelled") from error
-        if not held and error is None:
-            raise Lost("the lock was lost before it was released")
+        self._report(was_held, error)
 
 
 class Lock(_core.Lock):

@@ -25,7 +25,7 @@ public final class Held implements AutoCloseable {
 
     final List<String> keys;
     final LockOptions options;
-    private final Link link;
+    final Link link;
     private final String token;
     private final long fence;
     /** Completed at the loss or the release, with the ms of validity that were left. */
@@ -98,7 +98,7 @@ public final class Held implements AutoCloseable {
         List<String> words = new ArrayList<>(List.of("LOCK.GUARD", keys.get(0), token));
         words.addAll(List.of(command));
         try {
-            return link.ask(keys.get(0), () -> words, Link.ANSWER);
+            return link.tell(keys.get(0), words, Link.ANSWER);
         } catch (Lost lost) {
             finish(0);
             throw lost;
@@ -121,12 +121,11 @@ public final class Held implements AutoCloseable {
             until = Math.max(BootClock.stamp(), validUntil) + ttl / 50;
         }
         try {
-            List<String> words = command(keys, "RELEASE", token, "ALL");
-            return wasHeld && isPositive(link.ask(keys.get(0), () -> words, Link.ANSWER));
+            return release(link, keys, token) && wasHeld;
         } catch (LockException undelivered) {
-            THREADS.execute(() -> releaseAll(link, keys, token, until, true));
+            THREADS.execute(() -> releaseAll(link, keys, token, until, null));
         } catch (InterruptedException interrupted) {
-            THREADS.execute(() -> releaseAll(link, keys, token, until, true));
+            THREADS.execute(() -> releaseAll(link, keys, token, until, null));
             Thread.currentThread().interrupt();
         }
         return wasHeld;
@@ -166,8 +165,7 @@ public final class Held implements AutoCloseable {
     boolean extend(long lease, long limit) throws InterruptedException {
         long at = BootClock.stamp();
         List<String> words = command(keys, "EXTEND", token, Long.toString(lease));
-        Object reply = link.ask(keys.get(0), () -> words, limit);
-        if (!listed(reply).stream().allMatch(one -> one instanceof Long got && got == fence)) {
+        if (!isFor(keys, link.tell(keys.get(0), words, limit), fence)) {
             return false;
         }
         confirm(at, lease);
@@ -229,39 +227,54 @@ public final class Held implements AutoCloseable {
     }
 
     /**
-     * RELEASE ALL until it is done or the lease is over. After a request without an answer (not
-     * `granted`), null is not the end: it may still arrive.
+     * RELEASE ALL until it is done or the lease is over. A request without an answer (`asked`, null
+     * after a grant) may still arrive, so null is not the end. But a wait that is released ends
+     * with null: once that is here, nothing can come any more.
      */
     static void releaseAll(
-            Link link, List<String> keys, String token, long until, boolean granted) {
-        List<String> words = command(keys, "RELEASE", token, "ALL");
+            Link link, List<String> keys, String token, long until, Link.Sending asked) {
+        long began = BootClock.stamp();
+        boolean isDone = false;
         try {
-            for (long pause = 50;; pause = Math.min(1_000, pause * 2)) {
+            for (long pause = 50; !isDone; pause = Math.min(1_000, pause * 2)) {
                 try {
-                    Object reply = link.ask(keys.get(0), () -> words, Link.ANSWER);
-                    if (granted || isPositive(reply)) {
-                        return;
-                    }
+                    isDone = release(link, keys, token) || asked == null;
                 } catch (LockException failed) {
                     link.source.rediscover();
                 }
                 if (BootClock.stamp() + pause > until) {
-                    return;
+                    isDone = true;
+                } else if (!isDone) {
+                    Thread.sleep(pause);
+                    isDone = asked != null && asked.isRefused();
                 }
-                Thread.sleep(pause);
+                if (asked != null && (isDone || BootClock.stamp() - began > Link.ANSWER)) {
+                    asked.abandon();
+                }
             }
         } catch (InterruptedException ended) {
             Thread.currentThread().interrupt();
         }
     }
 
-    private static boolean isPositive(Object reply) {
-        return listed(reply).stream().allMatch(one -> one instanceof Long count && count > 0);
+    /** Did it remove a hold of each key? */
+    private static boolean release(Link link, List<String> keys, String token)
+            throws InterruptedException {
+        List<String> words = command(keys, "RELEASE", token, "ALL");
+        return each(keys, link.tell(keys.get(0), words, Link.ANSWER)).stream()
+                .allMatch(one -> one instanceof Long count && count > 0);
     }
 
-    /** The replies for each key. */
-    static List<?> listed(Object reply) {
-        return reply instanceof List<?> list ? list : Collections.singletonList(reply);
+    /** Does the reply have this fence for each key? */
+    static boolean isFor(List<String> keys, Object reply, long fence) {
+        return each(keys, reply).stream().allMatch(one -> one instanceof Long got && got == fence);
+    }
+
+    /** The replies for each key. A reply of another form has none of them. */
+    static List<?> each(List<String> keys, Object reply) {
+        List<?> replies = keys.size() == 1 ? Collections.singletonList(reply)
+                : reply instanceof List<?> several ? several : List.of();
+        return replies.size() == keys.size() ? replies : Collections.nCopies(keys.size(), null);
     }
 
     static List<String> command(List<String> keys, String verb, String token, String... rest) {

@@ -9,10 +9,14 @@ import redis.clients.jedis.DefaultJedisClientConfig;
 import redis.clients.jedis.HostAndPort;
 import redis.clients.jedis.JedisClientConfig;
 import redis.clients.jedis.exceptions.JedisDataException;
+import redis.clients.jedis.exceptions.JedisException;
 import redis.clients.jedis.util.SafeEncoder;
 
 /** Locks of the redislock module for Jedis, on one master. */
 public final class JedisLocks {
+    /** ns after its use in which a connection is taken to be open. */
+    private static final long FRESH = 100_000_000;
+
     private JedisLocks() {}
 
     /** With the settings that the program gives its Jedis client. */
@@ -60,7 +64,14 @@ public final class JedisLocks {
         }, Held.THREADS);
     }
 
-    private record One(redis.clients.jedis.Connection connection) implements Source.Connection {
+    private static final class One implements Source.Connection {
+        private final redis.clients.jedis.Connection connection;
+        private volatile long usedAt = System.nanoTime();
+
+        One(redis.clients.jedis.Connection connection) {
+            this.connection = connection;
+        }
+
         @Override
         public CompletableFuture<Object> send(List<String> words) {
             return inThread(() -> {
@@ -68,13 +79,26 @@ public final class JedisLocks {
                 byte[] name = words.get(0).getBytes(StandardCharsets.US_ASCII);
                 connection.sendCommand(
                         () -> name, words.subList(1, words.size()).toArray(String[]::new));
-                return SafeEncoder.encodeObject(connection.getOne());
+                Object reply = SafeEncoder.encodeObject(connection.getOne());
+                usedAt = System.nanoTime();
+                return reply;
             });
         }
 
+        /** Jedis does not see that the server closed a connection: it is asked after a pause. */
         @Override
         public boolean isOpen() {
-            return connection.isConnected() && !connection.isBroken();
+            if (System.nanoTime() - usedAt < FRESH) {
+                return connection.isConnected() && !connection.isBroken();
+            }
+            try {
+                connection.rollbackTimeout(); // of the login
+                return connection.ping();
+            } catch (JedisDataException refused) {
+                return true;
+            } catch (JedisException closed) {
+                return false;
+            }
         }
 
         @Override

@@ -82,6 +82,11 @@ final class LettuceSource implements Source {
     }
 
     @Override
+    public boolean isCluster() {
+        return cluster != null;
+    }
+
+    @Override
     public boolean followsMaster() {
         return cluster != null || !uri.getSentinels().isEmpty();
     }

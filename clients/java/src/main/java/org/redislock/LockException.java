@@ -29,12 +29,8 @@ public class LockException extends RuntimeException {
 
     /** No server, no answer, or it cannot serve locks now. Trying again later may help. */
     public static class Unavailable extends LockException {
-        /** It was sent and not answered: the server may carry it out, now or later. */
-        final boolean mayBeDone;
-
-        Unavailable(String message, boolean mayBeDone) {
+        Unavailable(String message) {
             super(message);
-            this.mayBeDone = mayBeDone;
         }
     }
 
@@ -43,7 +39,7 @@ public class LockException extends RuntimeException {
         private final Duration retryAfter;
 
         Quarantined(String message, Duration retryAfter) {
-            super(message, false);
+            super(message);
             this.retryAfter = retryAfter;
         }
 
@@ -68,10 +64,11 @@ public class LockException extends RuntimeException {
 
     private static final Pattern RETRY_IN = Pattern.compile("retry in (\\d+) ms");
     private static final Set<String> TRANSIENT = Set.of(
-            "UNBLOCKED", "MOVED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN",
+            "UNBLOCKED", "ASK", "TRYAGAIN", "CLUSTERDOWN", "LOADING", "MASTERDOWN",
             "NOREPLICAS", "MISCONF", "OOM", "BUSY");
     private static final Map<String, String> ADVICE = Map.of(
             "READONLY", "this server is a replica: connect to the master",
+            "MOVED", "this server is part of a cluster: use the client for a cluster",
             "NOPERM", "allow the ACL user +lock.acquire, +lock.macquire, +lock.extend, "
                     + "+lock.mextend, +lock.release, +lock.mrelease, +lock.guard and the keys of "
                     + "its locks",
@@ -95,8 +92,9 @@ public class LockException extends RuntimeException {
             long retryIn = found.find() ? Long.parseLong(found.group(1)) : 100;
             return new Quarantined(text, Duration.ofMillis(retryIn));
         }
-        if (TRANSIENT.contains(code) || (code.equals("READONLY") && followsMaster)) {
-            return new Unavailable(text, false);
+        boolean isElsewhere = code.equals("READONLY") || code.equals("MOVED");
+        if (TRANSIENT.contains(code) || (isElsewhere && followsMaster)) {
+            return new Unavailable(text);
         }
         String advice = ADVICE.get(code);
         return new Misconfigured(advice == null ? text : text + ": " + advice);

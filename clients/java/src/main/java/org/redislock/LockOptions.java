@@ -10,6 +10,7 @@ public record LockOptions(
 
     private static final Duration SHORTEST = Duration.ofMillis(10);
     private static final Duration LONGEST = Duration.ofDays(7);
+    private static final Duration LONGEST_WAIT = Duration.ofDays(10_000);
 
     /** The lease. It is renewed while the lock is held. Waits until the lock is free. */
     public static LockOptions ttl(Duration ttl) {
@@ -55,8 +56,9 @@ public record LockOptions(
         if (ttl == null || ttl.compareTo(SHORTEST) < 0 || ttl.compareTo(LONGEST) > 0) {
             throw new InvalidRequest("the ttl must be from 10 ms to 7 days");
         }
-        if (waitLimit != null && waitLimit.isNegative()) {
-            throw new InvalidRequest("the wait must be zero (try once) or longer");
+        if (waitLimit != null
+                && (waitLimit.isNegative() || waitLimit.compareTo(LONGEST_WAIT) > 0)) {
+            throw new InvalidRequest("the wait must be from 0 (try once) to 10000 days");
         }
         if (limit != null && (limit < 1 || limit > 1_000_000)) {
             throw new InvalidRequest("the limit must be from 1 to 1000000");

@@ -13,11 +13,11 @@ import org.redislock.LockException.InvalidRequest;
 public final class Owner {
     final List<Held> holds = new ArrayList<>();
 
-    /** What the owner holds of these keys: all of them, or null. */
-    Held covering(List<String> keys, LockOptions options) {
+    /** What the owner holds of these keys with this client: all of them, or null. */
+    Held covering(Link link, List<String> keys, LockOptions options) {
         holds.removeIf(Held::isLost);
         for (Held held : holds) {
-            if (Collections.disjoint(held.keys, keys)) {
+            if (held.link != link || Collections.disjoint(held.keys, keys)) {
                 continue;
             }
             if (!held.keys.containsAll(keys)) {

@@ -11,8 +11,11 @@ import java.util.HashSet;
 import java.util.HexFormat;
 import java.util.List;
 import java.util.concurrent.ThreadLocalRandom;
+import java.util.function.Consumer;
+import java.util.function.Supplier;
 import org.redislock.LockException.Busy;
 import org.redislock.LockException.InvalidRequest;
+import org.redislock.LockException.Misconfigured;
 import org.redislock.LockException.Quarantined;
 import org.redislock.LockException.Unavailable;
 
@@ -52,11 +55,11 @@ public final class RedisLocks implements AutoCloseable {
     public Held acquireAll(List<String> names, LockOptions options) throws InterruptedException {
         options.check();
         if (names.isEmpty() || names.size() > 1_000 || new HashSet<>(names).size() < names.size()
-                || names.stream().anyMatch(String::isEmpty)) {
+                || names.stream().anyMatch(name -> name == null || name.isEmpty())) {
             throw new InvalidRequest("a lock has 1 to 1000 names, none empty and none twice");
         }
         List<String> keys = List.copyOf(names);
-        Held outer = options.owner() == null ? null : options.owner().covering(keys, options);
+        Held outer = options.owner() == null ? null : options.owner().covering(link, keys, options);
         if (outer != null) {
             return outer.enterAgain(options.ttl().toMillis());
         }
@@ -91,11 +94,11 @@ public final class RedisLocks implements AutoCloseable {
                 if (deadline != null && millis() >= deadline - 2) {
                     throw new Busy("somebody else holds the lock after " + wait);
                 }
-                trouble = new Unavailable("the server ended the wait early", false); // UNBLOCK
+                trouble = new Unavailable("the server ended the wait early"); // UNBLOCK
             } catch (Unavailable unavailable) {
                 trouble = unavailable;
             }
-            if (troubleSince == 0 || millis() - began > 1_000) {
+            if (troubleSince == 0 || millis() - began > 3 * Link.ANSWER) { // it was in the queue
                 troubleSince = millis();
                 pause = 50;
             }
@@ -123,43 +126,42 @@ public final class RedisLocks implements AutoCloseable {
         String token = HexFormat.of().formatHex(secret);
         long ttl = options.ttl().toMillis();
         long[] sent = {0};
-        Object reply = null;
-        boolean sure = false;
+        Supplier<List<String>> build = () -> {
+            sent[0] = BootClock.stamp();
+            return acquireCommand(keys, options, token, deadline);
+        };
+        Consumer<Link.Sending> unanswered = asked -> Held.THREADS.execute(
+                () -> Held.releaseAll(link, keys, token, BootClock.stamp() + ttl, asked));
+        long left = deadline == null ? Link.FOREVER : Math.max(0, deadline - millis());
+        Object reply = Duration.ZERO.equals(options.waitLimit())
+                ? link.ask(keys.get(0), build, Link.ANSWER, unanswered)
+                : link.askWaiting(keys.get(0), build, left, unanswered);
+        if (reply == null) {
+            return null;
+        }
+        boolean isSure = false;
         try {
-            long left = deadline == null ? Link.FOREVER : Math.max(0, deadline - millis());
-            java.util.function.Supplier<List<String>> build = () -> {
-                sent[0] = BootClock.stamp();
-                return acquireCommand(keys, options, token, deadline);
-            };
-            reply = Duration.ZERO.equals(options.waitLimit())
-                    ? link.ask(keys.get(0), build, Link.ANSWER)
-                    : link.askWaiting(keys.get(0), build, left + Link.ANSWER, left);
-            sure = reply == null;
-            if (sure) {
-                return null;
+            if (!(Held.each(keys, reply).get(0) instanceof Long fence)
+                    || !Held.isFor(keys, reply, fence)) {
+                throw new Misconfigured("the server's reply " + reply + " is no fence");
             }
-            long fence = (Long) Held.listed(reply).get(0);
             var held = new Held(link, keys, options, token, fence, sent[0]);
             // After a wait, the reply does not say when the grant was made: a command sent now does.
             if (held.validFor().toMillis() < ttl / 2 && !held.extend(ttl, Link.ANSWER)) {
-                throw new Unavailable("the lease ended before the grant arrived", false);
+                throw new Unavailable("the lease ended before the grant arrived");
             }
             if (held.isLost()) {
-                throw new Unavailable("the answer took longer than the lease", false);
+                throw new Unavailable("the answer took longer than the lease");
             }
             if (Thread.interrupted()) {
                 throw new InterruptedException();
             }
-            sure = true;
+            isSure = true;
             return held;
-        } catch (LockException error) {
-            boolean silence = error instanceof Unavailable unavailable && unavailable.mayBeDone;
-            sure = reply == null && !silence;
-            throw error;
         } finally {
-            if (!sure && sent[0] != 0) { // also if it was interrupted
+            if (!isSure) {
                 long until = BootClock.stamp() + ttl;
-                Held.THREADS.execute(() -> Held.releaseAll(link, keys, token, until, false));
+                Held.THREADS.execute(() -> Held.releaseAll(link, keys, token, until, null));
             }
         }
     }

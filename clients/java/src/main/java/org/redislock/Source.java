@@ -30,13 +30,17 @@ interface Source {
 
     CompletableFuture<Connection> connect(String address);
 
+    default boolean isCluster() {
+        return false;
+    }
+
     /** The client finds the new master, or the new node of a slot, by itself. */
     boolean followsMaster();
 
     /** Lets the client ask where the slots are now. */
     default void rediscover() {}
 
-    /** The user's client, or this library's use of it. */
+    /** The user's client. */
     boolean isClosed();
 
     void close();

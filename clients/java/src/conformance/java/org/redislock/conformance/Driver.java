@@ -45,6 +45,10 @@ public final class Driver {
         }
     }
 
+    /** An error of the work under the lock. */
+    @SuppressWarnings("serial")
+    private static final class Work extends Exception {}
+
     private static final ObjectMapper JSON = new ObjectMapper();
     private static boolean useJedis;
     private final Map<String, Opened> clients = new ConcurrentHashMap<>();
@@ -117,6 +121,9 @@ public final class Driver {
                 helds.put(ask.get("held").asText(), got);
                 return Map.of("fence", got.fence());
             }
+            case "run" -> {
+                return Map.of("errors", shown(ask));
+            }
             case "cancel" -> {
                 Thread thread = acquiring.get(ask.get("acquire").asInt());
                 if (thread != null) {
@@ -146,6 +153,26 @@ public final class Driver {
             default -> throw new Skip("not in this language");
         }
         return Map.of();
+    }
+
+    private List<String> shown(JsonNode ask) throws InterruptedException {
+        try (Held held = acquire(ask)) {
+            if (ask.get("work").asText().equals("release")) {
+                held.release();
+                return List.of();
+            }
+            while (ask.get("work").asText().equals("guard")) {
+                held.guard("INCR", "n");
+            }
+            held.lost().toCompletableFuture().join();
+            throw new Work();
+        } catch (Work work) {
+            var lost = List.of(work.getSuppressed()).stream()
+                    .anyMatch(one -> one instanceof LockException.Lost);
+            return lost ? List.of("work", "lost") : List.of("work");
+        } catch (LockException.Lost lost) {
+            return List.of("lost");
+        }
     }
 
     private static Map<String, Object> reply(Object value) {
