@@ -1,6 +1,6 @@
 //! The type `redislock`: how a value is saved, loaded, rewritten, measured and freed.
 //!
-//! A value carries a handle ([`LockId`]) in place of a pointer; the lock itself is in the node's
+//! A value carries a handle (a `LockId`) in place of a pointer; the lock itself is in the node's
 //! table. So freeing a value, which the server may do on another thread, is leaving a notice.
 
 use std::ffi::{c_int, c_void};
@@ -8,8 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::payload::{Origin, Rejected};
-use redislock_core::slots::LockId;
-use redislock_core::time::{Micros, MonoTime};
+use redislock_core::time::{Micros, MonoTime, Now};
 use redislock_core::token::Key;
 use redislock_core::wire;
 
@@ -19,6 +18,7 @@ use crate::config;
 use crate::edge::edge;
 use crate::effects::APPLY;
 use crate::ffi::{self, Arg, Ctx, Level, api};
+use crate::global::Global;
 use crate::keyspace::{lock_of, set_redis_type, value_of};
 use crate::node;
 
@@ -86,20 +86,29 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
     Ok(())
 }
 
-/// The saved form of a lock.
-fn saved(id: LockId) -> Vec<u8> {
+/// What a lock is written into before it is saved: for each one an allocation is spared.
+static SAVED: Global<Vec<u8>> = Global::new(Vec::new());
+
+fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     let now = clock::mono();
-    let mut bytes = Vec::new();
+    let mut bytes = SAVED.with(std::mem::take);
     node::read(|table| {
-        if let Some(lock) = table.as_seen(id) {
+        if let Some(lock) = table.as_seen(lock_of(value)) {
             wire::save(&lock, table.lease_now(now), &mut bytes);
         }
     });
-    bytes
+    save_bytes(io, &bytes);
+    // A lock with very many holders leaves no large buffer behind.
+    if bytes.capacity() <= KEPT {
+        bytes.clear();
+        SAVED.with(|saved| *saved = bytes);
+    }
 }
 
-fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
-    let bytes = saved(lock_of(value));
+/// The largest buffer that is kept: every lock of one holder fits in.
+const KEPT: usize = 1024;
+
+fn save_bytes(io: *mut raw::RedisModuleIO, bytes: &[u8]) {
     // SAFETY: the io of this callback.
     unsafe {
         api!(RedisModule_SaveStringBuffer(
@@ -110,12 +119,17 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     }
 }
 
+/// Whether what was saved with this version can be loaded.
+fn can_load(version: c_int) -> bool {
+    u8::try_from(version).is_ok_and(|version| wire::RDB_VERSIONS.contains(&version))
+}
+
 fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
     // While core decides, nothing can be added to the table: a RESTORE is refused.
-    if version != c_int::from(wire::RDB_VERSION) || node::is_lent() {
+    if !can_load(version) || node::is_lent() {
         return std::ptr::null_mut();
     }
-    let Some(bytes) = load_bytes(io) else {
+    let Some(bytes) = LoadedBytes::of(io) else {
         return std::ptr::null_mut();
     };
     // SAFETY: the io of this callback; the name is valid during it.
@@ -129,8 +143,13 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
         };
         Key::new(db.max(0) as u32, name)
     };
-    let (origin, now) = (origin(), clock::now());
-    match node::with(|node| node.table.restore(key, &bytes, origin, now)) {
+    let (origin, now) = if node::with(|node| node.table.is_loading()) {
+        // What is loaded may be very much. Leases stand still, and nothing asks for the time.
+        (Origin::Trusted, Now::default())
+    } else {
+        (origin(), clock::now())
+    };
+    match node::with(|node| node.table.restore(key, bytes.get(), origin, now)) {
         Ok(id) => value_of(id),
         Err(rejected) => {
             log_rejection(rejected, now.mono);
@@ -184,17 +203,34 @@ fn log_rejection(rejected: Rejected, now: MonoTime) {
 }
 
 /// A byte string of an RDB file; nothing in it is trusted.
-fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
-    let mut len = 0;
-    // SAFETY: the io of this callback; the buffer is ours and freed here.
-    unsafe {
-        let start = api!(RedisModule_LoadStringBuffer(io, &raw mut len));
-        if start.is_null() {
-            return None;
-        }
-        let bytes = std::slice::from_raw_parts(start.cast::<u8>(), len).to_vec();
-        api!(RedisModule_Free(start.cast()));
-        (api!(RedisModule_IsIOError(io)) == 0).then_some(bytes)
+struct LoadedBytes {
+    start: std::ptr::NonNull<u8>,
+    len: usize,
+}
+
+impl LoadedBytes {
+    /// The next one; none if there is none.
+    fn of(io: *mut raw::RedisModuleIO) -> Option<Self> {
+        let mut len = 0;
+        // SAFETY: the io of this callback.
+        let (start, failed) = unsafe {
+            let start = api!(RedisModule_LoadStringBuffer(io, &raw mut len));
+            (start, api!(RedisModule_IsIOError(io)) != 0)
+        };
+        let start = std::ptr::NonNull::new(start.cast())?;
+        Some(Self { start, len }).filter(|_| !failed)
+    }
+
+    fn get(&self) -> &[u8] {
+        // SAFETY: so many bytes, which nobody else knows.
+        unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
+    }
+}
+
+impl Drop for LoadedBytes {
+    fn drop(&mut self) {
+        // SAFETY: the server made them for us, with its allocator.
+        unsafe { api!(RedisModule_Free(self.start.as_ptr().cast())) }
     }
 }
 
@@ -202,19 +238,12 @@ fn load_bytes(io: *mut raw::RedisModuleIO) -> Option<Vec<u8>> {
 fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     let mut bytes = Vec::new();
     wire::put_header(node::read(|table| table.header()), &mut bytes);
-    // SAFETY: the io of this callback.
-    unsafe {
-        api!(RedisModule_SaveStringBuffer(
-            io,
-            bytes.as_ptr().cast(),
-            bytes.len()
-        ))
-    }
+    save_bytes(io, &bytes);
 }
 
 fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
     let (ok, error) = (raw::REDISMODULE_OK as c_int, raw::REDISMODULE_ERR as c_int);
-    if version != c_int::from(wire::RDB_VERSION) {
+    if !can_load(version) {
         let known = wire::RDB_VERSION;
         let text = format!(
             "these locks were saved by another version of redislock (form {version}, this version \
@@ -223,10 +252,10 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
         ffi::log(Level::Warning, &text);
         return error;
     }
-    let Some(bytes) = load_bytes(io) else {
+    let Some(bytes) = LoadedBytes::of(io) else {
         return error;
     };
-    let mut reader = wire::Reader(&bytes);
+    let mut reader = wire::Reader(bytes.get());
     match reader.header() {
         Ok(header) if reader.0.is_empty() => {
             node::when_whole(move || node::with(|node| node.table.take_in(header)));

@@ -56,9 +56,18 @@ pub fn detach(ctx: Ctx) {
     if !there!(RedisModule_GetDetachedThreadSafeContext) {
         return;
     }
-    // SAFETY: a valid context, during load; the detached one is never freed.
+    // SAFETY: a valid context, during load; the detached one stays for as long as the module does.
     let detached = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.raw())) };
     DETACHED.store(detached, Ordering::Relaxed);
+}
+
+/// Frees it: the server unloads a module that it cannot load, and would keep the context.
+pub fn not_loaded() {
+    let detached = DETACHED.swap(std::ptr::null_mut(), Ordering::Relaxed);
+    if !detached.is_null() {
+        // SAFETY: `detach` made it, and nothing of this module runs any more.
+        unsafe { api!(RedisModule_FreeThreadSafeContext(detached)) };
+    }
 }
 
 /// The context that is always there; none before the module is loaded.
@@ -123,9 +132,12 @@ impl Ctx {
     /// own.
     pub fn connection(self) -> Option<u64> {
         let flags = self.flags();
-        // A call by another module may not block. Nor may a transaction, whose client has a
-        // connection.
-        let may_have_none = flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
+        // A call by another module may not block, unless the server lets it. Nor may a transaction,
+        // whose client has a connection.
+        // SAFETY: a function that is there, or not, from the load on.
+        let promise = unsafe { raw::RedisModule_CallReplyPromiseSetUnblockHandler };
+        let may_have_none =
+            promise.is_some() || flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
         if flags & raw::REDISMODULE_CTX_FLAGS_LUA != 0 || may_have_none && !self.has_connection() {
             None
         } else {

@@ -101,11 +101,15 @@ pub unsafe extern "C" fn RedisModule_OnLoad(
     if let Ok(edge) = std::env::var("REDISLOCK_FAILPOINT") {
         edge::failpoint::arm(&edge);
     }
-    edge!(on_load as fn(
+    let loaded = edge!(on_load as fn(
         ctx: *mut raw::RedisModuleCtx,
         argv: *mut *mut raw::RedisModuleString,
         argc: c_int,
-    ) -> c_int, or raw::REDISMODULE_ERR as c_int)(ctx, argv, argc)
+    ) -> c_int, or raw::REDISMODULE_ERR as c_int)(ctx, argv, argc);
+    if loaded != raw::REDISMODULE_OK as c_int {
+        ffi::not_loaded();
+    }
+    loaded
 }
 
 /// Loads the module, or logs why it cannot be loaded.

@@ -52,7 +52,7 @@ fn command_docs_tell_the_arguments_of_every_command() {
         ("MRELEASE", "numkeys key token ALL".into()),
         ("MEXTEND", "numkeys key token ttl-ms FENCE".into()),
         ("GUARD", "key token command arg".into()),
-        ("INFO", "key token COUNT".into()),
+        ("INFO", "key token COUNT WAITERS".into()),
         ("FORCE", "key".into()),
     ] {
         let arguments = command_docs(&mut c, name).field("arguments");

@@ -136,7 +136,8 @@ fn assert_told_once(log: &str, words: &str) {
     assert_eq!(told, 1, "{log}");
 }
 
-/// A file of 0.1.0 in which every value of the module has the next version.
+/// A file of 0.1.0, whose form is the first, in which every value of the module has the version
+/// after the present one.
 fn of_the_next_form(name: &str) -> Vec<u8> {
     let dump = fs::read(fixture("exclusive.dump")).expect("the fixture");
     // A type byte comes first, then the id of the module's type, whose last bits are the version.
@@ -149,7 +150,7 @@ fn of_the_next_form(name: &str) -> Vec<u8> {
         .collect();
     assert!(!places.is_empty());
     for place in places {
-        bytes[place + ours.len() - 1] += 1;
+        bytes[place + ours.len() - 1] += 2;
     }
     bytes
 }
@@ -157,7 +158,7 @@ fn of_the_next_form(name: &str) -> Vec<u8> {
 #[test]
 fn an_rdb_file_of_a_newer_form_is_refused_with_one_line() {
     let log = refused_file("dump.rdb", &of_the_next_form("dump.rdb"), "save 3600 1");
-    assert_told_once(&log, "saved by another version of redislock (form 2");
+    assert_told_once(&log, "saved by another version of redislock (form 3");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! lock.* options: CONFIG, redis.conf, and arguments of loadmodule.
 
-use redislock_testkit::{Connection, Server, Value, granted, module_path, refused};
+use redislock_testkit::{Connection, Server, Value, granted, info_number, module_path, refused};
 
 /// Name, default, least, greatest.
 const OPTIONS: [(&str, i64, i64, i64); 8] = [
@@ -208,6 +208,25 @@ fn the_module_can_be_loaded_into_a_running_server() {
     c.ok(&format!("MODULE LOAD {} max-ttl 5000", path.display()));
     assert_eq!(value(&mut c, "max-ttl"), 5000);
     granted(&c.call("LOCK.ACQUIRE job me 5000"));
+}
+
+/// The server unloads a module that it cannot load. It keeps the name of a type, and nothing else.
+#[test]
+fn a_load_that_is_refused_leaves_no_memory_behind() {
+    const TIMES: i64 = 20;
+    let server = Server::options().without_module().start();
+    let mut c = server.connect();
+    let load = format!("MODULE LOAD {} max-ttl 0", module_path().display());
+    let mut used = || {
+        for _ in 0..TIMES {
+            let refused = c.call(&load);
+            assert!(refused.is_error(), "{refused:?}");
+        }
+        info_number(&mut c, "memory", "used_memory")
+    };
+    let before = used();
+    let grown = used() - before;
+    assert!(grown < TIMES * 2_048, "{grown} bytes in {TIMES} loads");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redislock_testkit::lock::{sole_holder, wait_until_gone};
-use redislock_testkit::{Server, Value, granted, refused};
+use redislock_testkit::{Server, Value, granted, refused, wait_until};
 
 const FIELDS: [&str; 5] = ["mode", "limit", "waiters", "oldest-wait", "holders"];
 const HOLDER_FIELDS: [&str; 6] = ["owner", "fingerprint", "holds", "fence", "ttl", "age"];
@@ -47,6 +47,73 @@ fn count_limits_the_holders_that_are_shown() {
     // A token that is called like the option is a token.
     c.ok("LOCK.ACQUIRE room count 60000 SHARED");
     assert_eq!(c.call("LOCK.INFO room count").fields(), HOLDER_FIELDS);
+}
+
+#[test]
+fn waiters_shows_the_queue_in_order_and_no_token() {
+    let server = Server::start();
+    let mut c = server.connect();
+    c.ok("LOCK.ACQUIRE job secret-0 60000 OWNER ada");
+    let mut waiters = Vec::new();
+    for (number, words) in ["OWNER ben", "SHARED", "OWNER cyd"].into_iter().enumerate() {
+        let mut waiter = server.connect();
+        let number = number + 1;
+        waiter.send(&format!(
+            "LOCK.ACQUIRE job secret-{number} 60000 BLOCK 0 {words}"
+        ));
+        waiters.push(waiter);
+        wait_until("it waits", || {
+            c.call("LOCK.INFO job").number("waiters") == number as i64
+        });
+    }
+    let info = c.call("LOCK.INFO job COUNT 1 waiters 10");
+    assert_eq!(info.fields(), [&FIELDS[..], &["queue"]].concat());
+    let queue = info.field("queue");
+    let shown = |name: &str| -> Vec<String> {
+        let waiters = queue.items().iter();
+        waiters
+            .map(|one| one.field(name).text().to_owned())
+            .collect()
+    };
+    for one in queue.items() {
+        assert_eq!(one.fields(), ["owner", "fingerprint", "mode", "wait"]);
+        assert!(one.number("wait") >= 0);
+    }
+    assert_eq!(shown("owner"), ["ben", "", "cyd"]);
+    assert_eq!(shown("mode"), ["exclusive", "shared", "exclusive"]);
+    assert!(!format!("{info:?}").contains("secret"), "{info:?}");
+    // The fingerprint of a waiter is that of the holder that it becomes.
+    let first = shown("fingerprint").remove(0);
+    c.ok("LOCK.RELEASE job secret-0");
+    granted(&waiters[0].receive());
+    assert_eq!(
+        c.call("LOCK.INFO job secret-1").field("fingerprint").text(),
+        first
+    );
+    let rest = c
+        .call("LOCK.INFO job WAITERS 1")
+        .field("queue")
+        .items()
+        .len();
+    assert_eq!(rest, 1, "of two");
+    assert_eq!(c.call("LOCK.INFO nothing WAITERS 1"), Value::Null);
+    // A key that is free and waited for together with another one.
+    let mut both = server.connect();
+    both.send("LOCK.MACQUIRE 2 job other secret-9 60000 BLOCK 0 OWNER dan");
+    wait_until("it waits", || c.call("LOCK.INFO other") != Value::Null);
+    let info = c.call("LOCK.INFO other WAITERS 5");
+    assert_eq!(info.field("queue").items()[0].field("owner").text(), "dan");
+    for wrong in [
+        "WAITERS 0",
+        "WAITERS 1001",
+        "WAITERS x",
+        "WAITERS 1 WAITERS 1",
+        "COUNT 1 WAITERS",
+        "me WAITERS 1",
+        "COUNT 1 WAITERS 1 COUNT 1",
+    ] {
+        refused(&c.call(&format!("LOCK.INFO job {wrong}")), "ERR");
+    }
 }
 
 #[test]

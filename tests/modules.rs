@@ -110,6 +110,16 @@ fn a_call_by_a_module_has_no_connection_that_a_hold_could_end_with() {
     granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
     granted(&c.call("OTHER.CALL LOCK.EXTEND job me 600000"));
     granted(&c.call("OTHER.CALL LOCK.ACQUIRE job me 600000 ONCE"));
+    if both.server.kind().lets_modules_wait() {
+        c.ok("OTHER.WAIT LOCK.EXTEND job me 600000");
+        granted(&c.call("LOCK.ACQUIRE other you 600000"));
+        c.ok("OTHER.WAIT LOCK.MACQUIRE 2 job other me 600000 BLOCK 0");
+        wait_for_waiters(&mut c, "other", 1);
+        c.ok("LOCK.RELEASE other you");
+        wait_until("the module is told", || {
+            c.call("OTHER.HEARD") != Value::Null
+        });
+    }
     drop(holder);
     wait_until_gone(&mut c, "job");
 }
@@ -216,6 +226,36 @@ fn nobody_hears_of_an_ended_hold_before_the_guarded_command_has_run() {
 
 /// Redis 7.0 deletes a key whose time is up even when the module only looks at it, in the middle of
 /// a decision, and tells other modules.
+/// The server keeps a pointer to the value of an open key: only AddressSanitizer sees a wrong use.
+#[test]
+fn a_module_that_hears_of_an_expired_key_may_delete_the_other_keys_of_the_command() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    c.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    for command in ["DEL first", "UNLINK first", "FLUSHALL"] {
+        for request in [
+            "LOCK.MACQUIRE 2 first second me 60000",
+            "LOCK.MEXTEND 2 first second me 60000",
+            "LOCK.MRELEASE 2 first second me",
+        ] {
+            granted(&c.call("LOCK.ACQUIRE first me 60000"));
+            c.ok("SET second value PX 1");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            c.ok(&format!("OTHER.ON expired second {command}"));
+            c.call(request);
+            assert_ne!(c.call("OTHER.HEARD"), Value::Null, "{command}, {request}");
+            assert_eq!(c.call("LOCK.NODE").number("failed"), 0, "{command}");
+            let locks = c.call("LOCK.NODE").number("locks");
+            assert_eq!(
+                c.call("DBSIZE"),
+                Value::Integer(locks),
+                "{command}, {request}"
+            );
+            c.ok("FLUSHALL");
+        }
+    }
+}
+
 #[test]
 fn a_module_that_hears_of_an_expired_key_may_read_and_move_locks() {
     let both = both(Server::options());

@@ -245,6 +245,36 @@ fn a_deadlock_through_several_keys_is_told() {
     fences(&two.receive());
 }
 
+/// One holder of a semaphore may overtake a waiter for it until another holder releases its place.
+#[test]
+fn a_deadlock_that_a_release_leads_to_is_told_to_a_waiter() {
+    let server = Server::start();
+    let mut c = server.connect();
+    for request in [
+        "p o 600000 SHARED LIMIT 2",
+        "p x 600000 SHARED LIMIT 2",
+        "e o 600000",
+    ] {
+        granted(&c.call(&format!("LOCK.ACQUIRE {request}")));
+    }
+    for request in ["r y 600000", "q z 600000"] {
+        granted(&c.call(&format!("LOCK.ACQUIRE {request}")));
+    }
+    let mut w = waiter(
+        &server,
+        "LOCK.MACQUIRE 3 p q r w 600000 SHARED LIMIT 2 BLOCK 0",
+    );
+    let mut o = waiter(&server, "LOCK.ACQUIRE q o 600000 SHARED LIMIT 2 BLOCK 0");
+    let mut y = waiter(&server, "LOCK.ACQUIRE e y 600000 BLOCK 0");
+    c.ok("LOCK.RELEASE p x");
+    refused(&o.receive(), "DEADLOCK");
+    c.ok("LOCK.RELEASE q z");
+    c.ok("LOCK.RELEASE e o");
+    granted(&y.receive());
+    c.ok("LOCK.RELEASE r y");
+    fences(&w.receive());
+}
+
 #[test]
 fn a_thousand_keys_are_allowed() {
     let server = Server::start();

@@ -9,13 +9,11 @@ use redislock_testkit::{
 /// The highest fence that there can be.
 const HIGHEST: u64 = (1 << 53) - 1;
 
-fn leb128(mut number: u64) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    while number >= 0x80 {
-        bytes.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    bytes.push(number as u8);
+/// A fence as it is saved.
+fn saved(fence: u64) -> [u8; 7] {
+    let [0, bytes @ ..] = fence.to_be_bytes() else {
+        panic!("{fence} is above all fences");
+    };
     bytes
 }
 
@@ -24,11 +22,11 @@ fn leb128(mut number: u64) -> Vec<u8> {
 fn forged(c: &mut Connection, key: &str, fence: u64) -> Vec<u8> {
     let own = granted(&c.call(&format!("LOCK.ACQUIRE {key} me 60000")));
     let payload = c.call(&format!("DUMP {key}")).bytes().to_vec();
-    let own = leb128(own.unsigned_abs());
+    let own = saved(own.unsigned_abs());
     let at = payload.windows(own.len()).position(|bytes| bytes == own);
     let at = at.expect("the payload has the fence in it");
     c.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
-    [&payload[..at], &leb128(fence), &payload[at + own.len()..]].concat()
+    [&payload[..at], &saved(fence), &payload[at + own.len()..]].concat()
 }
 
 fn restore(c: &mut Connection, key: &str, payload: &[u8]) -> Value {

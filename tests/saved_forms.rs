@@ -12,8 +12,9 @@ use redislock_testkit::lock::{Lock, all_locks, wall_micros};
 use redislock_testkit::{Connection, Server, SteppedServer, Value, granted};
 
 /// Every form that a lock is saved in: exclusive and entered again, with a binary token, a label
-/// and a cap; shared with and without a limit; in another database; tied to a connection; several.
-const REQUESTS: [&[&[u8]]; 12] = [
+/// and a cap; with a UUID; shared with and without a limit; in another database; tied to a
+/// connection; several.
+const REQUESTS: [&[&[u8]]; 13] = [
     &[
         b"LOCK.ACQUIRE",
         b"exclusive",
@@ -25,6 +26,7 @@ const REQUESTS: [&[&[u8]]; 12] = [
         b"604800000",
     ],
     &[b"LOCK.ACQUIRE", b"exclusive", TOKEN, b"600000000"],
+    &[b"LOCK.ACQUIRE", b"uuid", UUID, b"604800000"],
     &[
         b"LOCK.ACQUIRE",
         b"limited",
@@ -67,10 +69,11 @@ const REQUESTS: [&[&[u8]]; 12] = [
     ],
 ];
 const TOKEN: &[u8] = b"\x00\xffbinary";
+const UUID: &[u8] = b"67e55044-10b1-426f-9247-bb680e5fe0c8";
 /// When the files are made as if it were: the end of 2024, since 1970.
 const OLD: Duration = Duration::from_secs(1_735_000_000);
 /// The keys whose payloads are kept.
-const DUMPED: [&str; 3] = ["exclusive", "limited", "shared"];
+const DUMPED: [&str; 4] = ["exclusive", "uuid", "limited", "shared"];
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures")
@@ -156,6 +159,7 @@ fn assert_owned(c: &mut Connection) {
     assert_eq!(c.call_args(&over).error_class(), "LOCKLIMIT", "the cap");
     for (key, token) in [
         ("exclusive", TOKEN),
+        ("uuid", UUID),
         ("limited", b"one"),
         ("shared", b"one"),
     ] {

@@ -326,6 +326,57 @@ fn very_many_waiters_whose_lock_goes_away_in_a_cluster_are_told_in_slices() {
     }
 }
 
+/// So many requests of one owner, each for a thousand keys, that wait for `pin`.
+fn waiters_for_very_many_keys(server: &Server, c: &mut Connection) -> Vec<Connection> {
+    granted(&c.call("LOCK.ACQUIRE pin other 600000"));
+    let keys = thousand("wanted");
+    let keys = keys.rsplit_once(' ').map_or("", |(keys, _)| keys);
+    let wait = |n| {
+        let mut waiter = server.connect();
+        waiter.send(&format!(
+            "LOCK.MACQUIRE 1000 pin {keys} many 600000 BLOCK 0"
+        ));
+        wait_for_waiters(c, "pin", n);
+        waiter
+    };
+    (1..=150).map(wait).collect()
+}
+
+#[test]
+fn very_many_requests_that_their_owner_cancels_leave_in_slices() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut waiters = waiters_for_very_many_keys(&server, &mut c);
+    let told = c.pipeline(&["MULTI", "LOCK.RELEASE pin many ALL", "LOCK.NODE", "EXEC"]);
+    let node = told.last().and_then(|told| told.items().last().cloned());
+    let left = node.map_or(0, |node| node.number("waiters"));
+    assert!(left > 140, "the command itself lets only {left} stay");
+    c.ok("LOCK.RELEASE pin other");
+    granted(&c.call("LOCK.ACQUIRE wanted-7 other 600000"));
+    for waiter in &mut waiters {
+        assert_eq!(waiter.receive(), Value::Null);
+    }
+    let slice = longest_slice(&mut c);
+    assert!(slice <= AT_ONCE, "{slice:?}");
+}
+
+#[test]
+fn very_many_waiters_whose_connections_are_closed_together_leave_in_slices() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let mut waiters = waiters_for_very_many_keys(&server, &mut c);
+    // One goes by itself: the metric counts from here.
+    waiters.pop();
+    wait_for_waiters(&mut c, "pin", 149);
+    c.ok("CONFIG RESETSTAT");
+    c.ok("CLIENT KILL TYPE normal SKIPME yes");
+    wait_until("nobody waits", || {
+        c.call("LOCK.NODE").number("waiters") == 0
+    });
+    let slice = longest_slice(&mut c);
+    assert!(slice <= AT_ONCE, "{slice:?}");
+}
+
 /// It took 4 s, with the square of their number.
 #[test]
 fn very_many_strings_that_are_waited_for_are_deleted_in_time_proportional_to_their_number() {

@@ -110,7 +110,7 @@ const CLIENT: Allowed = &[
     (
         "election",
         &[
-            "guard", "lock", "quorum", "redlock", "release", "reply", "round", "spec",
+            "command", "guard", "lock", "quorum", "redlock", "release", "reply", "round",
         ],
     ),
     (
@@ -121,52 +121,50 @@ const CLIENT: Allowed = &[
     ),
     (
         "redlock",
-        &["client", "fleet", "link", "lock", "node", "quorum", "spec"],
+        &[
+            "client", "command", "fleet", "link", "lock", "node", "quorum",
+        ],
     ),
     (
         "lock",
-        &["acquire", "client", "guard", "hold", "release", "spec"],
+        &["acquire", "client", "command", "guard", "hold", "release"],
     ),
     ("guard", &["command", "hold", "release"]),
     (
         "acquire",
         &[
-            "attempt", "client", "command", "hold", "link", "node", "quorum", "reply", "round",
-            "spec",
+            "attempt", "client", "command", "fleet", "hold", "link", "node", "quorum", "reply",
+            "round",
         ],
     ),
     (
         "hold",
         &[
-            "attempt", "client", "command", "keeper", "link", "node", "quorum", "release", "reply",
-            "round", "spec",
+            "attempt", "client", "command", "keeper", "link", "quorum", "release", "reply", "round",
         ],
     ),
     (
         "attempt",
         &[
-            "client", "command", "link", "node", "quorum", "release", "reply", "round", "spec",
+            "client", "command", "link", "node", "quorum", "release", "reply", "round",
         ],
     ),
     (
         "release",
         &["client", "command", "quorum", "reply", "round"],
     ),
-    ("client", &["fleet", "keeper", "spec"]),
+    ("client", &["command", "fleet", "keeper"]),
     (
         "fleet",
-        &[
-            "command", "keeper", "link", "node", "quorum", "reply", "round",
-        ],
+        &["keeper", "link", "node", "quorum", "reply", "round"],
     ),
     ("round", &["command", "node", "reply"]),
     ("node", &["command", "link", "quorum", "reply"]),
     ("link", &["command", "reply", "simulation"]),
     ("keeper", &[]),
     ("reply", &[]),
-    ("command", &["spec"]),
+    ("command", &[]),
     ("quorum", &["simulation"]),
-    ("spec", &[]),
     ("host", &["simulation"]),
     ("error", &[]),
     ("simulation", &[]),

@@ -1,5 +1,7 @@
 //! Instructions of a command, counted by valgrind: the figure that a busy machine does not change.
 
+mod saving;
+
 use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,6 +17,8 @@ use crate::memory::await_blocked;
 use crate::pairs::AOF_SETTINGS;
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::{Way, Ways, bare_module, token};
+
+pub use saving::{LOAD, SAVE};
 
 /// The questions.
 pub const ACQUIRE: &str = "an acquire, no AOF";
@@ -74,6 +78,7 @@ pub fn measure() -> Outcome<Vec<Chart>> {
     charts.push(chart(PAIR_AOF, with_aof.collect()));
     charts.push(chart(BESIDE, counter.beside_waiters(&found)?));
     charts.push(counter.hand_overs()?);
+    charts.extend(counter.saves_and_loads()?);
     Ok(charts)
 }
 

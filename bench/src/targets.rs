@@ -62,6 +62,8 @@ const COUNTED: (&str, &str) = ("instructions", instructions::PAIR);
 const COUNTED_AOF: (&str, &str) = ("instructions", instructions::PAIR_AOF);
 const BESIDE_WAITERS: (&str, &str) = ("instructions", instructions::BESIDE);
 const COUNTED_HANDOVER: (&str, &str) = ("instructions", instructions::HANDOVER);
+const COUNTED_SAVE: (&str, &str) = ("instructions", instructions::SAVE);
+const COUNTED_LOAD: (&str, &str) = ("instructions", instructions::LOAD);
 const LOCK: (&str, &str) = ("memory", memory::LOCK);
 const RATE: (&str, &str) = ("handover", handover::RATE);
 const FAIRNESS: (&str, &str) = ("handover", handover::FAIRNESS);
@@ -113,6 +115,8 @@ const TARGETS: &[Target] = &[
         Over(handover::LIST),
         AtMost(1.2),
     ),
+    target(COUNTED_SAVE, STRING, None, Over(OURS), AtLeast(0.8)),
+    target(COUNTED_LOAD, STRING, None, Over(OURS), AtLeast(0.8)),
     target(RATE, OURS, Some(16), Over(handover::LIST), AtLeast(0.95)),
     target(RATE, OURS, Some(64), Over(handover::LIST), AtLeast(0.95)),
     target(RATE, OURS, Some(256), Over(handover::LIST), AtLeast(0.95)),

@@ -130,6 +130,7 @@ async fn work(opened: &Shared, ask: &Value) -> Result<Value, Failure> {
             client.close(Duration::from_secs(2)).await;
             Ok(json!({}))
         }
+        "run" => Err(Failure::Skip("run() drops its work at the loss")),
         _ => held(opened, ask).await,
     }
 }
@@ -264,6 +265,9 @@ async fn acquire(opened: &Shared, ask: &Value) -> Result<Value, Failure> {
         _ => return Err(Failure::Skip("the compiler refuses this")),
     };
     lock = lock.ttl(milliseconds(&ask["ttl"])?);
+    if ask["wait"].as_f64().is_some_and(|wait| wait > 1e12) {
+        return Err(Failure::Skip("a wait may be as long as a Duration"));
+    }
     if !ask["wait"].is_null() {
         lock = lock.wait(milliseconds(&ask["wait"])?);
     }

@@ -8,8 +8,9 @@ use tracing::Instrument;
 
 use crate::attempt::{Attempt, Outcome};
 use crate::client::{Client, Event};
-use crate::command::{self, SHORTEST};
+use crate::command::{self, SHORTEST, Spec, Token};
 use crate::error::{Error, Verdict};
+use crate::fleet::Fleet;
 use crate::hold::Hold;
 use crate::host::{Moment, pauses};
 use crate::link::Own;
@@ -17,7 +18,6 @@ use crate::node::Node;
 use crate::quorum::is_shortage;
 use crate::reply::{Reply, value_of};
 use crate::round::{Question, Round};
-use crate::spec::Spec;
 
 /// The pause after the first attempt that failed because of the nodes …
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
@@ -44,7 +44,14 @@ pub(crate) async fn acquire(
         match outcome {
             Outcome::Won { fence, valid_until } => {
                 if let Some(replicas) = spec.replicas {
-                    replicate(&mut attempt, replicas, valid_until, deadline).await?;
+                    let grant = Grant {
+                        spec: Arc::clone(&spec),
+                        token: attempt.token,
+                        verdicts: attempt.verdicts.clone(),
+                        valid_until,
+                    };
+                    // The attempt still releases if that fails.
+                    replicate(&client.fleet, grant, replicas, deadline).await?;
                 }
                 return Ok(Hold::begin(&mut attempt, fence));
             }
@@ -116,23 +123,62 @@ fn retry_in(verdicts: &[Verdict]) -> Duration {
     wait.unwrap_or_default().min(LONGEST_HINT)
 }
 
-/// Waits until the replicas of a majority have the grant. The attempt still releases if that fails.
-async fn replicate(
-    attempt: &mut Attempt,
-    replicas: u32,
+/// What nodes have granted, of which replicas are to have a copy.
+struct Grant {
+    spec: Arc<Spec>,
+    token: Token,
+    /// What each node said; those that granted are asked for their replicas.
+    verdicts: Vec<Verdict>,
     valid_until: Moment,
+}
+
+/// Waits until so many replicas of each node of a majority have what this hold was granted, for a
+/// guard that enters it again.
+pub(crate) async fn replicate_again(
+    hold: &Hold,
+    replicas: u32,
     deadline: Option<Moment>,
 ) -> Result<(), Error> {
-    let fleet = Arc::clone(&attempt.client.fleet);
-    let patience = (attempt.spec.ttl / REPLICAS_WITHIN).min(valid_until.remaining());
+    let (fleet, now) = (&hold.client.fleet, Moment::now());
+    let grant = {
+        let state = hold.lock();
+        let granted = |place| match state.leases.of(place) {
+            Some(lease) => Verdict::Granted { fence: lease.fence },
+            None => Verdict::NotAsked,
+        };
+        Grant {
+            spec: Arc::new(Spec {
+                ttl: hold.capped(state.ttl),
+                ..Spec::clone(&state.spec)
+            }),
+            token: hold.token,
+            verdicts: (0..fleet.nodes.len()).map(granted).collect(),
+            valid_until: state.leases.claim(now).unwrap_or(now),
+        }
+    };
+    replicate(fleet, grant, replicas, deadline).await
+}
+
+/// Waits until the replicas of a majority have the grant.
+async fn replicate(
+    fleet: &Fleet,
+    mut grant: Grant,
+    replicas: u32,
+    deadline: Option<Moment>,
+) -> Result<(), Error> {
+    let Grant { spec, token, .. } = &grant;
+    let patience = (spec.ttl / REPLICAS_WITHIN).min(grant.valid_until.remaining());
     let patience = deadline.map_or(patience, |deadline| patience.min(deadline.remaining()));
     let deadline = Moment::now() + patience;
-    let mut round = Round::within(&fleet.nodes, patience + fleet.node_timeout);
-    for place in attempt.ballot.granted().iter() {
-        let node = Arc::clone(&fleet.nodes[place]);
-        let (spec, token) = (Arc::clone(&attempt.spec), attempt.token);
-        let question = Question::new(place, Moment::now());
-        round.push(question, async move {
+    // On connections of their own, which say nothing about the nodes.
+    let mut round = Round::unlimited(fleet.nodes.len());
+    round.end_in(patience + fleet.node_timeout);
+    for (place, node) in fleet.nodes.iter().enumerate() {
+        if !matches!(grant.verdicts[place], Verdict::Granted { .. }) {
+            continue;
+        }
+        let (node, spec, token) = (Arc::clone(node), Arc::clone(spec), *token);
+        round.push(Question::new(place, Moment::now()), async move {
             // WAIT speaks of what this connection has done, so it does something: an extension
             // comes after the grant.
             let extend = command::extend(&spec.keys, token, spec.ttl, None);
@@ -143,15 +189,13 @@ async fn replicate(
     let mut confirmed = 0;
     while let Some((question, reply)) = round.next().await {
         confirmed += usize::from(matches!(reply, Reply::Yes(_)));
-        attempt.verdicts[question.place] = reply.verdict(Verdict::NotHeld);
-        if !is_shortage(confirmed, fleet.nodes.len()) {
-            break;
+        grant.verdicts[question.place] = reply.verdict(Verdict::NotHeld);
+        if !is_shortage(confirmed, fleet.nodes.len()) && grant.valid_until > Moment::now() {
+            return Ok(());
         }
     }
-    if !is_shortage(confirmed, fleet.nodes.len()) && valid_until > Moment::now() {
-        return Ok(());
-    }
-    let (lock, nodes) = (attempt.spec.name(), attempt.reports());
+    let lock = grant.spec.name();
+    let nodes = fleet.reports(|place| grant.verdicts[place].clone());
     Err(Error::NotReplicated { lock, nodes })
 }
 
@@ -191,7 +235,7 @@ async fn confirm(
 async fn extend_on_own(node: &Node, extend: &command::Request) -> (Option<Own>, Reply) {
     match node.own_connection().await {
         Ok(mut own) => {
-            let extended = Reply::read(own.connection.send(extend).await);
+            let extended = Reply::read(own.connection.send(extend).await, extend.keys);
             (Some(own), extended)
         }
         Err(verdict) => (None, Reply::Trouble(verdict)),

@@ -6,7 +6,7 @@ mod queue;
 use std::sync::Arc;
 
 use crate::client::Client;
-use crate::command::{self, Token, Wait};
+use crate::command::{self, Spec, Token, Wait};
 use crate::error::{Reports, Verdict};
 use crate::host::Moment;
 use crate::link::Own;
@@ -14,7 +14,6 @@ use crate::quorum::{Ballot, Decision, NodeSet, is_shortage};
 use crate::release::Release;
 use crate::reply::Reply;
 use crate::round::{Late, Question, Round};
-use crate::spec::Spec;
 
 use queue::Blocked;
 
@@ -46,6 +45,9 @@ pub(crate) struct Attempt {
     pub(crate) verdicts: Vec<Verdict>,
     /// Nodes that may hold something of this token.
     pub(crate) owing: NodeSet,
+    /// Of these, nodes that had no connection when they were first asked, with the one that had
+    /// ended: as long as there is no later one, nothing was sent.
+    unsent: Vec<(usize, u64)>,
     /// Before this moment nothing was granted.
     pub(crate) since: Moment,
     /// Nodes with a release of this token that may still arrive: it would end what they grant from
@@ -62,6 +64,8 @@ pub(crate) struct Attempt {
     granted_on: Option<(usize, Own)>,
     /// The shared connection of a single node when this attempt last sent something on it.
     pub(crate) generation: u64,
+    /// How often nodes had been restarted when it began.
+    pub(crate) restarts: u64,
 }
 
 impl Attempt {
@@ -72,6 +76,7 @@ impl Attempt {
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
+            unsent: Vec::new(),
             unsettled: NodeSet::default(),
             since: Moment::now(),
             queue_node: None,
@@ -80,6 +85,7 @@ impl Attempt {
             blocked: None,
             granted_on: None,
             generation: 0,
+            restarts: client.fleet.restarts(),
             client,
             spec,
         }
@@ -119,10 +125,7 @@ impl Attempt {
         let proposal = fleet.proposal(sent);
         let mut electorate = fleet.electorate();
         held.iter().for_each(|place| electorate.insert(place));
-        // What cannot be sent need not be released.
-        let can_ask =
-            |place: &usize| fleet.nodes[*place].can_be_asked() && !self.unsettled.contains(*place);
-        let electorate: NodeSet = electorate.iter().filter(can_ask).collect();
+        let electorate = fleet.askable(electorate, self.unsettled);
         let extend = (!held.is_empty()).then(|| {
             let ttl = self.spec.ttl;
             Arc::new(command::extend(&self.spec.keys, self.token, ttl, proposal))
@@ -144,20 +147,28 @@ impl Attempt {
                 continue;
             }
             self.verdicts[place] = Verdict::NotAsked;
-            self.owing.insert(place);
-            let mut question = Question::new(place, sent);
-            let request = match &extend {
+            self.owe(place);
+            let question = Question::new(place, sent);
+            match &extend {
                 Some(extend) if held.contains(place) => {
                     // A node far ahead keeps its own fence; the ballot leaves it out.
                     let known = earlier.grant_of(place).map(|grant| grant.0);
-                    question.exactly = proposal.max(known);
-                    extend
+                    let question = question.about(proposal.max(known));
+                    round.ask(&fleet.nodes[place], question, extend);
                 }
-                _ => &acquire,
-            };
-            round.ask(&fleet.nodes[place], question, request);
+                _ => round.ask(&fleet.nodes[place], question, &acquire),
+            }
         }
         round
+    }
+
+    /// The node is about to be asked for something that has to be released.
+    fn owe(&mut self, place: usize) {
+        let node = &self.client.fleet.nodes[place];
+        if !self.owing.contains(place) && !node.is_connected() {
+            self.unsent.push((place, node.standing().generation));
+        }
+        self.owing.insert(place);
     }
 
     /// The outcome, if the answers so far decide it; if they call for a write-back, it is sent.
@@ -199,8 +210,7 @@ impl Attempt {
         let raise = Arc::new(command::extend(keys, self.token, ttl, Some(fence)));
         for place in at.iter() {
             self.ballot.reopen(place);
-            let mut question = Question::new(place, Moment::now());
-            question.exactly = Some(fence);
+            let question = Question::new(place, Moment::now()).about(Some(fence));
             round.ask(&self.client.fleet.nodes[place], question, &raise);
         }
         round.start_again();
@@ -208,32 +218,26 @@ impl Attempt {
 
     fn count(&mut self, question: Question, reply: Reply) {
         let place = question.place;
-        let another = |fence: u64| question.exactly.is_some_and(|exactly| exactly != fence);
-        match reply {
-            Reply::Yes(fence) if !another(fence) => {
-                self.client.fleet.nodes[place].fences.saw(fence);
-                self.ballot.grant(place, fence, question.sent);
-                self.verdicts[place] = Verdict::Granted { fence };
+        let node = &self.client.fleet.nodes[place];
+        match &reply {
+            Reply::Yes(fence) => {
+                node.fences.saw(*fence);
+                self.ballot.grant(place, *fence, question.sent);
             }
-            Reply::Yes(_) | Reply::Part => {
-                self.ballot.deny(place);
-                self.verdicts[place] = Verdict::NotHeld;
-            }
-            Reply::No => {
-                // The token holds nothing there, so there is nothing to release.
+            _ => self.ballot.deny(place),
+        }
+        if reply == Reply::No {
+            self.overtaking |= self.queue_node == Some(place);
+            // The token holds nothing there, so there is nothing to release, unless the same
+            // request may still arrive on a connection that has ended.
+            if !node.may_have_repeated(question.generation) {
                 self.owing.remove(place);
-                self.ballot.deny(place);
-                self.overtaking |= self.queue_node == Some(place);
-                self.verdicts[place] = match question.exactly {
-                    Some(_) => Verdict::NotHeld,
-                    None => Verdict::held_by_somebody(),
-                };
-            }
-            Reply::Trouble(verdict) => {
-                self.ballot.deny(place);
-                self.verdicts[place] = verdict;
             }
         }
+        self.verdicts[place] = reply.verdict(match question.exactly {
+            Some(_) => Verdict::NotHeld,
+            None => Verdict::held_by_somebody(),
+        });
     }
 
     /// Why there is no majority.
@@ -353,6 +357,13 @@ impl Drop for Attempt {
             self.client
                 .background
                 .spawn(blocked.cancel(release, patience));
+        }
+        // A question that was not sent so far is never sent.
+        self.late.clear();
+        for (place, generation) in std::mem::take(&mut self.unsent) {
+            if self.client.fleet.nodes[place].standing().generation == generation {
+                self.owing.remove(place);
+            }
         }
         if !self.owing.is_empty() {
             drop(self.release(self.owing));

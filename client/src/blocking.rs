@@ -16,14 +16,19 @@
 //! # }
 //! ```
 
-mod background;
-
-use std::sync::Arc;
+use std::ops::Deref;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-use background::Background;
+use tokio::runtime::Handle;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::{CancellationToken, Error, Held, Moment, Owner, Released};
+use crate::{Error, Held, Moment, Owner, Released};
+
+/// How long the thread goes on after its client for releases that are not delivered yet.
+const LINGER: Duration = Duration::from_secs(30);
+/// How often it looks whether they are.
+const LOOK: Duration = Duration::from_millis(5);
 
 /// A client of one or several masters, with a thread of its own.
 #[derive(Clone, Debug)]
@@ -40,7 +45,8 @@ impl Redlock {
 
     /// Where the nodes are and how to treat them.
     pub fn builder() -> Builder {
-        Builder(crate::Redlock::builder())
+        let inner = crate::Redlock::builder();
+        Builder { inner }
     }
 
     fn start<C>(connect: C) -> Result<Self, Error>
@@ -76,121 +82,75 @@ impl Redlock {
     }
 }
 
+/// Passes these settings on to the asynchronous type that has them.
+macro_rules! settings_of {
+    ($inner:ident: $($(#[$when:meta])* $name:ident($($value:ident: $type:ty),*);)*) => {$(
+        #[doc = concat!("See [`crate::", stringify!($inner), "::", stringify!($name), "`].")]
+        $(#[$when])*
+        pub fn $name(mut self, $($value: $type),*) -> Self {
+            self.inner = self.inner.$name($($value),*);
+            self
+        }
+    )*};
+}
+
 /// The settings of a client that is yet to be connected; they are those of [`crate::Builder`].
 #[derive(Clone)]
-pub struct Builder(crate::Builder);
+pub struct Builder {
+    inner: crate::Builder,
+}
 
 impl Builder {
-    /// See [`crate::Builder::node`].
-    pub fn node(self, url: impl AsRef<str>) -> Self {
-        Self(self.0.node(url))
-    }
-
-    /// See [`crate::Builder::nodes`].
-    pub fn nodes<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        Self(self.0.nodes(urls))
-    }
-
-    /// See [`crate::Builder::node_info`].
-    pub fn node_info(self, info: redis::ConnectionInfo) -> Self {
-        Self(self.0.node_info(info))
-    }
-
-    /// See [`crate::Builder::node_client`].
-    pub fn node_client(self, client: &redis::Client) -> Self {
-        Self(self.0.node_client(client))
-    }
-
-    /// See [`crate::Builder::sentinel`].
-    #[cfg(feature = "sentinel")]
-    pub fn sentinel<U: AsRef<str>>(
-        self,
-        name: impl Into<String>,
-        urls: impl IntoIterator<Item = U>,
-    ) -> Self {
-        Self(self.0.sentinel(name, urls))
-    }
-
-    /// See [`crate::Builder::sentinel_credentials`].
-    #[cfg(feature = "sentinel")]
-    pub fn sentinel_credentials(self, credentials: crate::Credentials) -> Self {
-        Self(self.0.sentinel_credentials(credentials))
-    }
-
-    /// See [`crate::Builder::sentinel_master_tls`].
-    #[cfg(all(feature = "sentinel", feature = "tls"))]
-    pub fn sentinel_master_tls(self) -> Self {
-        Self(self.0.sentinel_master_tls())
-    }
-
-    /// See [`crate::Builder::cluster`].
-    #[cfg(feature = "cluster")]
-    pub fn cluster<U: AsRef<str>>(self, urls: impl IntoIterator<Item = U>) -> Self {
-        Self(self.0.cluster(urls))
-    }
-
-    /// See [`crate::Builder::node_timeout`].
-    pub fn node_timeout(self, timeout: Duration) -> Self {
-        Self(self.0.node_timeout(timeout))
-    }
-
-    /// See [`crate::Builder::connect_timeout`].
-    pub fn connect_timeout(self, timeout: Duration) -> Self {
-        Self(self.0.connect_timeout(timeout))
-    }
-
-    /// See [`crate::Builder::client_name`].
-    pub fn client_name(self, name: impl AsRef<str>) -> Self {
-        Self(self.0.client_name(name))
+    settings_of! { Builder:
+        node(url: impl AsRef<str>);
+        nodes(urls: impl IntoIterator<Item = impl AsRef<str>>);
+        node_info(info: redis::ConnectionInfo);
+        node_client(client: &redis::Client);
+        #[cfg(feature = "sentinel")]
+        sentinel(name: impl Into<String>, urls: impl IntoIterator<Item = impl AsRef<str>>);
+        #[cfg(feature = "sentinel")]
+        sentinel_credentials(credentials: crate::Credentials);
+        #[cfg(all(feature = "sentinel", feature = "tls"))]
+        sentinel_master_tls();
+        #[cfg(feature = "cluster")]
+        cluster(urls: impl IntoIterator<Item = impl AsRef<str>>);
+        node_timeout(timeout: Duration);
+        connect_timeout(timeout: Duration);
+        client_name(name: impl AsRef<str>);
+        metrics(metrics: impl crate::Metrics);
+        #[cfg(feature = "tls")]
+        root_certificate(pem: impl Into<Vec<u8>>);
+        #[cfg(feature = "tls")]
+        client_certificate(certificate: impl Into<Vec<u8>>, key: impl Into<Vec<u8>>);
     }
 
     /// See [`crate::Builder::credentials`]; here the provider may block.
     pub fn credentials<E>(
-        self,
+        mut self,
         provider: impl Fn() -> Result<crate::Credentials, E> + Send + Sync + 'static,
     ) -> Self
     where
         E: Into<Box<dyn std::error::Error + Send + Sync>> + Send + 'static,
     {
         let provider = Arc::new(provider);
-        Self(self.0.credentials(move || {
+        self.inner = self.inner.credentials(move || {
             let provider = Arc::clone(&provider);
             async move {
                 let asked = tokio::task::spawn_blocking(move || provider().map_err(Into::into));
                 asked.await.unwrap_or_else(|ended| Err(ended.into()))
             }
-        }))
-    }
-
-    /// See [`crate::Builder::metrics`].
-    pub fn metrics(self, metrics: impl crate::Metrics) -> Self {
-        Self(self.0.metrics(metrics))
-    }
-
-    /// See [`crate::Builder::root_certificate`].
-    #[cfg(feature = "tls")]
-    pub fn root_certificate(self, pem: impl Into<Vec<u8>>) -> Self {
-        Self(self.0.root_certificate(pem))
-    }
-
-    /// See [`crate::Builder::client_certificate`].
-    #[cfg(feature = "tls")]
-    pub fn client_certificate(
-        self,
-        certificate: impl Into<Vec<u8>>,
-        key: impl Into<Vec<u8>>,
-    ) -> Self {
-        Self(self.0.client_certificate(certificate, key))
+        });
+        self
     }
 
     /// See [`crate::Builder::connect`].
     pub fn connect(self) -> Result<Redlock, Error> {
-        Redlock::start(self.0.connect())
+        Redlock::start(self.inner.connect())
     }
 
     /// See [`crate::Builder::connect_lazy`].
     pub fn connect_lazy(self) -> Result<Redlock, Error> {
-        Redlock::start(async move { self.0.connect_lazy() })
+        Redlock::start(async move { self.inner.connect_lazy() })
     }
 }
 
@@ -203,54 +163,16 @@ pub struct Lock {
 }
 
 impl Lock {
-    fn with(mut self, option: impl FnOnce(crate::Lock) -> crate::Lock) -> Self {
-        self.inner = option(self.inner);
-        self
-    }
-
-    /// See [`crate::Lock::ttl`].
-    pub fn ttl(self, ttl: Duration) -> Self {
-        self.with(|lock| lock.ttl(ttl))
-    }
-
-    /// See [`crate::Lock::wait`].
-    pub fn wait(self, wait: Duration) -> Self {
-        self.with(|lock| lock.wait(wait))
-    }
-
-    /// See [`crate::Lock::shared`].
-    pub fn shared(self) -> Self {
-        self.with(crate::Lock::shared)
-    }
-
-    /// See [`crate::Lock::limit`].
-    pub fn limit(self, holders: u32) -> Self {
-        self.with(|lock| lock.limit(holders))
-    }
-
-    /// See [`crate::Lock::owner`].
-    pub fn owner(self, owner: &Owner) -> Self {
-        self.with(|lock| lock.owner(owner))
-    }
-
-    /// See [`crate::Lock::max_hold`].
-    pub fn max_hold(self, cap: Duration) -> Self {
-        self.with(|lock| lock.max_hold(cap))
-    }
-
-    /// See [`crate::Lock::ephemeral`].
-    pub fn ephemeral(self) -> Self {
-        self.with(crate::Lock::ephemeral)
-    }
-
-    /// See [`crate::Lock::renew`].
-    pub fn renew(self, renew: bool) -> Self {
-        self.with(|lock| lock.renew(renew))
-    }
-
-    /// See [`crate::Lock::replicas`].
-    pub fn replicas(self, replicas: u32) -> Self {
-        self.with(|lock| lock.replicas(replicas))
+    settings_of! { Lock:
+        ttl(ttl: Duration);
+        wait(wait: Duration);
+        shared();
+        limit(holders: u32);
+        owner(owner: &Owner);
+        max_hold(cap: Duration);
+        ephemeral();
+        renew(renew: bool);
+        replicas(replicas: u32);
     }
 
     /// See [`crate::Lock::acquire`].
@@ -291,8 +213,8 @@ impl Lock {
     }
 }
 
-/// A lock that is held. Dropping the last guard of a hold releases it before the drop returns,
-/// wherever that is.
+/// A lock that is held, with all that its view ([`Held`]) tells. Dropping the last guard of a hold
+/// releases it before the drop returns, wherever that is.
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
@@ -303,30 +225,10 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// See [`crate::Guard::fence`].
-    pub fn fence(&self) -> u64 {
-        self.held.fence()
-    }
-
-    /// See [`crate::Guard::valid_until`].
-    pub fn valid_until(&self) -> Moment {
-        self.held.valid_until()
-    }
-
-    /// See [`crate::Guard::is_valid`].
-    pub fn is_valid(&self) -> bool {
-        self.held.is_valid()
-    }
-
     /// Waits until the hold is over, and says why.
     pub fn lost(&self) -> crate::Loss {
         let held = self.held();
         self.background.run(async move { held.lost().await })
-    }
-
-    /// See [`crate::Guard::lost_token`].
-    pub fn lost_token(&self) -> CancellationToken {
-        self.held.lost_token()
     }
 
     /// See [`crate::Guard::held`].
@@ -370,10 +272,69 @@ impl Guard {
     }
 }
 
+impl Deref for Guard {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
+    }
+}
+
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.take() {
             self.background.run(inner.release());
+        }
+    }
+}
+
+/// The thread that does the work, with a runtime that no other one stops. It ends with the last
+/// handle.
+#[derive(Debug)]
+struct Background {
+    runtime: Handle,
+    _stop: DropGuard,
+}
+
+impl Background {
+    fn start() -> std::io::Result<Arc<Self>> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        let work = move || {
+            runtime.block_on(async {
+                stopped.cancelled().await;
+                let tasks = runtime.metrics();
+                let rest = async {
+                    while tasks.num_alive_tasks() > 0 {
+                        tokio::time::sleep(LOOK).await;
+                    }
+                };
+                let _ = tokio::time::timeout(LINGER, rest).await;
+            });
+        };
+        let thread = std::thread::Builder::new().name("redislock".to_owned());
+        thread.spawn(work)?;
+        Ok(Arc::new(Self {
+            runtime: handle,
+            _stop: stop.drop_guard(),
+        }))
+    }
+
+    /// Has the thread do the work, and waits for its result. This only blocks the caller's thread,
+    /// while `block_on` panics inside of another runtime.
+    fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        let (sender, receiver) = mpsc::sync_channel(1);
+        self.runtime.spawn(async move {
+            // The caller waits for it.
+            let _ = sender.send(work.await);
+        });
+        match receiver.recv() {
+            Ok(result) => result,
+            Err(_) => panic!("the thread of the blocking client panicked"),
         }
     }
 }

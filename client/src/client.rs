@@ -3,16 +3,16 @@
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use tokio_util::sync::{CancellationToken, DropGuard};
 
+use crate::command::Spec;
 use crate::error::{Error, Loss};
 use crate::fleet::Fleet;
-use crate::host::{Background, Moment};
+use crate::host::{Background, Moment, locked};
 use crate::keeper::Keeper;
-use crate::spec::Spec;
 
 /// A lock that was busy so recently is queued for at once, instead of first asking all nodes in
 /// vain.
@@ -87,8 +87,7 @@ impl Client {
     /// Where a lock, or another one of the same hash, is remembered.
     fn busy(&self, spec: &Spec) -> (MutexGuard<'_, [Option<Moment>; BUSY_SLOTS]>, usize) {
         let slot = self.hashing.hash_one(&spec.keys) % BUSY_SLOTS as u64;
-        let busy = self.busy.lock().unwrap_or_else(PoisonError::into_inner);
-        (busy, slot as usize)
+        (locked(&self.busy), slot as usize)
     }
 
     pub(crate) fn was_busy(&self, spec: &Spec) {

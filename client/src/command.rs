@@ -1,14 +1,27 @@
-//! What is sent: one place that knows the syntax of every command, and the token that proves
-//! ownership.
+//! What is asked for, checked before anything is sent, and the one place that knows the syntax of
+//! every command.
 
 use std::fmt;
 use std::time::Duration;
 
 use redis::{Cmd, RedisWrite, ToRedisArgs};
 
+use crate::error::{Error, invalid_if};
 use crate::host::random;
-use crate::spec::Spec;
 
+/// How long a lease lasts unless asked otherwise.
+pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
+/// How long one node may take to answer unless asked otherwise: small against the default ttl.
+pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
+/// How long a connection may take to open unless asked otherwise.
+pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// No node lets a lease be longer, whatever its settings.
+pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(7 * 86_400);
+/// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use
+/// the lock.
+pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
+/// Longest owner label, as the server has it.
+pub(crate) const MAX_LABEL: usize = 256;
 /// Leases and waits are whole milliseconds: nothing shorter can be asked for.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
 /// The server refuses to wait for longer than this, a lifetime.
@@ -20,6 +33,124 @@ const USUAL_SIZE: usize = 160;
 /// Keys that a node is asked to go through in one step of a listing.
 #[cfg(feature = "observe")]
 const SCAN_COUNT: usize = 1_000;
+
+/// Everything about a request but its token and its fence.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) keys: Vec<Vec<u8>>,
+    pub(crate) ttl: Duration,
+    pub(crate) shared: bool,
+    pub(crate) limit: Option<u32>,
+    pub(crate) max_hold: Option<Duration>,
+    pub(crate) ephemeral: bool,
+    pub(crate) label: Option<String>,
+    pub(crate) replicas: Option<u32>,
+    pub(crate) renew: bool,
+}
+
+impl Spec {
+    pub(crate) fn new(keys: Vec<Vec<u8>>) -> Self {
+        Self {
+            keys,
+            ttl: DEFAULT_TTL,
+            shared: false,
+            limit: None,
+            max_hold: None,
+            ephemeral: false,
+            label: None,
+            replicas: None,
+            renew: true,
+        }
+    }
+
+    /// The lock's name for messages: any bytes, made readable.
+    pub(crate) fn name(&self) -> String {
+        let names: Vec<String> = self
+            .keys
+            .iter()
+            .map(|key| key.escape_ascii().to_string())
+            .collect();
+        format!("lock {}", names.join(", "))
+    }
+
+    /// What is wrong with this request, for a client of `nodes` nodes that gives each
+    /// `node_timeout`.
+    pub(crate) fn check(&self, nodes: usize, node_timeout: Duration) -> Result<(), Error> {
+        let none = self.keys.is_empty();
+        invalid_if(none, format_args!("no lock is named: give at least one"))?;
+        for (place, key) in self.keys.iter().enumerate() {
+            let twice = self.keys[..place].contains(key);
+            let key = key.escape_ascii();
+            invalid_if(twice, format_args!("lock {key} is named twice"))?;
+        }
+        check_ttl(self.ttl, node_timeout)?;
+        self.check_options(nodes)
+    }
+
+    /// What of it makes no sense, or does not go together.
+    fn check_options(&self, nodes: usize) -> Result<(), Error> {
+        invalid_if(
+            self.max_hold.is_some_and(|cap| cap < self.ttl),
+            format_args!("max_hold is shorter than the ttl: raise it or ask for a shorter lease"),
+        )?;
+        invalid_if(
+            self.limit.is_some() && !self.shared,
+            format_args!("limit needs shared: a semaphore is a shared lock"),
+        )?;
+        invalid_if(
+            self.limit == Some(0),
+            format_args!("limit must be 1 or more"),
+        )?;
+        invalid_if(
+            nodes > 1 && self.limit.is_some(),
+            format_args!(
+                "limit needs a single node, this client has {nodes}: permits have no quorum"
+            ),
+        )?;
+        invalid_if(
+            nodes > 1 && self.ephemeral,
+            format_args!("ephemeral needs a single node, this client has {nodes}"),
+        )?;
+        invalid_if(
+            self.label.iter().any(|label| label.len() > MAX_LABEL),
+            format_args!("the owner's label is longer than {MAX_LABEL} bytes"),
+        )?;
+        invalid_if(
+            self.replicas == Some(0),
+            format_args!("replicas must be 1 or more: omit it to wait for no replica"),
+        )?;
+        invalid_if(
+            self.replicas.is_some() && self.ephemeral,
+            format_args!(
+                "replicas and ephemeral exclude each other: an ephemeral hold ends with its \
+                 connection"
+            ),
+        )
+    }
+}
+
+/// What is wrong with a lease of this length.
+pub(crate) fn check_ttl(ttl: Duration, node_timeout: Duration) -> Result<(), Error> {
+    let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
+    invalid_if(
+        ttl <= shortest,
+        format_args!(
+            "a ttl of {ttl:?} is too short for a node timeout of {node_timeout:?}: it must be \
+             longer than {shortest:?}"
+        ),
+    )?;
+    invalid_if(
+        ttl < SHORTEST,
+        format_args!("a ttl below a millisecond is too short: leases are whole milliseconds"),
+    )?;
+    invalid_if(
+        ttl > LONGEST_TTL,
+        format_args!(
+            "a ttl of {ttl:?} is longer than any node allows: ask for {LONGEST_TTL:?} at most, \
+             and let it be renewed"
+        ),
+    )
+}
 
 /// The owner's secret: 122 random bits, made for every attempt and never used again. Its bearer
 /// owns the hold, so it is sent to the nodes and shown to nobody else.
@@ -55,6 +186,8 @@ impl fmt::Debug for Token {
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) cmd: Cmd,
+    /// How many keys the reply is about.
+    pub(crate) keys: usize,
     #[cfg(feature = "cluster")]
     pub(crate) key: Option<Vec<u8>>,
 }
@@ -64,6 +197,7 @@ impl Request {
     fn new(cmd: Cmd, _key: Option<&[u8]>) -> Self {
         Self {
             cmd,
+            keys: 1,
             #[cfg(feature = "cluster")]
             key: _key.map(<[u8]>::to_vec),
         }
@@ -96,7 +230,10 @@ fn request(
         keys => cmd.arg(several).arg(keys.len()).arg(keys),
     };
     arguments(&mut cmd);
-    Request::new(cmd, keys.first().map(Vec::as_slice))
+    Request {
+        keys: keys.len(),
+        ..Request::new(cmd, keys.first().map(Vec::as_slice))
+    }
 }
 
 /// `LOCK.ACQUIRE key token ttl ONCE …`.
@@ -211,13 +348,6 @@ pub(crate) fn any(cmd: &Cmd) -> Request {
     Request::new(cmd.clone(), None)
 }
 
-/// `CONFIG GET lock.quarantine`, of any one master.
-pub(crate) fn quarantine_setting() -> Request {
-    let mut cmd = redis::cmd("CONFIG");
-    cmd.arg("GET").arg("lock.quarantine");
-    Request::new(cmd, Some(&[]))
-}
-
 /// `WAIT replicas milliseconds`, routed like the lock it follows.
 pub(crate) fn wait(spec: &Spec, replicas: u32, patience: Duration) -> Request {
     let mut cmd = redis::cmd("WAIT");
@@ -282,18 +412,4 @@ pub(crate) fn role() -> Cmd {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_token_is_never_shown() {
-        let token = Token::fresh();
-        let text = String::from_utf8(token.0.to_vec()).unwrap();
-        assert!(!format!("{token:?}").contains(&text));
-    }
-
-    #[test]
-    fn every_token_is_another() {
-        assert_ne!(Token::fresh().0, Token::fresh().0);
-    }
-}
+mod tests;

@@ -7,6 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::command::DEFAULT_TTL;
 use crate::error::{Error, Loss, Verdict};
 use crate::guard::{Guard, Held};
 use crate::host::Moment;
@@ -16,7 +17,6 @@ use crate::redlock::Redlock;
 use crate::release::Released;
 use crate::reply::LockStatus;
 use crate::round::{Question, Round};
-use crate::spec::DEFAULT_TTL;
 
 /// Observers look no more often than this …
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);

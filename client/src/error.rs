@@ -297,6 +297,14 @@ pub enum Error {
     Command(RedisError),
 }
 
+/// Refuses what makes no sense, before anything is sent.
+pub(crate) fn invalid_if(wrong: bool, problem: fmt::Arguments<'_>) -> Result<(), Error> {
+    match wrong {
+        true => Err(Error::Invalid(problem.to_string())),
+        false => Ok(()),
+    }
+}
+
 impl fmt::Display for Error {
     fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

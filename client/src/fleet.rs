@@ -1,19 +1,19 @@
 //! All nodes of a client: their first connection, and the watch over them in the background.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::command;
 use crate::error::{Error, NodeReport, Reports, Verdict};
 use crate::host::{Moment, pauses};
 use crate::keeper::Keeper;
 use crate::link::Connection;
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority, proposal};
-use crate::reply::{Fields, NodeStatus, value_of};
+use crate::reply::NodeStatus;
 use crate::round::{Nodes, Question, Round};
 
 /// While the client uses a node or holds any lock, the node is asked this often whether it is still
@@ -33,6 +33,8 @@ pub(crate) struct Fleet {
     changed: Notify,
     /// Whether every node was asked once, or had the time to answer.
     asked_all: watch::Sender<bool>,
+    /// How often a node has turned out to be another process than before.
+    restarts: AtomicU64,
 }
 
 impl Fleet {
@@ -42,6 +44,7 @@ impl Fleet {
             node_timeout,
             changed: Notify::new(),
             asked_all: watch::Sender::new(false),
+            restarts: AtomicU64::new(0),
         }
     }
 
@@ -58,6 +61,15 @@ impl Fleet {
             true => self.everybody(),
             false => up,
         }
+    }
+
+    /// Those of these nodes, without some, that something can be sent to: what cannot be sent need
+    /// not be released.
+    pub(crate) fn askable(&self, places: NodeSet, but: NodeSet) -> NodeSet {
+        let places = places.iter().filter(|place| !but.contains(*place));
+        places
+            .filter(|place| self.nodes[*place].can_be_asked())
+            .collect()
     }
 
     /// A round of questions on the shared connections: every node has the node timeout to answer.
@@ -88,19 +100,19 @@ impl Fleet {
         Reports(self.nodes.iter().enumerate().map(report).collect())
     }
 
+    /// How often a node was restarted so far. It counts before the holds are told.
+    pub(crate) fn restarts(&self) -> u64 {
+        self.restarts.load(Ordering::SeqCst)
+    }
+
     /// Returns when some node comes back, and after `patience` anyway.
     pub(crate) async fn change(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
 
-    /// The first round of questions to all nodes is over.
-    pub(crate) fn asked_all(&self) {
-        self.asked_all.send_replace(true);
-    }
-
-    /// Returns when that is so, at `deadline` at the latest, and in any case after the time that
-    /// connecting takes. A client that was not connected before its first request knows nothing
-    /// about its nodes until then.
+    /// Returns when every node was asked once, at `deadline` at the latest, and in any case after
+    /// the time that connecting takes. A client that was not connected before its first request
+    /// knows nothing about its nodes until then.
     pub(crate) async fn first_answers(&self, deadline: Option<Moment>) {
         if *self.asked_all.borrow() {
             return;
@@ -188,20 +200,24 @@ impl Fleet {
     /// one stays if it answers first: holds and places in queues may depend on it.
     async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
         let node = &self.nodes[place];
-        let Ok((generation, mut connection)) = node.shared() else {
+        let Ok(mut shared) = node.shared() else {
             let (connection, status) = node.dial().await?;
             return self.accept(place, &status, Some(connection));
         };
-        let asked = connection.status(self.node_timeout);
+        let asked = shared.connection.status(self.node_timeout);
         tokio::pin!(asked);
         let answered = tokio::time::timeout(self.node_timeout, &mut asked).await;
         let pending = answered.is_err();
         match answered {
             // A master that does not answer may refuse the credentials of this connection.
-            Ok(Ok((_, false))) if node.has_new_login().await => {}
-            Ok(Ok((status, _))) => return self.accept(place, &status, None),
+            Ok(Ok((_, false))) if node.link.has_new_login().await => {}
+            Ok(Ok((status, _))) => match self.accept(place, &status, None) {
+                // It has ended since.
+                Err(Verdict::Unreachable(_)) => {}
+                known => return known,
+            },
             Ok(Err(Verdict::Unreachable(why))) => {
-                node.ended(generation, Verdict::Unreachable(why));
+                node.ended(shared.generation, Verdict::Unreachable(why));
             }
             Ok(Err(verdict)) => node.bar(verdict),
             Err(_) => node.suspect(Verdict::TimedOut(self.node_timeout)),
@@ -230,21 +246,16 @@ impl Fleet {
                 return Err(Verdict::SameAs { node });
             }
         }
-        let node = &self.nodes[place];
-        Ok(match new {
-            Some(connection) => node.install(connection, status),
-            None => node.confirm(status),
-        })
+        let known = self.nodes[place].confirm(status, new)?;
+        if known == Known::Restarted {
+            self.restarts.fetch_add(1, Ordering::SeqCst);
+        }
+        Ok(known)
     }
 }
 
 /// What a node said when it was first asked.
-struct First {
-    connection: Connection,
-    status: Vec<NodeStatus>,
-    /// Whether a restart may make it forget grants.
-    may_forget: bool,
-}
+type First = (Connection, Vec<NodeStatus>);
 
 impl Fleet {
     /// Connects to every node at once and checks what they say about themselves. Once a majority is
@@ -254,9 +265,9 @@ impl Fleet {
         let started = Moment::now();
         let mut round: Round<Result<First, Verdict>> = Round::unlimited(self.nodes.len());
         for (place, node) in self.nodes.iter().enumerate() {
-            let (node, patience) = (Arc::clone(node), self.node_timeout);
+            let node = Arc::clone(node);
             let question = Question::new(place, started);
-            round.push(question, async move { first_answer(&node, patience).await });
+            round.push(question, async move { node.dial().await });
         }
         let mut verdicts = vec![None; self.nodes.len()];
         let mut connected = 0;
@@ -273,20 +284,16 @@ impl Fleet {
             }
         }
         let judged = self.judge(&verdicts);
-        self.asked_all();
+        self.asked_all.send_replace(true);
         judged?;
         self.warn();
         Ok(())
     }
 
-    fn take_in(&self, place: usize, first: First) -> Result<(), Verdict> {
-        self.accept(place, &first.status, Some(first.connection))?;
-        if first.may_forget {
-            tracing::warn!(
-                node = %self.nodes[place].name,
-                "neither durable nor quarantined: after a restart it may grant a lock that is \
-                 still held; set lock.quarantine, or appendonly with appendfsync always"
-            );
+    fn take_in(&self, place: usize, (connection, status): First) -> Result<(), Verdict> {
+        self.accept(place, &status, Some(connection))?;
+        for warning in status.iter().flat_map(|master| &master.warnings) {
+            tracing::warn!(node = %self.nodes[place].name, "{}", warning.escape_debug());
         }
         Ok(())
     }
@@ -336,30 +343,6 @@ impl Fleet {
             );
         }
     }
-}
-
-async fn first_answer(node: &Node, patience: Duration) -> Result<First, Verdict> {
-    let (mut connection, status) = node.dial().await?;
-    let may_forget = status.iter().any(NodeStatus::may_forget)
-        && !quarantine_is_set(&mut connection, patience).await;
-    Ok(First {
-        connection,
-        status,
-        may_forget,
-    })
-}
-
-/// LOCK.NODE tells a quarantine only while it lasts; the setting itself is read where that is
-/// allowed.
-async fn quarantine_is_set(connection: &mut Connection, patience: Duration) -> bool {
-    let request = command::quarantine_setting();
-    let asked = tokio::time::timeout(patience, connection.send(&request));
-    let Ok(Ok(value)) = asked.await.map(value_of) else {
-        return false;
-    };
-    let setting = Fields::read(value, "CONFIG GET");
-    let setting = setting.and_then(|setting| setting.millis("lock.quarantine"));
-    setting.is_ok_and(|quarantine| !quarantine.is_zero())
 }
 
 /// What somebody has to change before this node can serve; nothing if waiting may help.

@@ -1,6 +1,7 @@
 //! What the holder of a lock has in hand.
 
 use std::fmt;
+use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -99,10 +100,7 @@ impl Held {
     /// Extends every hold, by its own ttl or to another one.
     pub(crate) async fn extend(&self, ttl: Option<Duration>) -> Result<Moment, Error> {
         for hold in &self.holds {
-            match ttl {
-                Some(ttl) => hold.extend_checked(ttl).await?,
-                None => hold.extend_again().await?,
-            };
+            hold.extend(ttl).await?;
         }
         Ok(self.valid_until())
     }
@@ -119,7 +117,8 @@ impl fmt::Debug for Held {
     }
 }
 
-/// A lock that is held. Dropping the last guard of a hold releases it in the background.
+/// A lock that is held, with all that its view ([`Held`]) tells. Dropping the last guard of a hold
+/// releases it in the background.
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     held: Held,
@@ -162,31 +161,6 @@ impl Guard {
             None => hold.spec.keys.iter().any(|known| known == key),
             Some(locks) => locks.iter().any(|lock| hold.spec.keys[*lock] == key),
         })
-    }
-
-    /// The number that a resource compares: of two holders the later one has the higher fence.
-    pub fn fence(&self) -> u64 {
-        self.held.fence()
-    }
-
-    /// Until when the lock is surely held, unless it is renewed.
-    pub fn valid_until(&self) -> Moment {
-        self.held.valid_until()
-    }
-
-    /// Whether the lock is surely held at this moment; see [`Held::is_valid`].
-    pub fn is_valid(&self) -> bool {
-        self.held.is_valid()
-    }
-
-    /// Completes when the hold is over, and says why; see [`Held::lost`].
-    pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        self.held.lost()
-    }
-
-    /// The same as a token, to be handed to whatever has to stop.
-    pub fn lost_token(&self) -> CancellationToken {
-        self.held.lost_token()
     }
 
     /// A view for those who work under this lock.
@@ -257,6 +231,14 @@ impl Guard {
             });
         }
         released
+    }
+}
+
+impl Deref for Guard {
+    type Target = Held;
+
+    fn deref(&self) -> &Held {
+        &self.held
     }
 }
 

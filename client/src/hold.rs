@@ -3,7 +3,7 @@
 mod entries;
 mod renewal;
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -12,16 +12,14 @@ use tracing::Instrument;
 
 use crate::attempt::Attempt;
 use crate::client::{Client, Event};
-use crate::command::{self, Token};
+use crate::command::{self, Spec, Token};
 use crate::error::{Error, Loss, Reports, Verdict};
-use crate::host::Moment;
-use crate::keeper::Slot;
+use crate::host::{Moment, locked};
+use crate::keeper::{Kept, Slot};
 use crate::link::Connection;
-use crate::node::Dependent;
 use crate::quorum::{Leases, NodeSet};
 use crate::release::{Release, Released};
 use crate::round::Late;
-use crate::spec::Spec;
 
 use entries::Entries;
 pub(crate) use entries::{Left, Part};
@@ -42,17 +40,15 @@ impl Ending {
     fn set(&self, loss: Loss) -> bool {
         let first = self.loss.set(loss).is_ok();
         self.token.cancel();
-        self.joint().drain(..).for_each(|token| token.cancel());
+        locked(&self.joint)
+            .drain(..)
+            .for_each(|token| token.cancel());
         first
-    }
-
-    fn joint(&self) -> MutexGuard<'_, Vec<CancellationToken>> {
-        self.joint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Cancels this token, too.
     pub(crate) fn also(&self, token: &CancellationToken) {
-        let mut joint = self.joint();
+        let mut joint = locked(&self.joint);
         match self.is_set() {
             true => token.cancel(),
             false => joint.push(token.clone()),
@@ -118,7 +114,7 @@ pub(crate) struct Bound {
     pub(crate) generation: u64,
     /// Kept open, if it has not ended yet.
     pub(crate) _connection: Option<Connection>,
-    pub(crate) _dependent: Dependent,
+    pub(crate) _dependent: Arc<()>,
 }
 
 impl Hold {
@@ -162,14 +158,18 @@ impl Hold {
             turn: tokio::sync::Mutex::default(),
             spec,
         });
-        hold.bind(attempt.generation);
         hold.schedule();
+        // From here on the keeper tells the hold; what came before it has to see for itself.
+        hold.bind(attempt.generation);
+        if hold.client.fleet.restarts() != attempt.restarts {
+            Arc::clone(&hold).ask_again();
+        }
         hold
     }
 
     /// Ties an ephemeral hold to the shared connection, which had this generation before the hold
     /// was granted or extended on it.
-    pub(crate) fn bind(&self, generation: u64) {
+    pub(crate) fn bind(self: &Arc<Self>, generation: u64) {
         if !self.spec.ephemeral {
             return;
         }
@@ -177,14 +177,14 @@ impl Hold {
         let mut state = self.lock();
         state.bound = Some(Bound {
             generation,
-            _connection: node.shared().ok().map(|(_, connection)| connection),
+            _connection: node.shared().ok().map(|shared| shared.connection),
             _dependent: node.depend(),
         });
+        drop(state);
         if node.standing().generation != generation {
             // Nobody knows on which connection the request went out: ask again, on the new one.
-            state.renew_at = Some(Moment::now());
+            Arc::clone(self).ask_again();
         }
-        drop(state);
         // It may have ended before this hold could be told of it.
         self.end_with_connection(node.standing().closed);
     }
@@ -198,7 +198,7 @@ impl Hold {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 
     pub(crate) fn valid_until(&self) -> Moment {

@@ -1,8 +1,9 @@
 //! What a client takes from the machine that it runs on: the clock by which validity is judged,
-//! randomness, the pauses between retries, and a place for background tasks.
+//! randomness, pauses, locks between threads, and a place for background tasks.
 
 use std::fmt;
 use std::ops::Add;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use backon::{BackoffBuilder, ExponentialBuilder};
@@ -55,6 +56,11 @@ impl Moment {
         Self(self.0.saturating_sub(span))
     }
 
+    /// Whole milliseconds since the host started.
+    pub(crate) fn millis(self) -> u64 {
+        u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
+    }
+
     /// A moment at a given distance from the start of the host, for tables of tests.
     #[cfg(test)]
     pub(crate) fn at_millis(millis: u64) -> Self {
@@ -84,6 +90,19 @@ pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item =
         .with_min_delay(first)
         .with_max_delay(longest)
         .build()
+}
+
+/// Sleeps for so long; `None`: forever.
+pub(crate) async fn sleep(span: Option<Duration>) {
+    match span {
+        Some(span) => tokio::time::sleep(span).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Locks what a task changes in one step: it is as good after a panic as before.
+pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Random bits of the operating system.

@@ -3,14 +3,13 @@
 //! not; so the agenda is kept by CLOCK_BOOTTIME, in a map.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use crate::host::Moment;
+use crate::host::{Moment, locked, sleep};
 
 /// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices
 /// soon after.
@@ -39,7 +38,6 @@ pub(crate) trait Kept: Send + Sync {
 pub(crate) struct Keeper {
     agenda: Mutex<Agenda>,
     wake: Notify,
-    serial: AtomicU64,
     busy_nap: Duration,
 }
 
@@ -52,6 +50,15 @@ struct Agenda {
     asleep_until: Option<Moment>,
     /// Whether a hold was put on the agenda since the last nap began.
     in_use: bool,
+    /// Tells slots of the same moment apart.
+    serial: u64,
+}
+
+impl Agenda {
+    fn remove(&mut self, slot: Slot) {
+        self.due.remove(&slot);
+        self.attended.remove(&slot);
+    }
 }
 
 impl Keeper {
@@ -59,15 +66,19 @@ impl Keeper {
         Self {
             agenda: Mutex::default(),
             wake: Notify::new(),
-            serial: AtomicU64::new(0),
             busy_nap: node_timeout / BUSY_NAP,
         }
     }
 
-    /// Puts the hold on the agenda.
-    pub(crate) fn watch(&self, hold: Weak<dyn Kept>, at: Moment) -> Slot {
-        let slot = (at, self.serial.fetch_add(1, Ordering::Relaxed));
-        let mut agenda = self.lock();
+    /// Puts the hold on the agenda, in place of where it was. It is one step: a notice to all holds
+    /// misses none that is moved.
+    pub(crate) fn move_to(&self, at: Moment, hold: Weak<dyn Kept>, from: Option<Slot>) -> Slot {
+        let mut agenda = locked(&self.agenda);
+        if let Some(from) = from {
+            agenda.remove(from);
+        }
+        agenda.serial += 1;
+        let slot = (at, agenda.serial);
         agenda.due.insert(slot, hold);
         agenda.in_use = true;
         // Grants that come and go with the same ttl are always due later, and wake nobody.
@@ -80,14 +91,12 @@ impl Keeper {
     }
 
     pub(crate) fn forget(&self, slot: Slot) {
-        let mut agenda = self.lock();
-        agenda.due.remove(&slot);
-        agenda.attended.remove(&slot);
+        locked(&self.agenda).remove(slot);
     }
 
     /// Whether there is no hold that could be lost.
     pub(crate) fn is_idle(&self) -> bool {
-        let agenda = self.lock();
+        let agenda = locked(&self.agenda);
         agenda.due.is_empty() && agenda.attended.is_empty()
     }
 
@@ -105,7 +114,7 @@ impl Keeper {
     }
 
     fn holds(&self) -> Vec<Arc<dyn Kept>> {
-        let agenda = self.lock();
+        let agenda = locked(&self.agenda);
         let holds = agenda.due.values().chain(agenda.attended.values());
         holds.filter_map(Weak::upgrade).collect()
     }
@@ -127,7 +136,7 @@ impl Keeper {
     }
 
     fn nap(&self) -> Option<Duration> {
-        let mut agenda = self.lock();
+        let mut agenda = locked(&self.agenda);
         let next = agenda.due.first_key_value().map(|(slot, _)| slot.0);
         let next = next.map(|at| at.remaining().min(LONGEST_NAP));
         let nap = match std::mem::take(&mut agenda.in_use) {
@@ -139,7 +148,7 @@ impl Keeper {
     }
 
     fn due_by(&self, now: Moment) -> Vec<Arc<dyn Kept>> {
-        let mut agenda = self.lock();
+        let mut agenda = locked(&self.agenda);
         let mut due = Vec::new();
         while let Some(entry) = agenda.due.first_entry() {
             if entry.key().0 > now {
@@ -151,15 +160,52 @@ impl Keeper {
         }
         due
     }
-
-    fn lock(&self) -> MutexGuard<'_, Agenda> {
-        self.agenda.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
-async fn sleep(nap: Option<Duration>) {
-    match nap {
-        Some(nap) => tokio::time::sleep(nap).await,
-        None => std::future::pending().await,
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    #[derive(Default)]
+    struct Hold {
+        asked: AtomicUsize,
+    }
+
+    impl Kept for Hold {
+        fn attend(self: Arc<Self>) {}
+
+        fn ask_again(self: Arc<Self>) {
+            self.asked.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn is_ephemeral(&self) -> bool {
+            false
+        }
+
+        fn connection_ended(&self, _generation: u64) {}
+    }
+
+    #[test]
+    fn a_notice_to_all_holds_misses_none_that_is_moved() {
+        let (keeper, hold) = (Keeper::new(Duration::ZERO), Arc::new(Hold::default()));
+        let kept = || -> Weak<dyn Kept> { Arc::downgrade(&hold) as Weak<dyn Kept> };
+        let at = Moment::now();
+        let mut slot = keeper.move_to(at, kept(), None);
+        let done = AtomicBool::new(false);
+        let notices = 20_000;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                for _ in 0..notices {
+                    keeper.ask_again(|_| true);
+                }
+                done.store(true, Ordering::Relaxed);
+            });
+            while !done.load(Ordering::Relaxed) {
+                slot = keeper.move_to(at, kept(), Some(slot));
+                keeper.due_by(at);
+            }
+        });
+        assert_eq!(hold.asked.load(Ordering::Relaxed), notices);
     }
 }

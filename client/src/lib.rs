@@ -31,9 +31,9 @@ mod round;
 #[cfg(feature = "simulation")]
 #[doc(hidden)]
 pub mod simulation;
-mod spec;
 
 pub use crate::client::{Event, Metrics};
+pub use crate::command::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 #[cfg(feature = "election")]
 pub use crate::election::{Election, Leader, Leadership, Observation};
 pub use crate::error::{Error, Loss, NodeReport, Reports, Verdict};
@@ -47,8 +47,7 @@ pub use crate::redlock::{Builder, Redlock};
 pub use crate::release::Released;
 #[cfg(feature = "observe")]
 pub use crate::reply::{Holder, LockStatus, NodeStatus};
-pub use crate::spec::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT, DEFAULT_TTL};
 /// The commands of [`Guard::command`], and the connection settings, are those of this crate.
 pub use redis;
-/// What [`Guard::lost_token`] returns.
+/// What [`Held::lost_token`] returns.
 pub use tokio_util::sync::CancellationToken;

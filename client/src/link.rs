@@ -8,7 +8,7 @@ mod settings;
 #[cfg(feature = "simulation")]
 mod simulated;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 #[cfg(any(feature = "sentinel", feature = "cluster"))]
@@ -22,7 +22,7 @@ use redis::{
 
 use crate::command::{self, Request};
 use crate::error::Verdict;
-use crate::host::Moment;
+use crate::host::{Moment, locked};
 use crate::reply::{NodeStatus, value_of};
 
 pub use settings::Credentials;
@@ -198,8 +198,8 @@ fn master_status(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Node
     }
 }
 
-/// A connection for commands that make it wait, used by one caller at a time. It is worth keeping
-/// as long as the shared connection has the same generation.
+/// A connection: the shared one, or one for commands that make it wait, used by one caller at a
+/// time. The latter is worth keeping as long as the shared one has the same generation.
 pub(crate) struct Own {
     pub(crate) generation: u64,
     pub(crate) connection: Connection,
@@ -210,25 +210,21 @@ pub(crate) struct Own {
 pub(crate) struct Idle(Mutex<Vec<Own>>);
 
 impl Idle {
-    fn connections(&self) -> MutexGuard<'_, Vec<Own>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// One of this generation; older ones are closed.
     pub(crate) fn take(&self, generation: u64) -> Option<Own> {
-        let mut idle = self.connections();
+        let mut idle = locked(&self.0);
         std::iter::from_fn(|| idle.pop()).find(|own| own.generation == generation)
     }
 
     pub(crate) fn keep(&self, own: Own) {
-        let mut idle = self.connections();
+        let mut idle = locked(&self.0);
         if idle.len() < IDLE_CONNECTIONS {
             idle.push(own);
         }
     }
 
     pub(crate) fn close(&self) {
-        self.connections().clear();
+        locked(&self.0).clear();
     }
 }
 
@@ -327,10 +323,7 @@ impl Server {
             self.log_in(&mut connection).await?;
             Ok(connection)
         };
-        match tokio::time::timeout(patience, opening).await {
-            Ok(opened) => opened,
-            Err(_) => Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-        }
+        in_time(patience, opening).await
     }
 
     /// One round trip: user and password, database, names.
@@ -378,6 +371,16 @@ impl Server {
             steps.add_command(command::set_name(name));
         }
     }
+}
+
+/// The result of the work, if it takes no longer than this.
+async fn in_time<T>(
+    patience: Duration,
+    work: impl Future<Output = RedisResult<T>>,
+) -> RedisResult<T> {
+    let late = |_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
+    let done = tokio::time::timeout(patience, work).await;
+    done.unwrap_or_else(late)
 }
 
 /// A connection that a firewall has forgotten must not look open forever. What the caller has set

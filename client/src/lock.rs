@@ -3,20 +3,20 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
-use crate::acquire::acquire;
+use crate::acquire::{acquire, replicate_again};
 use crate::client::{Client, Event};
+use crate::command::Spec;
 use crate::error::{Error, Verdict};
 use crate::guard::{Guard, Held};
 use crate::hold::Hold;
-use crate::host::Moment;
+use crate::host::{Moment, locked};
 use crate::release::Released;
-use crate::spec::Spec;
 
 /// A request for a lock: options, then [`acquire`](Lock::acquire),
 /// [`try_acquire`](Lock::try_acquire) or [`run`](Lock::run). It can be cloned and used again.
@@ -179,7 +179,7 @@ impl Lock {
         let mut guard = Guard::empty();
         for turn in &turns {
             if let Some(hold) = turn.hold().filter(|_| !guard.has(&turn.key)) {
-                self.re_enter(&mut guard, hold).await?;
+                self.re_enter(&mut guard, hold, deadline).await?;
             }
         }
         let mut missing = self.spec.clone();
@@ -197,7 +197,12 @@ impl Lock {
     }
 
     /// One more guard of a hold, unless that is lost.
-    async fn re_enter(&self, guard: &mut Guard, hold: Arc<Hold>) -> Result<(), Error> {
+    async fn re_enter(
+        &self,
+        guard: &mut Guard,
+        hold: Arc<Hold>,
+        deadline: Option<Moment>,
+    ) -> Result<(), Error> {
         let part = hold.enter(&self.spec.keys);
         if part.is_none() {
             return Ok(());
@@ -209,8 +214,24 @@ impl Lock {
                 hold.spec.name()
             )));
         }
-        match hold.enter_for(self.spec.ttl).await {
-            Ok(_) => guard.join(entered),
+        let entering = async {
+            hold.enter_for(self.spec.ttl).await?;
+            match self.spec.replicas {
+                Some(replicas) => replicate_again(&hold, replicas, deadline).await,
+                None => Ok(()),
+            }
+        };
+        // As any request, it tries once with no time left to wait.
+        let fleet = &self.client.fleet;
+        let patience = deadline.map_or(Duration::MAX, Moment::remaining);
+        let patience = patience.max(fleet.node_timeout);
+        let entering = tokio::time::timeout(patience, entering);
+        let timed_out = |_| Error::NoQuorum {
+            lock: hold.spec.name(),
+            nodes: fleet.reports(|_| Verdict::TimedOut(patience)),
+        };
+        match entering.await.map_err(timed_out).flatten() {
+            Ok(()) => guard.join(entered),
             Err(Error::Lost { .. }) => {}
             Err(other) => return Err(other),
         }
@@ -333,8 +354,7 @@ impl Owner {
     }
 
     fn entry(&self, client: usize, key: &[u8]) -> Entry {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.of(client, key)
+        locked(&self.known).of(client, key)
     }
 }
 

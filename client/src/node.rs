@@ -1,6 +1,6 @@
 //! One node: its connections, and whether it is believed up.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Duration;
 
@@ -9,17 +9,20 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::command::{self, Request};
 use crate::error::Verdict;
+use crate::host::Moment;
 use crate::link::{Connection, Idle, Link, Own};
 use crate::quorum::FenceClock;
 use crate::reply::{LockStatus, NodeStatus, Reply, knows_no_count, trouble, value_of};
 
 /// Releases that are repeated for a node which does not accept them.
 const OWED_RELEASES: usize = 10_000;
+/// A connection without a reply for so long may have been closed by the server or on the way.
+const QUIET_MS: u64 = 100;
 
 /// One master, or the one Sentinel-named master or cluster of a client with N = 1.
 pub(crate) struct Node {
     pub(crate) name: String,
-    link: Link,
+    pub(crate) link: Link,
     pub(crate) connect_timeout: Duration,
     state: RwLock<State>,
     standing: watch::Sender<Standing>,
@@ -27,6 +30,8 @@ pub(crate) struct Node {
     pub(crate) fences: FenceClock,
     trouble: Notify,
     asked: AtomicBool,
+    /// When the last reply came, ms.
+    heard_at: AtomicU64,
     /// Cloned by everybody who depends on the node without sending anything.
     dependents: Arc<()>,
     /// A permit for each release that is still to be delivered.
@@ -42,6 +47,30 @@ struct State {
     /// The longest lease that it allows, as it said last.
     #[cfg(feature = "observe")]
     max_ttl: Option<Duration>,
+}
+
+impl State {
+    fn why_down(&self) -> Verdict {
+        let down = self.down.clone();
+        down.unwrap_or_else(|| Verdict::unreachable("not connected"))
+    }
+
+    /// Notes which processes have answered.
+    fn meet(&mut self, status: &[NodeStatus], is_cluster: bool) -> Known {
+        let seen = status.iter().map(|one| &one.incarnation);
+        let new = seen.filter(|one| !self.incarnations.contains(one));
+        let new: Vec<String> = new.cloned().collect();
+        let known = match self.incarnations.is_empty() || new.is_empty() {
+            true => Known::Same,
+            false => Known::Restarted,
+        };
+        // One server has one incarnation; of a cluster not everybody may have answered.
+        if !new.is_empty() && !is_cluster {
+            self.incarnations.clear();
+        }
+        self.incarnations.extend(new);
+        known
+    }
 }
 
 /// What others have to know about a node as soon as it changes.
@@ -86,6 +115,7 @@ impl Node {
             fences: FenceClock::default(),
             trouble: Notify::new(),
             asked: AtomicBool::new(false),
+            heard_at: AtomicU64::default(),
             dependents: Arc::default(),
             owed: Arc::new(Semaphore::new(OWED_RELEASES)),
             idle: Idle::default(),
@@ -104,8 +134,9 @@ impl Node {
         *self.standing.borrow()
     }
 
-    /// Tells those who watch, if it makes a difference.
-    fn change(&self, change: impl FnOnce(&mut Standing)) {
+    /// Tells those who watch, if it makes a difference. The state is locked meanwhile, so that the
+    /// two never contradict each other.
+    fn change(&self, _state: &mut State, change: impl FnOnce(&mut Standing)) {
         self.standing.send_if_modified(|standing| {
             let before = *standing;
             change(standing);
@@ -120,7 +151,7 @@ impl Node {
         request: Arc<Request>,
     ) -> impl Future<Output = Reply> + Send + use<> {
         let node = Arc::clone(self);
-        async move { Reply::of(node.send(&request).await) }
+        async move { Reply::of(node.send(&request).await, request.keys) }
     }
 
     /// Asks for a lock, with so many of its holders; `None`: nobody holds it or waits for it.
@@ -142,8 +173,9 @@ impl Node {
         let before = self.standing().generation;
         match self.try_send(request).await {
             Err(Verdict::Unreachable(why)) => {
-                self.redialled().await;
-                match self.standing().generation == before {
+                // Until it is known whether a connection that has ended can be replaced.
+                let now = self.when(|now| !now.redialling).await;
+                match now.generation == before {
                     true => Err(self.why_down().unwrap_or(Verdict::Unreachable(why))),
                     false => self.try_send(request).await,
                 }
@@ -153,10 +185,10 @@ impl Node {
     }
 
     async fn try_send(&self, request: &Request) -> Result<Value, Verdict> {
-        let (generation, mut connection) = self.shared()?;
+        let mut shared = self.shared()?;
         self.asked.store(true, Ordering::Relaxed);
-        let result = connection.send(request).await;
-        self.heard(generation, &result);
+        let result = shared.connection.send(request).await;
+        self.heard(shared.generation, &result);
         match value_of(result) {
             // A cluster settles down; one node of it that was taken for all stays the wrong one.
             Err(Verdict::Refused(error))
@@ -172,14 +204,17 @@ impl Node {
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
     /// slot. An error says that no answer came: the server may have carried it out.
     pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
+        let quiet = Moment::now()
+            .millis()
+            .saturating_sub(self.heard_at.load(Ordering::Relaxed));
         let mut own = match self.link.heals() {
             true => self.own_connection().await?,
             false => {
-                let (generation, connection) = self.shared()?;
-                Own {
-                    generation,
-                    connection,
+                // It may have been closed meanwhile: something that may be repeated finds out.
+                if quiet > QUIET_MS {
+                    self.send(&command::node()).await?;
                 }
+                self.shared()?
             }
         };
         self.asked.store(true, Ordering::Relaxed);
@@ -200,14 +235,14 @@ impl Node {
         }
     }
 
-    /// The shared connection with its generation, or why there is none.
-    pub(crate) fn shared(&self) -> Result<(u64, Connection), Verdict> {
+    /// The shared connection, or why there is none.
+    pub(crate) fn shared(&self) -> Result<Own, Verdict> {
         let state = self.state();
-        match (&state.connection, &state.down) {
-            (Some(connection), _) => Ok((self.standing().generation, connection.clone())),
-            (None, Some(verdict)) => Err(verdict.clone()),
-            (None, None) => Err(Verdict::unreachable("not connected")),
-        }
+        let connection = state.connection.clone();
+        Ok(Own {
+            generation: self.standing().generation,
+            connection: connection.ok_or_else(|| state.why_down())?,
+        })
     }
 
     /// Looks at a result for signs that the connection ended or the node is no longer a master.
@@ -221,7 +256,9 @@ impl Node {
             }
             Err(error) if demoted(error.code()) => self.complain(),
             Ok(Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
-            _ => {}
+            _ => self
+                .heard_at
+                .store(Moment::now().millis(), Ordering::Relaxed),
         }
     }
 
@@ -233,11 +270,11 @@ impl Node {
         }
         state.connection = None;
         state.down = Some(why);
-        drop(state);
-        self.change(|standing| {
+        self.change(&mut state, |standing| {
             standing.redialling |= standing.up;
             (standing.up, standing.closed) = (false, generation);
         });
+        drop(state);
         self.complain();
     }
 
@@ -247,8 +284,8 @@ impl Node {
         if state.down.is_none() {
             tracing::debug!(node = %self.name, verdict = %why, "node believed down");
             state.down = Some(why);
+            self.change(&mut state, |standing| standing.up = false);
             drop(state);
-            self.change(|standing| standing.up = false);
             self.complain();
         }
     }
@@ -260,7 +297,18 @@ impl Node {
 
     /// Whether anything can be sent to it, now or in a moment.
     pub(crate) fn can_be_asked(&self) -> bool {
-        self.state().connection.is_some() || self.standing().redialling
+        self.is_connected() || self.standing().redialling
+    }
+
+    /// Whether anything can be sent to it now.
+    pub(crate) fn is_connected(&self) -> bool {
+        self.state().connection.is_some()
+    }
+
+    /// Whether a request that was asked on this connection may have been sent on another one, too:
+    /// then the reply does not say what becomes of the first.
+    pub(crate) fn may_have_repeated(&self, generation: u64) -> bool {
+        self.link.heals() || self.standing().generation != generation
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -272,54 +320,47 @@ impl Node {
         self.state().down.clone()
     }
 
-    /// Returns when the node is up.
-    pub(crate) async fn came_up(&self) {
+    /// Returns when this is so, with all that is known then.
+    async fn when(&self, so: impl FnMut(&Standing) -> bool) -> Standing {
+        let mut watch = self.standing.subscribe();
+        let now = watch.wait_for(so).await.map(|now| *now);
         // The sender lives as long as this node, so waiting cannot fail.
-        let _ = self.standing.subscribe().wait_for(|now| now.up).await;
+        now.unwrap_or_else(|_| self.standing())
     }
 
-    /// Returns when it is known whether a connection that has ended can be replaced.
-    async fn redialled(&self) {
-        let _ = self
-            .standing
-            .subscribe()
-            .wait_for(|now| !now.redialling)
-            .await;
+    /// Returns when the node is up.
+    pub(crate) async fn came_up(&self) {
+        self.when(|now| now.up).await;
     }
 
     /// Returns when the shared connection is another one than `generation`.
     pub(crate) async fn reconnected(&self, generation: u64) {
         let other = |now: &Standing| now.up && now.generation != generation;
-        let _ = self.standing.subscribe().wait_for(other).await;
+        self.when(other).await;
     }
 
     /// Returns when a later connection than `generation` is known to have ended, and says which.
     pub(crate) async fn closed_after(&self, generation: u64) -> u64 {
-        let mut watch = self.standing.subscribe();
-        // The sender lives as long as this node, so waiting cannot fail.
-        let later = watch.wait_for(|now| now.closed > generation).await;
-        later.map_or(generation, |standing| standing.closed)
+        self.when(|now| now.closed > generation).await.closed
     }
 
     /// Returns when nothing can come of waiting in the queue of process number `process`: another
     /// process has taken over, or, if a `stall` is given, the node has been down for so long.
     pub(crate) async fn gave_up_on(&self, process: u64, stall: Option<Duration>) {
-        let mut watch = self.standing.subscribe();
-        loop {
-            let standing = *watch.borrow_and_update();
-            if standing.process != process {
-                return;
-            }
-            match stall {
-                Some(stall) if !standing.up => {
-                    if tokio::time::timeout(stall, watch.changed()).await.is_err() {
-                        return;
-                    }
-                }
-                _ => {
-                    let _ = watch.changed().await;
+        let stalled = async {
+            let Some(stall) = stall else {
+                return std::future::pending().await;
+            };
+            loop {
+                self.when(|now| !now.up).await;
+                if tokio::time::timeout(stall, self.came_up()).await.is_err() {
+                    return;
                 }
             }
+        };
+        tokio::select! {
+            _ = self.when(|now| now.process != process) => {}
+            () = stalled => {}
         }
     }
 
@@ -329,8 +370,8 @@ impl Node {
     }
 
     /// Returns when somebody complained about the node.
-    pub(crate) async fn complaint(&self) {
-        self.trouble.notified().await;
+    pub(crate) fn complaint(&self) -> impl Future<Output = ()> {
+        self.trouble.notified()
     }
 
     /// Whether anybody depends on the node's answering: since the last time of asking, or by
@@ -361,59 +402,38 @@ impl Node {
         done.unwrap_or(timed_out)
     }
 
-    /// Whether some master of a cluster may turn its connection away for its old credentials.
-    pub(crate) async fn has_new_login(&self) -> bool {
-        self.link.has_new_login().await
-    }
-
-    /// Takes a freshly dialled connection into use.
-    pub(crate) fn install(&self, connection: Connection, status: &[NodeStatus]) -> Known {
-        {
-            let mut state = self.state_mut();
-            state.connection = Some(connection);
-            self.change(|standing| {
-                standing.generation += 1;
-                standing.redialling = false;
-            });
-        }
-        self.close_idle();
-        self.confirm(status)
-    }
-
-    /// It has answered LOCK.NODE: it is up, and its clock and counter are known.
-    pub(crate) fn confirm(&self, status: &[NodeStatus]) -> Known {
+    /// It has answered LOCK.NODE, on a new connection or on the one there is: it is up, and its
+    /// clock and counter are known. An answer on a connection that has ended since does not count.
+    pub(crate) fn confirm(
+        &self,
+        status: &[NodeStatus],
+        new: Option<Connection>,
+    ) -> Result<Known, Verdict> {
         for one in status {
             self.fences.set(one.wall_at_boot);
             self.fences.saw(one.fence);
         }
         let mut state = self.state_mut();
+        let is_new = new.is_some();
+        state.connection = new.or(state.connection.take());
+        if state.connection.is_none() {
+            return Err(state.why_down());
+        }
         #[cfg(feature = "observe")]
         let () = state.max_ttl = status.iter().map(|one| one.max_ttl).min();
-        let seen = status.iter().map(|one| &one.incarnation);
-        let new: Vec<String> = seen
-            .filter(|one| !state.incarnations.contains(one))
-            .cloned()
-            .collect();
-        let known = match state.incarnations.is_empty() || new.is_empty() {
-            true => Known::Same,
-            false => Known::Restarted,
-        };
-        let cluster = self.link.heals();
-        if !new.is_empty() {
-            // One server has one incarnation; of a cluster not everybody may have answered.
-            if !cluster {
-                state.incarnations.clear();
-            }
-            state.incarnations.extend(new);
-        }
+        let known = state.meet(status, self.link.heals());
         state.down = None;
-        drop(state);
-        self.change(|standing| {
-            standing.up = true;
+        self.change(&mut state, |standing| {
+            (standing.up, standing.redialling) = (true, false);
+            standing.generation += u64::from(is_new);
             // A waiter of a cluster is at one master of many: its own connection tells.
-            standing.process += u64::from(known == Known::Restarted && !cluster);
+            standing.process += u64::from(known == Known::Restarted && !self.link.heals());
         });
-        known
+        drop(state);
+        if is_new {
+            self.close_idle();
+        }
+        Ok(known)
     }
 
     /// It cannot serve, or not be reached, for this reason. A connection that may still deliver is
@@ -427,16 +447,16 @@ impl Node {
             state.connection = None;
         }
         state.down = Some(why);
-        drop(state);
-        self.change(|standing| (standing.up, standing.redialling) = (false, false));
+        self.change(&mut state, |standing| {
+            (standing.up, standing.redialling) = (false, false)
+        });
     }
 
     /// The longest lease that it allows, or why that is not known.
     #[cfg(feature = "observe")]
     pub(crate) fn max_ttl(&self) -> Result<Duration, Verdict> {
         let state = self.state();
-        let unknown = || state.down.clone().unwrap_or(Verdict::NotAsked);
-        state.max_ttl.ok_or_else(unknown)
+        state.max_ttl.ok_or_else(|| state.why_down())
     }
 
     /// Whether one of these processes has answered as this node.
@@ -448,16 +468,16 @@ impl Node {
     /// A connection for commands that make it wait. That it cannot be opened says nothing about the
     /// node: it may only be full.
     pub(crate) async fn own_connection(&self) -> Result<Own, Verdict> {
-        let (generation, _) = self.shared()?;
-        if let Some(own) = self.idle.take(generation) {
+        let shared = self.shared()?;
+        if let Some(own) = self.idle.take(shared.generation) {
             return Ok(own);
         }
         self.in_time(async {
             let opened = self.link.open_another(self.connect_timeout).await;
             let connection = opened.map_err(|error| trouble(&error))?;
             Ok(Own {
-                generation,
                 connection,
+                ..shared
             })
         })
         .await
@@ -483,10 +503,10 @@ impl Node {
 
     /// Somebody depends on this node without sending anything, while the result exists: the node is
     /// then asked now and then whether it lives.
-    pub(crate) fn depend(&self) -> Dependent {
-        Dependent(Arc::clone(&self.dependents))
+    pub(crate) fn depend(&self) -> Arc<()> {
+        Arc::clone(&self.dependents)
     }
 }
 
-/// See [`Node::depend`].
-pub(crate) struct Dependent(#[expect(dead_code, reason = "it is counted")] Arc<()>);
+#[cfg(test)]
+mod tests;

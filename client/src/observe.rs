@@ -164,7 +164,7 @@ impl Observer {
             let request = Arc::clone(&request);
             async move {
                 let value = node.line().await?.ask(&request).await?;
-                match Reply::read(Ok(value)) {
+                match Reply::read(Ok(value), 1) {
                     Reply::Yes(holders) => Ok(holders),
                     Reply::No | Reply::Part => Ok(0),
                     Reply::Trouble(verdict) => Err(verdict),

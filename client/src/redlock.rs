@@ -6,14 +6,14 @@ use std::time::Duration;
 use redis::{ConnectionInfo, IntoConnectionInfo};
 
 use crate::client::{Client, Metrics};
-use crate::error::Error;
+use crate::command::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
+use crate::error::{Error, invalid_if};
 use crate::fleet::Fleet;
 use crate::host::Background;
 use crate::link::{Credentials, Link, Provider, Settings};
 use crate::lock::Lock;
 use crate::node::Node;
 use crate::quorum::MAX_NODES;
-use crate::spec::{DEFAULT_CONNECT_TIMEOUT, DEFAULT_NODE_TIMEOUT};
 
 /// How often [`Redlock::close`] looks whether all is delivered.
 const CLOSING_LOOK: Duration = Duration::from_millis(1);
@@ -295,25 +295,29 @@ impl Builder {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let invalid = |problem: &str| Err(Error::Invalid(problem.to_owned()));
-        if self.places.is_empty() {
-            return invalid("no nodes: give the URL of at least one master");
-        }
-        if self.places.len() > MAX_NODES {
-            return invalid("more than 64 nodes: five survive two failures");
-        }
+        let nodes = self.places.len();
         let is_server = |place: &Place| matches!(place, Place::Url(_) | Place::Info(_));
-        if self.places.len() > 1 && !self.places.iter().all(is_server) {
-            return invalid("a Sentinel-named master or a cluster is the only node of its client");
-        }
-        if self.node_timeout.is_zero() || self.connect_timeout.is_zero() {
-            return invalid("a timeout of zero leaves no time to answer");
-        }
         let printable = |name: &Arc<str>| name.bytes().all(|byte| byte.is_ascii_graphic());
-        if !self.settings.client_name.iter().all(printable) {
-            return invalid("a client name is printable ASCII without spaces");
-        }
-        Ok(())
+        invalid_if(
+            nodes == 0,
+            format_args!("no nodes: give the URL of at least one master"),
+        )?;
+        invalid_if(
+            nodes > MAX_NODES,
+            format_args!("more than {MAX_NODES} nodes: five survive two failures"),
+        )?;
+        invalid_if(
+            nodes > 1 && !self.places.iter().all(is_server),
+            format_args!("a Sentinel-named master or a cluster is the only node of its client"),
+        )?;
+        invalid_if(
+            self.node_timeout.is_zero() || self.connect_timeout.is_zero(),
+            format_args!("a timeout of zero leaves no time to answer"),
+        )?;
+        invalid_if(
+            !self.settings.client_name.iter().all(printable),
+            format_args!("a client name is printable ASCII without spaces"),
+        )
     }
 
     fn link(&self, place: &Place) -> Result<(String, Link), Error> {

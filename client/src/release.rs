@@ -34,7 +34,7 @@ pub enum Released {
 
 impl Released {
     /// What the answers of `nodes` nodes mean.
-    fn count(replies: &[(usize, Reply)], nodes: usize) -> Self {
+    fn count(replies: &[(Question, Reply)], nodes: usize) -> Self {
         let count = |wanted: fn(&Reply) -> bool| {
             let replies = replies.iter();
             replies.filter(|(_, reply)| wanted(reply)).count()
@@ -97,19 +97,23 @@ impl Release {
     /// still arrive later. Where the connection was replaced meanwhile, it may have been sent on
     /// both: the reply to the second does not say what becomes of the first.
     pub(crate) async fn settle(mut self) -> NodeSet {
-        let fleet = Arc::clone(&self.client.fleet);
-        let generation = |place: usize| fleet.nodes[place].standing().generation;
-        let before: Vec<_> = self.left.iter().map(|at| (at, generation(at))).collect();
-        self.ask_all().await;
+        let replies = self.ask_all().await;
         let mut unsettled = self.left;
-        let replaced = before
-            .into_iter()
-            .filter(|(at, was)| generation(*at) != *was);
-        replaced.for_each(|(at, _)| unsettled.insert(at));
+        for (
+            Question {
+                place, generation, ..
+            },
+            _,
+        ) in replies
+        {
+            if self.client.fleet.nodes[place].may_have_repeated(generation) {
+                unsettled.insert(place);
+            }
+        }
         unsettled
     }
 
-    async fn ask_all(&mut self) -> Vec<(usize, Reply)> {
+    async fn ask_all(&mut self) -> Vec<(Question, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
         let electorate = fleet.electorate();
         let mut round = fleet.round();
@@ -130,7 +134,7 @@ impl Release {
             if is_delivered(&reply) {
                 self.left.remove(question.place);
             }
-            replies.push((question.place, reply));
+            replies.push((question, reply));
         }
         replies
     }

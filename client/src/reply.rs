@@ -17,7 +17,8 @@ const OLDEST_MODULE: (u64, u64) = (0, 1);
 pub(crate) enum Reply {
     Yes(u64),
     No,
-    /// Of several keys some are held and some are not.
+    /// Something is held, but not what was asked about: only some of several keys, or a later grant
+    /// than that.
     Part,
     Trouble(Verdict),
 }
@@ -29,19 +30,22 @@ impl From<Verdict> for Reply {
 }
 
 impl Reply {
-    /// Reads the reply of a LOCK command: a number, or an array with one for each key.
-    pub(crate) fn read(result: RedisResult<Value>) -> Self {
-        Self::of(value_of(result))
+    /// Reads the reply of a LOCK command about so many keys: a number for one, else an array with
+    /// one for each key; null if none is held.
+    pub(crate) fn read(result: RedisResult<Value>, keys: usize) -> Self {
+        Self::of(value_of(result), keys)
     }
 
     /// The same of a reply that was looked at for errors.
-    pub(crate) fn of(answer: Result<Value, Verdict>) -> Self {
+    pub(crate) fn of(answer: Result<Value, Verdict>, keys: usize) -> Self {
         match answer {
             Err(verdict) => Self::Trouble(verdict),
             Ok(Value::Nil) => Self::No,
-            Ok(Value::Int(number)) => number_of(number),
-            Ok(Value::Array(items)) => Self::all(items),
-            Ok(_) => Self::Trouble(Verdict::Garbage("neither a number nor null".to_owned())),
+            Ok(Value::Int(number)) if keys == 1 => number_of(number),
+            Ok(Value::Array(items)) if keys > 1 && items.len() == keys => Self::all(items),
+            Ok(_) => Self::Trouble(Verdict::Garbage(
+                "neither null nor a number for each key".to_owned(),
+            )),
         }
     }
 
@@ -49,7 +53,7 @@ impl Reply {
     fn all(items: Vec<Value>) -> Self {
         let (mut highest, mut missing) = (None, false);
         for item in items {
-            match Self::read(Ok(item)) {
+            match Self::read(Ok(item), 1) {
                 Self::Yes(number) => highest = highest.max(Some(number)),
                 Self::No => missing = true,
                 other => return other,
@@ -58,8 +62,7 @@ impl Reply {
         match (highest, missing) {
             (Some(number), false) => Self::Yes(number),
             (Some(_), true) => Self::Part,
-            (None, true) => Self::No,
-            (None, false) => Self::Trouble(Verdict::Garbage("an empty array".to_owned())),
+            (None, _) => Self::No,
         }
     }
 
@@ -183,12 +186,24 @@ impl Fields {
     }
 
     pub(crate) fn text(&self, wanted: &str) -> Result<String, Verdict> {
-        match self.value(wanted)? {
-            Value::BulkString(bytes) => Ok(String::from_utf8_lossy(bytes).into_owned()),
-            Value::SimpleString(text) => Ok(text.clone()),
-            Value::Int(number) => Ok(number.to_string()),
-            _ => Err(self.without(wanted)),
-        }
+        text(self.value(wanted)?).ok_or_else(|| self.without(wanted))
+    }
+
+    fn texts(&self, wanted: &str) -> Result<Vec<String>, Verdict> {
+        let texts = match self.value(wanted)? {
+            Value::Array(items) => items.iter().map(text).collect(),
+            _ => None,
+        };
+        texts.ok_or_else(|| self.without(wanted))
+    }
+}
+
+fn text(value: &Value) -> Option<String> {
+    match value {
+        Value::BulkString(bytes) => Some(String::from_utf8_lossy(bytes).into_owned()),
+        Value::SimpleString(text) => Some(text.clone()),
+        Value::Int(number) => Some(number.to_string()),
+        _ => None,
     }
 }
 
@@ -216,6 +231,8 @@ pub struct NodeStatus {
     pub max_ttl: Duration,
     /// Whether an internal error has stopped it: it refuses every change of a lock.
     pub failed: bool,
+    /// What an operator should change about it, in its own words.
+    pub warnings: Vec<String>,
     /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of
     /// `round_trip`.
     pub clock_lead: i64,
@@ -289,8 +306,9 @@ impl NodeStatus {
             locks: answer.number("locks")?,
             waiters: answer.number("waiters")?,
             max_ttl: answer.millis("max-ttl")?,
-            // Older modules do not have it.
+            // Older modules have neither of these.
             failed: answer.flag("failed").unwrap_or(false),
+            warnings: answer.texts("warnings").unwrap_or_default(),
             clock_lead: micros(theirs).saturating_sub(micros(ours)),
             round_trip,
             wall_at_boot: theirs.saturating_sub((asked + round_trip / 2).since_boot()),
@@ -307,11 +325,6 @@ impl NodeStatus {
             "master" => Ok(self),
             _ => Err(Verdict::Replica),
         }
-    }
-
-    /// Whether a restart may make it forget grants, as far as it says.
-    pub(crate) fn may_forget(&self) -> bool {
-        !self.durable && self.quarantine.is_zero()
     }
 }
 

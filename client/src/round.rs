@@ -25,6 +25,8 @@ pub(crate) struct Question {
     pub(crate) sent: Moment,
     /// An extension must come back with exactly this fence: any other one is another hold.
     pub(crate) exactly: Option<u64>,
+    /// The shared connection when it was asked.
+    pub(crate) generation: u64,
 }
 
 impl Question {
@@ -33,6 +35,20 @@ impl Question {
             place,
             sent,
             exactly: None,
+            generation: 0,
+        }
+    }
+
+    /// The same question about the grant with this fence alone.
+    pub(crate) fn about(self, exactly: Option<u64>) -> Self {
+        Self { exactly, ..self }
+    }
+
+    /// What the reply means for what was asked about.
+    fn judge(self, reply: Reply) -> Reply {
+        match (reply, self.exactly) {
+            (Reply::Yes(fence), Some(exactly)) if fence != exactly => Reply::Part,
+            (reply, _) => reply,
         }
     }
 }
@@ -150,7 +166,13 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 impl Round {
     /// Asks this node on the shared connection.
     pub(crate) fn ask(&mut self, node: &Arc<Node>, question: Question, request: &Arc<Request>) {
-        self.push(question, node.ask(Arc::clone(request)));
+        let generation = node.standing().generation;
+        let question = Question {
+            generation,
+            ..question
+        };
+        let reply = node.ask(Arc::clone(request));
+        self.push(question, async move { question.judge(reply.await) });
     }
 }
 

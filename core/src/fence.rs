@@ -81,6 +81,15 @@ mod tests {
     }
 
     #[test]
+    fn every_fence_is_a_number_that_a_double_holds_exactly() {
+        assert_eq!(MAX_FENCE, 9_007_199_254_740_991);
+        let mut counter = FenceCounter::default();
+        counter.raise(MAX_FENCE - 1);
+        assert_eq!(counter.next(WallTime(1), None), Ok(MAX_FENCE));
+        assert_eq!(counter.next(WallTime(1), None), Err(FenceError::Exhausted));
+    }
+
+    #[test]
     fn no_client_can_exhaust_the_counter() {
         let mut counter = FenceCounter::default();
         assert_eq!(

@@ -154,6 +154,36 @@ mod tests {
     use super::*;
 
     #[test]
+    fn after_a_flush_it_lasts_for_what_the_leases_had_left() {
+        let mut quarantine = Quarantine::default();
+        quarantine.enter_for(Reason::Flush, Micros(100_000), MonoTime(0));
+        assert_eq!(quarantine.left(MonoTime(0)), None, "it is off");
+        quarantine.configure(Some(Millis(1000)));
+        quarantine.enter_for(Reason::Flush, Micros::ZERO, MonoTime(0));
+        assert_eq!(quarantine.end(), None, "nothing was held");
+        quarantine.enter_for(Reason::Flush, Micros(100_000), MonoTime(0));
+        let left = Some((Micros(111_000), Reason::Flush));
+        assert_eq!(quarantine.left(MonoTime(0)), left);
+        quarantine.enter_until(Reason::Promotion, MonoTime(111_000));
+        assert_eq!(quarantine.left(MonoTime(0)), left, "it lasts no longer");
+    }
+
+    #[test]
+    fn settings_that_cannot_be_read_count_until_they_can_be_read() {
+        let mut quarantine = Quarantine::default();
+        assert!(!quarantine.settings_are_readable(false, MonoTime(1)));
+        assert!(!quarantine.lacks_settings(), "it is off");
+        quarantine.configure(Some(Millis(1000)));
+        assert!(!quarantine.settings_are_readable(true, MonoTime(2)));
+        assert!(quarantine.settings_are_readable(false, MonoTime(3)));
+        assert!(quarantine.lacks_settings());
+        assert_eq!(quarantine.end(), None, "nobody knows when");
+        assert!(quarantine.settings_are_readable(true, MonoTime(4)));
+        assert!(!quarantine.lacks_settings());
+        assert_eq!(quarantine.end(), Some(MonoTime(4)));
+    }
+
+    #[test]
     fn the_longer_quarantine_counts() {
         let mut quarantine = Quarantine::default();
         quarantine.enter(Reason::Start, MonoTime(0));

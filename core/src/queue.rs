@@ -277,6 +277,12 @@ impl Queues {
         same.flat_map(|same| same.iter().copied())
     }
 
+    /// The owners that wait.
+    #[must_use]
+    pub fn waiting_owners(&self) -> impl ExactSizeIterator<Item = &Token> {
+        self.by_token.keys()
+    }
+
     /// The holders of a lock who wait for something themselves. Costs as much as there are
     /// holders or waiting owners, whichever are fewer.
     #[must_use]

@@ -34,6 +34,13 @@ impl LockId {
     }
 }
 
+/// What is kept in [`Slots`] has the generation of its handle in itself, where it may find room
+/// among other small fields: beside each value, it would take the eight bytes of an alignment.
+pub trait Numbered {
+    /// The generation with which it was made.
+    fn generation(&self) -> u32;
+}
+
 /// A growing and shrinking set of `T`, each behind a [`LockId`].
 #[derive(Debug)]
 pub struct Slots<T> {
@@ -48,15 +55,9 @@ pub struct Slots<T> {
 
 #[derive(Debug)]
 struct Chunk<T> {
-    slots: Vec<Slot<T>>,
+    slots: Vec<Option<T>>,
     free: Vec<u16>,
     used: usize,
-}
-
-#[derive(Debug)]
-struct Slot<T> {
-    generation: u32,
-    value: Option<T>,
 }
 
 impl<T> Default for Slots<T> {
@@ -71,7 +72,7 @@ impl<T> Default for Slots<T> {
     }
 }
 
-impl<T> Slots<T> {
+impl<T: Numbered> Slots<T> {
     /// How many there are.
     #[must_use]
     pub fn len(&self) -> usize {
@@ -84,12 +85,14 @@ impl<T> Slots<T> {
         self.len == 0
     }
 
-    /// Takes `value` in.
-    pub fn insert(&mut self, value: T) -> LockId {
+    /// Takes in what is made with the generation of its handle.
+    pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> LockId {
         // Generation 0 is never given out, so that no handle's bits are zero.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
         self.len += 1;
         let generation = self.generation;
+        let value = make(generation);
+        debug_assert_eq!(value.generation(), generation);
         loop {
             let Some(&at) = self.roomy.last() else {
                 self.roomy.push(self.chunks.len() as u32);
@@ -104,14 +107,10 @@ impl<T> Slots<T> {
                 self.roomy.pop();
                 continue;
             };
-            let slot = Slot {
-                generation,
-                value: Some(value),
-            };
             let place = match chunk.free.pop() {
                 Some(place) => {
                     if let Some(old) = chunk.slots.get_mut(usize::from(place)) {
-                        *old = slot;
+                        *old = Some(value);
                     }
                     place
                 }
@@ -119,7 +118,7 @@ impl<T> Slots<T> {
                     if chunk.slots.capacity() == 0 {
                         chunk.slots.reserve_exact(CHUNK);
                     }
-                    chunk.slots.push(slot);
+                    chunk.slots.push(Some(value));
                     (chunk.slots.len() - 1) as u16
                 }
             };
@@ -142,11 +141,8 @@ impl<T> Slots<T> {
             .get(id.index as usize / CHUNK)?
             .slots
             .get(id.index as usize % CHUNK)?;
-        if slot.generation == id.generation {
-            slot.value.as_ref()
-        } else {
-            None
-        }
+        slot.as_ref()
+            .filter(|value| value.generation() == id.generation)
     }
 
     /// What `id` names, if it is still there.
@@ -156,11 +152,8 @@ impl<T> Slots<T> {
             .get_mut(id.index as usize / CHUNK)?
             .slots
             .get_mut(id.index as usize % CHUNK)?;
-        if slot.generation == id.generation {
-            slot.value.as_mut()
-        } else {
-            None
-        }
+        slot.as_mut()
+            .filter(|value| value.generation() == id.generation)
     }
 
     /// The handle of whatever lives at `index` now.
@@ -171,8 +164,8 @@ impl<T> Slots<T> {
             .get(index as usize / CHUNK)?
             .slots
             .get(index as usize % CHUNK)?;
-        slot.value.as_ref().map(|_| LockId {
-            generation: slot.generation,
+        slot.as_ref().map(|value| LockId {
+            generation: value.generation(),
             index,
         })
     }
@@ -183,10 +176,7 @@ impl<T> Slots<T> {
         let at = id.index as usize / CHUNK;
         let chunk = self.chunks.get_mut(at)?;
         let slot = chunk.slots.get_mut(id.index as usize % CHUNK)?;
-        if slot.generation != id.generation {
-            return None;
-        }
-        let value = slot.value.take()?;
+        let value = slot.take_if(|value| value.generation() == id.generation)?;
         self.len -= 1;
         if chunk.used == CHUNK {
             self.roomy.push(at as u32);
@@ -218,14 +208,9 @@ impl<T> Slots<T> {
                 .enumerate()
                 .filter_map(move |(place, slot)| {
                     let index = (at * CHUNK + place) as u32;
-                    slot.value.as_ref().map(|value| {
-                        (
-                            LockId {
-                                generation: slot.generation,
-                                index,
-                            },
-                            value,
-                        )
+                    slot.as_ref().map(|value| {
+                        let generation = value.generation();
+                        (LockId { generation, index }, value)
                     })
                 })
         })
@@ -236,19 +221,36 @@ impl<T> Slots<T> {
 mod tests {
     use super::*;
 
+    #[derive(Debug, PartialEq)]
+    struct Value<T>(u32, T);
+
+    impl<T> Numbered for Value<T> {
+        fn generation(&self) -> u32 {
+            self.0
+        }
+    }
+
+    impl<T> Slots<Value<T>> {
+        fn put(&mut self, value: T) -> LockId {
+            self.insert(|generation| Value(generation, value))
+        }
+
+        fn take(&mut self, id: LockId) -> Option<T> {
+            self.remove(id).map(|Value(_, value)| value)
+        }
+    }
+
     #[test]
     fn a_handle_goes_stale_with_its_lock() {
         let mut slots = Slots::default();
-        let a = slots.insert('a');
-        let b = slots.insert('b');
-        assert_eq!(slots.remove(a), Some('a'));
-        assert_eq!(slots.remove(a), None);
-        let c = slots.insert('c');
+        let a = slots.put('a');
+        let b = slots.put('b');
+        assert_eq!(slots.take(a), Some('a'));
+        assert_eq!(slots.take(a), None);
+        let c = slots.put('c');
         assert_eq!(c.index(), a.index());
-        assert_eq!(
-            (slots.get(a), slots.get(b), slots.get(c)),
-            (None, Some(&'b'), Some(&'c'))
-        );
+        let get = |id| slots.get(id).map(|Value(_, value)| *value);
+        assert_eq!((get(a), get(b), get(c)), (None, Some('b'), Some('c')));
         assert_eq!(LockId::from_bits(c.to_bits()), c);
         assert_eq!(slots.at(c.index()), Some(c));
         assert_eq!(slots.len(), 2);
@@ -257,7 +259,7 @@ mod tests {
     #[test]
     fn handles_from_nowhere_name_nothing() {
         let mut slots = Slots::default();
-        slots.insert(1);
+        slots.put(1);
         for bits in [0, 1, u64::MAX, 1 << 32 | 77] {
             assert!(slots.get(LockId::from_bits(bits)).is_none());
             assert!(slots.remove(LockId::from_bits(bits)).is_none());
@@ -267,8 +269,8 @@ mod tests {
     #[test]
     fn a_chunk_that_is_used_and_left_again_and_again_keeps_its_memory() {
         let mut slots = Slots::default();
-        let full: Vec<_> = (0..CHUNK).map(|i| slots.insert(i)).collect();
-        let other = slots.insert(CHUNK);
+        let full: Vec<_> = (0..CHUNK).map(|i| slots.put(i)).collect();
+        let other = slots.put(CHUNK);
         slots.remove(full[0]);
         let place = slots.chunks[1].slots.as_ptr();
         let mut id = other;
@@ -277,8 +279,8 @@ mod tests {
             assert_eq!(slots.chunks[1].slots.as_ptr(), place);
             assert!(slots.chunks[1].slots.capacity() > 0);
             // The first chunk has room for one, the second takes the other.
-            let first = slots.insert(0);
-            id = slots.insert(1);
+            let first = slots.put(0);
+            id = slots.put(1);
             if id.index() < CHUNK as u32 {
                 id = first;
             } else {
@@ -292,10 +294,10 @@ mod tests {
     fn memory_goes_back_when_many_have_gone() {
         let mut slots = Slots::default();
         for round in 0..3 {
-            let ids: Vec<_> = (0..10 * CHUNK).map(|i| slots.insert(i)).collect();
+            let ids: Vec<_> = (0..10 * CHUNK).map(|i| slots.put(i)).collect();
             assert_eq!(slots.iter().count(), 10 * CHUNK);
             for (i, id) in ids.iter().enumerate() {
-                assert_eq!(slots.remove(*id), Some(i), "round {round}");
+                assert_eq!(slots.take(*id), Some(i), "round {round}");
             }
             assert!(slots.is_empty());
             let kept = slots

@@ -188,6 +188,12 @@ impl LeaseClock {
         MonoTime(lease.plus(self.behind).0)
     }
 
+    /// Whether it stands still: then it shows the same, whatever the monotonic clock shows.
+    #[must_use]
+    pub fn is_stopped(&self) -> bool {
+        self.stopped_at.is_some()
+    }
+
     /// Loading begins.
     pub fn stop(&mut self, mono: MonoTime) {
         self.stopped_at.get_or_insert(mono);
@@ -212,6 +218,7 @@ mod tests {
         clock.stop(MonoTime(10));
         clock.stop(MonoTime(12));
         assert_eq!(clock.at(MonoTime(90)), LeaseTime(10));
+        assert!(clock.is_stopped());
         clock.go_on(MonoTime(100));
         assert_eq!(clock.at(MonoTime(100)), LeaseTime(10));
         assert_eq!(clock.at(MonoTime(130)), LeaseTime(40));

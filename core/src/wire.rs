@@ -1,21 +1,31 @@
 //! How a lock is written down: in RDB files, in DUMP payloads, in the AOF and to replicas.
 //!
-//! One form serves all of them. A *change* says what became of a lock: its mode, its limit, and the
-//! holds that are new or different (with a count) or gone (count 0); a *whole* change leaves nobody
-//! else. The saved form of a lock is a whole change with a version in front. Times are what remains
-//! or has passed, never a clock's reading. Numbers are LEB128, byte strings have their length in
-//! front.
+//! A *change* says what became of a lock: its mode, its limit, and the holds that are new or
+//! different (with a count) or gone (count 0); a *whole* change leaves nobody else. The saved form
+//! of a lock is a whole change with a byte in front that says so; a lock of one exclusive holder
+//! has a shorter form (`one.rs`). Times are what remains or has passed, never a clock's reading.
+//! Numbers are LEB128, byte strings have their length in front.
 //!
 //! Every field is checked when it is read: what comes out is a lock that the commands could have
 //! made.
+
+mod one;
 
 use crate::fence::MAX_FENCE;
 use crate::lock::{Hold, Lock, Mode};
 use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::{MAX_OWNER, Token};
 
-/// The version of the saved form of a lock: in RDB files and DUMP payloads.
-pub const RDB_VERSION: u8 = 1;
+/// The version of what is saved, in RDB files and DUMP payloads: 1 had no form for one holder.
+pub const RDB_VERSION: u8 = 2;
+
+/// The versions of what can be loaded.
+pub const RDB_VERSIONS: std::ops::RangeInclusive<u8> = 1..=RDB_VERSION;
+
+/// The first byte of a saved lock: a whole change follows.
+const WHOLE_CHANGE: u8 = 1;
+/// The first byte of a saved lock: one exclusive hold follows.
+const ONE_HOLD: u8 = 2;
 
 /// The version of an effect: in the AOF and to replicas.
 pub const EFFECT_VERSION: u8 = 1;
@@ -118,10 +128,15 @@ pub fn begin_effect(header: Header, out: &mut Vec<u8>) {
     put_header(header, out);
 }
 
-/// Writes the whole of `lock`, with the version in front.
+/// Writes the whole of `lock`.
 pub fn save(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
-    out.push(RDB_VERSION);
-    put_whole(lock, now, out);
+    if let Lock::Exclusive(hold) = lock {
+        out.push(ONE_HOLD);
+        one::put(hold, now, out);
+    } else {
+        out.push(WHOLE_CHANGE);
+        put_whole(lock, now, out);
+    }
 }
 
 /// Reads what [`save`] wrote.
@@ -130,16 +145,24 @@ pub fn save(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
 /// When the bytes are not a lock that somebody holds.
 pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     let mut reader = Reader(bytes);
-    if reader.byte()? != RDB_VERSION {
-        return Err(Malformed);
+    let lock = match reader.byte()? {
+        ONE_HOLD => Lock::Exclusive(one::read(&mut reader, now)?),
+        WHOLE_CHANGE => {
+            let change = reader.change(now)?;
+            if !change.whole || change.put.is_empty() {
+                return Err(Malformed);
+            }
+            let mut lock = Lock::Free;
+            change.apply(&mut lock);
+            lock
+        }
+        _ => return Err(Malformed),
+    };
+    if reader.0.is_empty() {
+        Ok(lock)
+    } else {
+        Err(Malformed)
     }
-    let change = reader.change(now)?;
-    if !reader.0.is_empty() || !change.whole || change.put.is_empty() {
-        return Err(Malformed);
-    }
-    let mut lock = Lock::Free;
-    change.apply(&mut lock);
-    Ok(lock)
 }
 
 /// Writes a whole change: what `lock` is now.
@@ -180,7 +203,7 @@ pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
     put_mode(lock, WHOLE, holds.len(), out);
     for hold in holds {
         put_bytes(hold.token.secret(), out);
-        put_number(hold.count.into(), out);
+        put_number(hold.count().into(), out);
         put_number(hold.fence, out);
         put_number(hold.max_hold().map_or(0, |cap| cap.0), out);
         put_bytes(hold.owner(), out);
@@ -200,7 +223,7 @@ fn put_mode(lock: &Lock, whole: u8, holds: usize, out: &mut Vec<u8>) {
 
 fn put_hold(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
     put_bytes(hold.token.secret(), out);
-    put_number(hold.count.into(), out);
+    put_number(hold.count().into(), out);
     put_number(hold.fence, out);
     put_number(hold.left(now).0, out);
     put_number(now.since(hold.granted).0, out);
@@ -281,6 +304,12 @@ impl<'a> Reader<'a> {
             return Err(Malformed);
         }
         self.header()
+    }
+
+    fn chunk<const LEN: usize>(&mut self) -> Result<[u8; LEN], Malformed> {
+        let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*chunk)
     }
 
     fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {

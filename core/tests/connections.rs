@@ -142,6 +142,6 @@ fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
     let count = node
         .lock(&key("a"))
         .and_then(|lock| lock.hold(&token("x")))
-        .map(|hold| hold.count);
+        .map(|hold| hold.count());
     assert_eq!(count, Some(1), "granted again, not re-entered");
 }

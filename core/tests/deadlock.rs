@@ -4,7 +4,7 @@ use redislock_core::table::{Denial, Verdict};
 use redislock_core::time::Wait;
 use redislock_core::token::Key;
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
 
@@ -170,6 +170,70 @@ fn a_search_in_which_very_many_may_go_past_very_many_is_given_up_and_the_wait_re
     let (verdict, steps) = many_may_go_past_many(1000, false);
     assert_eq!(verdict, DEADLOCK);
     assert!(steps < 150_000, "{steps} steps");
+}
+
+/// The only holder of a semaphore of one waits for `newcomer`, and so do very many requests, as
+/// many as `each` of one owner: all in one queue.
+fn many_requests_in_a_queue(owners: usize, each: usize, hold: bool) -> (Verdict, u64) {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "newcomer", key("own"));
+    let one = |owner: &str| redislock_core::lock::Terms {
+        mode: semaphore(1),
+        ..terms(&token(owner), 10 * SECOND)
+    };
+    node.acquire(&[key("one")], &one("holder"), Wait::No);
+    wait(&mut node, "holder", &[key("own")]);
+    for n in 0..owners {
+        if hold {
+            take(&mut node, &format!("owner-{n}"), numbered(n));
+            wait(&mut node, &format!("other-{n}"), &[numbered(n)]);
+        }
+    }
+    for _ in 0..each {
+        for n in 0..owners {
+            wait(&mut node, &format!("owner-{n}"), &[key("own")]);
+        }
+    }
+    let before = node.table.deadlock_steps() + node.table.order_steps();
+    let verdict = node.acquire(&[key("one")], &one("newcomer"), Wait::Forever);
+    let after = node.table.deadlock_steps() + node.table.order_steps();
+    (verdict, after - before)
+}
+
+#[test]
+fn many_requests_of_one_owner_in_a_queue_are_looked_at_a_fixed_number_of_times() {
+    for (owners, each) in [(1, 800), (400, 2), (20, 40)] {
+        for hold in [false, true] {
+            let (verdict, steps) = many_requests_in_a_queue(owners, each, hold);
+            assert_eq!(verdict, DEADLOCK);
+            let places = (owners * each) as u64;
+            // Who may go past others is compared with each of them, within a limit.
+            let most = if hold {
+                20 * places + 120_000
+            } else {
+                20 * places
+            };
+            assert!(steps <= most, "{owners} x {each}, {hold}: {steps} steps");
+        }
+    }
+}
+
+/// Each request ahead is compared with the newcomer once, not once for each key of both.
+#[test]
+fn a_request_for_very_many_keys_behind_others_for_the_same_keys_is_not_refused() {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "newcomer", key("own"));
+    take(&mut node, "holder", numbered(0));
+    let all: Vec<_> = (0..1000).map(numbered).collect();
+    for n in 0..150 {
+        let mut wanted = all.clone();
+        wanted.push(key("own"));
+        wait(&mut node, &format!("ahead-{n}"), &wanted);
+    }
+    let before = node.table.order_steps();
+    wait(&mut node, "newcomer", &all);
+    let steps = node.table.order_steps() - before;
+    assert!(steps <= 1000, "{steps} steps");
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn a_re_entry_counts_keeps_its_fence_and_never_shortens_the_lease() {
         .and_then(|lock| lock.hold(&token("a")))
         .expect("held");
     assert_eq!(
-        (hold.count, hold.left(node.table.lease_now(node.now.mono))),
+        (hold.count(), hold.left(node.table.lease_now(node.now.mono))),
         (2, 20 * SECOND)
     );
     assert_eq!((node.let_go("a", "k"), node.holds("a", "k")), (1, true));

@@ -6,11 +6,14 @@ mod node;
 mod reference;
 
 mod allocation;
+mod arising;
 mod connections;
 mod deadlock;
 mod holding;
+mod leaving;
 mod legacy;
 mod lock;
+mod one_holder;
 mod outside;
 mod properties;
 mod replication_lease;

@@ -38,7 +38,7 @@ fn a_key_that_is_held_already_is_re_entered_under_its_own_fence() {
     let count = node
         .lock(&key("k"))
         .and_then(|lock| lock.hold(&token("a")))
-        .map(|hold| hold.count);
+        .map(|hold| hold.count());
     assert_eq!(count, Some(2));
 }
 
@@ -264,7 +264,8 @@ fn a_deadlock_in_which_all_holders_of_a_full_semaphore_wait_for_one_owner_is_tol
     node.wait("b", "m");
 }
 
-/// A deadlock can come by itself, when a lock is renamed. Who waits behind it is no part of it.
+/// A deadlock can come when a lock is renamed; it stands until waiters are served next. Who waits
+/// behind it is no part of it.
 #[test]
 fn a_wait_behind_a_deadlock_of_others_is_not_refused() {
     let mut node = node();

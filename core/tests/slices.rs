@@ -465,3 +465,22 @@ fn a_lock_whose_key_was_removed_is_not_counted_before_it_is_forgotten() {
     assert_eq!(node.flush(None), 10 * SECOND);
     assert_eq!(node.table.locks(), 0);
 }
+
+#[test]
+fn a_decision_may_change_more_locks_than_two_bytes_can_number() {
+    let keys: Vec<_> = (0..66_000).map(numbered).collect();
+    let mut node = Node::new(ROOMY);
+    node.acquire(&keys, &terms(&token("a"), SECOND), Wait::No);
+    node.take();
+    node.advance(SECOND);
+    // Each lock is touched when its lease is found to have ended, and again when it is granted.
+    node.acquire(&keys, &terms(&token("b"), SECOND), Wait::No);
+    let (changes, _) = node.take();
+    assert!(changes.iter().map(|change| &change.key).eq(&keys));
+    let both = Events {
+        expired: 1,
+        acquired: 1,
+        ..Events::default()
+    };
+    assert!(changes.iter().all(|change| change.events == both));
+}

@@ -174,7 +174,7 @@ fn when_one_request_of_an_owner_is_granted_its_others_for_the_key_re_enter() {
     let count = node
         .lock(&key("k"))
         .and_then(|lock| lock.hold(&token("b")))
-        .map(|hold| hold.count);
+        .map(|hold| hold.count());
     assert_eq!(count, Some(2));
 }
 
@@ -334,4 +334,38 @@ fn forcing_counts_those_whose_leases_run() {
     node.advance(SECOND);
     assert_eq!(node.force(&key("k")), 10);
     assert_eq!(node.table.counters.expiries, 90);
+}
+
+/// Two requests of one owner, each ONCE, are granted together: the second one has found the hold of
+/// the first. It stands if one of them has reached its client.
+#[test]
+fn a_hold_that_two_requests_were_told_of_stands_if_one_of_them_is_delivered() {
+    for (first, second) in [(false, false), (true, false), (false, true), (true, true)] {
+        for reversed in [false, true] {
+            let mut node = node();
+            node.hold("h", "k");
+            let once = Terms {
+                once: true,
+                ..terms(&token("w"), 10 * SECOND)
+            };
+            let mut ask = || match node.acquire(&[key("k")], &once, Wait::Forever) {
+                Verdict::Waits(id) => id,
+                other => panic!("{other:?}"),
+            };
+            let mut told = [(ask(), first), (ask(), second)];
+            node.let_go("h", "k");
+            assert_eq!(node.granted().len(), 2);
+            if reversed {
+                told.reverse();
+            }
+            for (id, delivered) in told {
+                if delivered {
+                    node.table.delivered(id);
+                } else {
+                    node.undeliverable(id);
+                }
+            }
+            assert_eq!(node.holds("w", "k"), first || second, "{first} {second}");
+        }
+    }
 }

@@ -52,7 +52,7 @@ fn lock(mode: Mode, holds: &[Seen]) -> Lock {
 fn seen(lock: &Lock) -> (Mode, Vec<Seen>) {
     let holds = lock.holds_in_order().into_iter().map(|hold| Seen {
         token: hold.token.secret().to_vec(),
-        count: hold.count,
+        count: hold.count(),
         fence: hold.fence,
         left: hold.left(NOW).0,
         age: NOW.since(hold.granted).0,
@@ -100,6 +100,10 @@ fn shapes(length: usize) -> Vec<Lock> {
         lock(Mode::Exclusive, &[plain(b"a", 9)]),
         lock(Mode::Exclusive, std::slice::from_ref(&least)),
         lock(Mode::Exclusive, &[most(1)]),
+        lock(
+            Mode::Exclusive,
+            &[plain(b"67e55044-10b1-426f-9247-bb680e5fe0c8", 9)],
+        ),
         lock(SHARED, &[plain(b"a", 9)]),
         lock(SHARED, &[plain(b"a", 9), most(1), least, plain(b"b", 9)]),
         lock(semaphore(2), &[plain(b"a", 9), plain(b"\xff\xfe", 8)]),
@@ -317,7 +321,7 @@ fn what_no_command_could_have_made_is_malformed() {
         ),
         (
             "another version",
-            [&[2], &form(EXCLUSIVE_WHOLE, 0, 1, &good)[1..]].concat(),
+            [&[3], &form(EXCLUSIVE_WHOLE, 0, 1, &good)[1..]].concat(),
         ),
     ];
     for (what, bytes) in bad {

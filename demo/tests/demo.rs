@@ -1,9 +1,10 @@
 //! The demonstration ends by itself, and leaves nothing behind however it ends.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use redislock_testkit::browser::Browser;
 use redislock_testkit::process::Running;
 use redislock_testkit::pty::Pty;
 use redislock_testkit::wait_until;
@@ -95,6 +96,48 @@ fn a_terminal_sees_who_holds_who_waits_and_which_masters_are_up() {
     pty.type_in("\x03");
     assert_eq!(pty.end(), Some(130));
     wait_until("the cursor is back", || pty.screen().contains("\x1b[?25h"));
+    wait_until("all have ended", || left_running(folder.path()).is_empty());
+}
+
+/// `redlock` of the same build; none, with a line that says so, if only this crate was built.
+fn redlock() -> Option<PathBuf> {
+    let path = Path::new(env!("CARGO_BIN_EXE_redislock-demo")).with_file_name("redlock");
+    if path.exists() {
+        return Some(path);
+    }
+    let must = std::env::var("CI").is_ok_and(|value| value == "true");
+    assert!(!must, "redlock is not built: cargo build -p redlock-cli");
+    eprintln!("redlock is not built: the demo on the page is not tested");
+    None
+}
+
+#[test]
+fn the_page_shows_who_holds_who_waits_which_master_is_down_and_the_refused_write() {
+    let (Some(redlock), Some(mut browser)) = (redlock(), Browser::start()) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = demo(folder.path());
+    command.arg("--web").arg(redlock);
+    let running = Running::start(command);
+    let mut url = String::new();
+    wait_until("the page is served", || {
+        let out = read(folder.path(), "out");
+        let line = out.lines().find_map(|line| line.strip_prefix("The page: "));
+        url = line.unwrap_or_default().to_owned();
+        !url.is_empty()
+    });
+    browser.open(&url);
+    // In the order in which it happens.
+    browser.wait_for("/\\b(ada|ben|cyd|dan)\\b/.test(document.querySelector('.who')?.innerText)");
+    browser.shows(" waiting");
+    browser.shows("DOWN for");
+    browser.shows("Locks are granted: 4 of 5 nodes");
+    browser.shows("REFUSED");
+    assert_eq!(browser.complaints(), [""; 0]);
+    let ended = running.end();
+    assert_eq!(ended.code, Some(0), "{}", read(folder.path(), "err"));
+    assert!(read(folder.path(), "out").contains("no update was lost"));
     wait_until("all have ended", || left_running(folder.path()).is_empty());
 }
 

@@ -203,9 +203,9 @@ pub static COMMANDS: &[Command] = &[
         categories: c"read slow",
         arity: -2,
         keys: Keys::First(READ),
-        grammar: "key [token] [COUNT n]",
-        summary: c"Shows the holders of a lock and the number of waiters, or one holder; no tokens",
-        complexity: c"O(N log(N)) with N holders that are shown",
+        grammar: "key [token] [COUNT n] [WAITERS n]",
+        summary: c"Shows the holders of a lock and who waits for it, or one holder; no tokens",
+        complexity: c"O(N log(N)) with N holders and waiters that are shown",
     },
     Command {
         name: c"lock.node",

@@ -36,42 +36,41 @@ impl<'a> Options<'a> {
             let name = name.bytes();
             let known = KNOWN
                 .iter()
-                .position(|known| name.eq_ignore_ascii_case(known.as_bytes()));
-            let Some(known) = known else {
+                .find(|(known, _)| name.eq_ignore_ascii_case(known.as_bytes()));
+            let Some((name, option)) = known else {
                 return Err(unknown(at));
             };
-            if seen & (1 << known) != 0 {
-                let name = KNOWN.get(known).unwrap_or(&"");
+            let bit = 1 << (*option as u16);
+            if seen & bit != 0 {
                 return Err(Failure::Made(format!("ERR option {name} is given twice")));
             }
-            seen |= 1 << known;
+            seen |= bit;
             at += 1;
-            let mut value = |name| {
+            let mut value = || {
                 let value = args
                     .get(at)
                     .ok_or_else(|| Failure::Made(format!("ERR option {name} needs a value")));
                 at += 1;
                 value
             };
-            match known {
-                0 => options.shared = true,
-                1 => {
-                    options.limit =
-                        Some(number(value("LIMIT")?, "LIMIT", 1, MAX_HOLDERS.into())? as u32)
+            match option {
+                Name::Shared => options.shared = true,
+                Name::Limit => {
+                    let limit = number(value()?, name, 1, MAX_HOLDERS.into())?;
+                    options.limit = Some(limit as u32);
                 }
-                2 => {
-                    let block = number(value("BLOCK")?, "BLOCK", 0, MAX_BLOCK)?;
-                    options.block = Some(Millis(block));
+                Name::Block => {
+                    options.block = Some(Millis(number(value()?, name, 0, MAX_BLOCK)?));
                 }
-                3 => options.once = true,
-                4 => options.fence = Some(fence(value("FENCE")?)?),
-                5 => {
-                    let cap = number(value("MAXHOLD")?, "MAXHOLD", 1, MAX_TTL.0 as i64)?;
+                Name::Once => options.once = true,
+                Name::Fence => options.fence = Some(fence(value()?)?),
+                Name::MaxHold => {
+                    let cap = number(value()?, name, 1, MAX_TTL.0 as i64)?;
                     options.max_hold = Some(Millis(cap));
                 }
-                6 => options.ephemeral = true,
-                _ => {
-                    let owner = value("OWNER")?.bytes();
+                Name::Ephemeral => options.ephemeral = true,
+                Name::Owner => {
+                    let owner = value()?.bytes();
                     if owner.len() > MAX_OWNER {
                         return Err("ERR OWNER may have at most 256 bytes".into());
                     }
@@ -94,16 +93,28 @@ impl<'a> Options<'a> {
     }
 }
 
-/// In the order of [`Options::parse`].
-const KNOWN: [&str; 8] = [
-    "SHARED",
-    "LIMIT",
-    "BLOCK",
-    "ONCE",
-    "FENCE",
-    "MAXHOLD",
-    "EPHEMERAL",
-    "OWNER",
+/// The options that there are.
+#[derive(Clone, Copy)]
+enum Name {
+    Shared,
+    Limit,
+    Block,
+    Once,
+    Fence,
+    MaxHold,
+    Ephemeral,
+    Owner,
+}
+
+const KNOWN: [(&str, Name); 8] = [
+    ("SHARED", Name::Shared),
+    ("LIMIT", Name::Limit),
+    ("BLOCK", Name::Block),
+    ("ONCE", Name::Once),
+    ("FENCE", Name::Fence),
+    ("MAXHOLD", Name::MaxHold),
+    ("EPHEMERAL", Name::Ephemeral),
+    ("OWNER", Name::Owner),
 ];
 
 /// An argument that is no option. Its position is told, its bytes are not.

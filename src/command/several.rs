@@ -9,7 +9,7 @@ use redislock_core::table::{Denial, Extended};
 
 use super::acquire::Request;
 use super::{extend, options, release};
-use crate::ffi::{Args, Ctx};
+use crate::ffi::{Arg, Args, Ctx};
 use crate::keyspace::{Opened, decide};
 use crate::reply::{self, Failure};
 
@@ -102,15 +102,24 @@ fn keys(args: Args<'_>) -> Result<(Args<'_>, usize), Failure> {
 
 fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
     keys.iter()
-        .map(|key| Opened::new(ctx, key).map_err(Failure::from))
+        .map(|key| open_one(ctx, key, keys.len()).map_err(Failure::from))
         .collect()
+}
+
+/// One of several keys does not stay open while the next one is opened.
+fn open_one<'a>(ctx: Ctx, key: Arg<'a>, keys: usize) -> Result<Opened<'a>, Denial> {
+    let opened = Opened::new(ctx, key)?;
+    if keys > 1 {
+        opened.close();
+    }
+    Ok(opened)
 }
 
 /// The keys that may be locks, and which of all of them are so: one that is not concerns no other.
 fn open_each<'a>(ctx: Ctx, keys: Args<'a>) -> (Vec<Opened<'a>>, Vec<bool>) {
     let mut own = Vec::with_capacity(keys.len());
     let usable = keys.iter().map(|key| {
-        let opened = Opened::new(ctx, key);
+        let opened = open_one(ctx, key, keys.len());
         let usable = opened.is_ok();
         own.extend(opened);
         usable

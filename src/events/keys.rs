@@ -12,7 +12,7 @@ use crate::config::LEGACY_STRINGS;
 use crate::edge::edge;
 use crate::ffi::{self, Arg, Ctx, api};
 use crate::keyspace;
-use crate::node::{self, Notice};
+use crate::node::{self, More, Notice};
 use crate::removals::{Caller, Cause};
 use crate::server;
 
@@ -102,8 +102,11 @@ fn on_keyspace(
 /// Lets core look at the strings that were changed or whose time is up, at most at so many.
 /// In a cluster such a key may have moved to another node: those who wait for it come again, as
 /// with a lock that has moved.
-pub fn look_at_strings(ctx: Ctx, most: usize) {
-    let due = node::with(|node| node.table.strings_due(most, clock::mono()));
+pub fn look_at_strings(ctx: Ctx, most: usize) -> More {
+    let (more, due) = node::with(|node| {
+        let more = node.note_changed_strings(most);
+        (more, node.table.strings_due(most, clock::mono()))
+    });
     for key in due {
         let moved = server::is_cluster() && server::is_elsewhere(ctx, key.name());
         node::with(|node| {
@@ -113,4 +116,5 @@ pub fn look_at_strings(ctx: Ctx, most: usize) {
             node.table.string_may_be_gone(&key);
         });
     }
+    more
 }

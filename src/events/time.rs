@@ -58,8 +58,9 @@ pub fn catch_up(ctx: Ctx) {
     if edge::has_failed() {
         return waiters::give_up();
     }
-    checks::tell_removals(ctx);
+    // First of all: the first use of the table reads the notices of callbacks.
     let slice = Slice::begin();
+    checks::tell_removals(ctx);
     let mut more = slice.spend(ctx, SLICE, |node, now, _| {
         if node.table.time_out(BATCH, now) {
             More::Soon
@@ -88,7 +89,7 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         effects::send_header(ctx, node::with(|node| node.table.header()));
     }
-    keys::look_at_strings(ctx, BATCH);
+    let strings = keys::look_at_strings(ctx, BATCH);
     let grants = may_grant(ctx);
     node::with(|node| {
         node.table.holds_back = !grants;
@@ -106,7 +107,7 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
         node.run_slice(BATCH, now, keys)
     });
     node::with(|node| node.table.holds_back = false);
-    more
+    more.max(strings)
 }
 
 /// Wakes the module for the next slice. The server serves its clients before that.
@@ -114,7 +115,7 @@ fn wake_for(more: More) {
     match more {
         More::No => {}
         More::Later => wake_at(clock::mono().plus(PAUSE)),
-        More::Soon => wake_soon(),
+        More::NextTurn | More::Soon => wake_soon(),
     }
 }
 
@@ -137,11 +138,12 @@ impl Slice {
         &self,
         ctx: Ctx,
         limit: Micros,
-        mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys) -> More,
+        mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys<'_>) -> More,
     ) -> More {
         loop {
             let more = keyspace::decide_event(ctx, &mut decide);
-            if more == More::No || clock::mono().since(self.begin) >= limit {
+            let goes_on = !matches!(more, More::No | More::NextTurn);
+            if !goes_on || clock::mono().since(self.begin) >= limit {
                 return more;
             }
         }

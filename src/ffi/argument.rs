@@ -38,14 +38,17 @@ impl<'a> Arg<'a> {
 
     /// It as a number, in the server's strict reading.
     pub fn number(self) -> Option<i64> {
-        // 90 instructions less than the server's own, which is for all that is unusual.
-        let digits = self.bytes();
-        if let [b'1'..=b'9', rest @ ..] = digits
+        // Faster than the server's own, which is for all that is unusual.
+        if let digits @ [b'1'..=b'9', ..] = self.bytes()
             && digits.len() <= SURE_DIGITS
-            && rest.iter().all(u8::is_ascii_digit)
         {
-            let value = |number, digit: &u8| number * 10 + i64::from(digit - b'0');
-            return Some(digits.iter().fold(0, value));
+            let mut all = digits.iter().map(|byte| byte.wrapping_sub(b'0'));
+            let number = all.try_fold(0, |number: i64, digit| {
+                (digit <= 9).then_some(number * 10 + i64::from(digit))
+            });
+            if number.is_some() {
+                return number;
+            }
         }
         let mut number = 0;
         // SAFETY: a valid string and a place for the number.

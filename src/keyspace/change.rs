@@ -65,20 +65,27 @@ pub(super) fn change_keys<'a>(
     let mut effects =
         (!output.effect.is_empty()).then(|| Effects::new(output, server::is_cluster()));
     let mut followup = Followup::default();
+    if !matches!((own, places), ([_], [Place::Own(_)])) {
+        own.iter().for_each(Opened::close);
+    }
     for (touched, place) in output.touched.iter().zip(places) {
         let (applied, db, name) = match place {
             Place::Own(at) => {
                 let Some(opened) = own.get(*at) else {
                     continue;
                 };
-                let applied = change_key(ctx, touched, opened.name, &opened.key);
+                let applied = if opened.key.is_open() {
+                    change_key(ctx, touched, opened.name, &opened.key)
+                } else {
+                    change_closed_key(ctx, touched, opened.name)
+                };
                 (applied, opened.db, Name::Own(opened.name))
             }
             Place::Elsewhere(key) => {
                 let before = ctx.db();
                 ctx.select(key.db());
                 let name = OwnedString::new(key.name());
-                let applied = change_key_elsewhere(ctx, touched, name.arg());
+                let applied = change_closed_key(ctx, touched, name.arg());
                 ctx.select(before);
                 (applied, key.db(), Name::Made(name))
             }
@@ -156,9 +163,9 @@ fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) -> Appl
     applied
 }
 
-/// The same for a key that the command did not name. Something else may be there by now: then it is
-/// left alone. If a TTL is over, the server deletes the key at this moment.
-fn change_key_elsewhere(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
+/// The same for a key that is not open. Something else may be there by now: then it is left alone.
+/// If a TTL is over, the server deletes the key at this moment.
+fn change_closed_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
     let id = touched.id;
     if touched.presence == Presence::Kept {
         return keep_key(ctx, touched, name);

@@ -48,6 +48,11 @@ impl OpenKey {
         Self(Cell::new(key.cast()))
     }
 
+    /// Whether it is open. For writing, a missing key can be open, too.
+    pub(super) fn is_open(&self) -> bool {
+        !self.0.get().is_null()
+    }
+
     /// What is at the key.
     pub(super) fn found(&self) -> Found {
         let key = self.0.get();

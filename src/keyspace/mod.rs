@@ -5,6 +5,8 @@
 //! last: when all keys are changed, the effect is replicated, and nothing is borrowed or open. The
 //! server sends events of its own earlier (a new key, a key whose time is up). A LOCK command that
 //! is called from one of these meets a change that is half made, and is refused ([`is_changing`]).
+//! Other commands are not, and may delete any key. The server keeps a pointer to the value of an
+//! open key, so no key stays open while another one is opened or changed.
 
 mod change;
 mod followup;
@@ -72,7 +74,7 @@ impl<'a> Opened<'a> {
         self.lock
     }
 
-    /// Closes the key, so that others may change it.
+    /// Closes the key, so that others may change it. If it is to be changed, it is opened again.
     pub fn close(&self) {
         self.key.close();
     }
@@ -93,11 +95,15 @@ pub fn lock_at(ctx: Ctx, name: Arg<'_>) -> Option<(LockId, Key)> {
 }
 
 /// The keyspace as core may ask it.
-pub struct Keys(Ctx);
+pub struct Keys<'a> {
+    ctx: Ctx,
+    own: &'a [Opened<'a>],
+}
 
-impl Keyspace for Keys {
+impl Keyspace for Keys<'_> {
     fn find(&mut self, table: &Table, key: &Key) -> Found {
-        let (ctx, before) = (self.0, self.0.db());
+        self.own.iter().for_each(Opened::close);
+        let (ctx, before) = (self.ctx, self.ctx.db());
         ctx.select(key.db());
         let name = OwnedString::new(key.name());
         let found = node::lend(table, || {
@@ -140,7 +146,7 @@ impl Drop for Changing {
 pub fn decide<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
-    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R,
 ) -> R {
     let (result, followup) = decide_at(ctx, own, Occasion::Command, |_| true, decide);
     followup.finish(ctx, own);
@@ -154,7 +160,7 @@ pub fn decide<R>(
 pub fn decide_release<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
-    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R,
 ) -> R {
     let (result, followup) = decide_at(ctx, own, Occasion::Release, may_serve(own), decide);
     followup.finish(ctx, own);
@@ -166,7 +172,7 @@ pub fn decide_release<R>(
 pub fn decide_deferring_events<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],
-    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R,
 ) -> (R, Followup<'a>) {
     decide_at(ctx, own, Occasion::Command, may_serve(own), decide)
 }
@@ -185,7 +191,7 @@ fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
 
 /// Lets core decide about what no client has asked for, applies what follows and sends the events.
 /// The caller sets the alarm: it knows what can be done by then.
-pub fn decide_event<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R) -> R {
+pub fn decide_event<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R) -> R {
     let (result, followup) = decide_at(ctx, &[], Occasion::Event, |_| true, decide);
     followup.send_events(ctx, &[]);
     result
@@ -208,7 +214,7 @@ fn decide_at<'a, R>(
     own: &[Opened<'a>],
     occasion: Occasion,
     gives_fences: impl FnOnce(&Node) -> bool,
-    decide: impl FnOnce(&mut Node, Now, &mut Keys) -> R,
+    decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R,
 ) -> (R, Followup<'a>) {
     #[cfg(feature = "failpoints")]
     crate::edge::failpoint::DECISIONS.fetch_add(1, Ordering::Relaxed);
@@ -222,7 +228,7 @@ fn decide_at<'a, R>(
             WallTime::default()
         };
         let now = Now { mono, wall };
-        let result = decide(node, now, &mut Keys(ctx));
+        let result = decide(node, now, &mut Keys { ctx, own });
         // Keys that are open are not what they were, if databases are not.
         let own = if node.have_databases_moved() {
             &[]

@@ -36,6 +36,8 @@ pub enum More {
     No,
     /// For everybody it is as if it were done.
     Later,
+    /// Somebody waits for it, and the server has to deliver grants before.
+    NextTurn,
     /// Somebody waits for it.
     Soon,
 }
@@ -54,6 +56,8 @@ pub struct Node {
     pub table: Table,
     /// Grants that could not be delivered, to be taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
+    /// Strings that somebody waits for and that were changed, to be looked at.
+    changed_strings: Vec<Key>,
     /// Locks whose values were freed, to be forgotten.
     freed: Vec<Vec<LockId>>,
     /// What removed the keys of those of them that are not forgotten yet, and who, where it is
@@ -80,6 +84,7 @@ lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(Limits::DEFAULT),
         undeliverable: Vec::new(),
+        changed_strings: Vec::new(),
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
@@ -150,6 +155,7 @@ impl Node {
         let Self {
             table,
             undeliverable,
+            changed_strings,
             listened_to,
             freed: _,
             removed_by: _,
@@ -162,6 +168,7 @@ impl Node {
         } = self;
         table.role_changed();
         undeliverable.clear();
+        changed_strings.clear();
         // What its master removed is the master's to tell.
         removals.clear();
         // A change of roles may bring a backlog.
@@ -180,15 +187,27 @@ impl Node {
         let Self {
             table,
             undeliverable,
+            changed_strings,
             freed,
             counter_is_due,
             removals,
             ..
         } = self;
-        let of_table = table.has_unserved() || table.is_closing() || table.is_sweeping();
+        let waiters = table.has_unserved() || table.has_leaving();
+        let waiters = waiters || !changed_strings.is_empty();
+        let of_table = waiters || table.is_closing() || table.is_sweeping();
         let to_forget = !freed.is_empty() || table.has_remains();
         let to_tell = !removals.is_empty() || !undeliverable.is_empty();
         of_table || to_forget || to_tell || *counter_is_due
+    }
+
+    /// Notes of strings that were changed that they are due, of at most so many.
+    pub fn note_changed_strings(&mut self, most: usize) -> More {
+        let first = self.changed_strings.len().saturating_sub(most);
+        for key in self.changed_strings.drain(first..) {
+            self.table.string_has_changed(&key);
+        }
+        if first == 0 { More::No } else { More::Soon }
     }
 
     /// Forgets what nobody can reach any more, of at most so many locks or holds.
@@ -223,7 +242,12 @@ impl Node {
 
     /// Notes that a lock is gone, if it was held and its key was removed.
     fn note_removal(&mut self, id: LockId) {
-        let by = self.removed_by.remove(&id);
+        // Nearly always there is none: then nothing is hashed.
+        let by = if self.removed_by.is_empty() {
+            None
+        } else {
+            self.removed_by.remove(&id)
+        };
         if self.table.lock(id).is_some() && !self.table.is_attached(id) {
             let now = self.table.lease_now(clock::mono());
             let (cause, caller) = by.unwrap_or((Cause::Other, None));
@@ -252,9 +276,12 @@ impl Node {
         table.sweep(share, keys);
         let leases = table.expire(share, now, keys);
         table.serve(now, keys);
-        let waiters = table.is_sweeping() || table.has_more_to_serve(now);
-        if leases || waiters {
+        let serves_more = table.has_more_to_serve(now);
+        let waits_only = serves_more && table.awaits_delivery();
+        if leases || table.is_sweeping() || serves_more && !waits_only {
             More::Soon
+        } else if waits_only {
+            More::NextTurn
         } else if table.is_closing() {
             More::Later
         } else {

@@ -59,6 +59,9 @@ struct Rules {
     kind: Option<(u8, u8)>,
     /// A request that contains this stops the replies.
     trap: Option<String>,
+    /// A request that contains this stops what its own connection says this way.
+    snare: Option<(String, Way)>,
+    snared: Option<(u64, Way)>,
     gate: Option<Arc<Gate>>,
     /// The open connections by number: the client's side and the server's.
     links: HashMap<u64, (TcpStream, TcpStream)>,
@@ -162,7 +165,7 @@ impl Proxy {
         self.change(|rules| rules.bytes_left = Some(bytes));
     }
 
-    /// Whether the link is cut.
+    /// Whether it is cut.
     pub fn is_cut(&self) -> bool {
         self.shared.rules().is_cut
     }
@@ -178,7 +181,25 @@ impl Proxy {
             rules.is_cut = false;
             rules.bytes_left = None;
             rules.trap = None;
+            (rules.snare, rules.snared) = (None, None);
         });
+    }
+
+    /// The first request that contains these words is held back, and its client is told that the
+    /// connection has ended. Other connections pass; the request arrives when the link is healed.
+    pub fn strand(&self, words: &str) {
+        self.change(|rules| rules.snare = Some((words.to_owned(), Way::Request)));
+    }
+
+    /// The connection of the first request that contains these words gets no more replies, until
+    /// the link is healed. Other connections pass.
+    pub fn silence(&self, words: &str) {
+        self.change(|rules| rules.snare = Some((words.to_owned(), Way::Reply)));
+    }
+
+    /// Whether it has happened.
+    pub fn has_snared(&self) -> bool {
+        self.shared.rules().snared.is_some()
     }
 
     /// From the first request on that contains these words, replies are held.
@@ -260,6 +281,24 @@ impl Shared {
 impl Rules {
     fn is_stalled(&self, source: Ipv4Addr) -> bool {
         self.stalled || self.stalled_source == Some(source)
+    }
+
+    /// Looks whether this request snares its connection.
+    fn spring(&mut self, number: u64, bytes: &[u8]) {
+        let has = |(words, _): &mut (String, Way)| contains(bytes, words.as_bytes());
+        let Some((_, way)) = self.snare.take_if(has) else {
+            return;
+        };
+        self.snared = Some((number, way));
+        if let (Way::Request, Some((client, _))) = (way, self.links.get(&number)) {
+            let _ = client.shutdown(Shutdown::Both);
+        }
+    }
+
+    fn is_held(&self, link: &Link) -> bool {
+        self.snared == Some((link.number, link.way))
+            || self.is_stalled(link.source)
+            || self.flow(link.way) == Flow::Hold
     }
 
     fn flow(&self, way: Way) -> Flow {
@@ -407,6 +446,9 @@ impl Link {
         let (delay, gate) = {
             let mut rules = self.shared.rules();
             rules.rewrite(self.way, bytes);
+            if self.way == Way::Request {
+                rules.spring(self.number, bytes);
+            }
             (rules.delay, rules.gate.clone())
         };
         if self.way == Way::Reply {
@@ -416,10 +458,9 @@ impl Link {
             gate.pass();
         }
         // Also what was read before the rules changed.
-        let mut rules = self.shared.wait_while(|rules| {
-            let is_held = rules.is_stalled(self.source) || rules.flow(self.way) == Flow::Hold;
-            self.is_open(rules) && is_held
-        });
+        let mut rules = self
+            .shared
+            .wait_while(|rules| self.is_open(rules) && rules.is_held(self));
         if !self.is_open(&rules) {
             return false;
         }

@@ -39,7 +39,6 @@ pub fn run(node: &mut Node, connection: ConnectionId, args: &[Vec<u8>], time: Ti
         b"LOCK.INFO" => about_lock(node, args, time).map(Done::Reply),
         b"HELLO" => Ok(Done::Reply(hello(node, connection, args))),
         b"CLIENT" | b"AUTH" | b"SELECT" | b"PING" => Ok(Done::Reply(Reply::Ok)),
-        b"CONFIG" => Ok(Done::Reply(quarantine_setting(node))),
         _ => Err("ERR unknown command".to_owned()),
     };
     done.unwrap_or_else(|refused| Done::Reply(Reply::Error(refused)))
@@ -255,11 +254,6 @@ fn hello(node: &mut Node, connection: ConnectionId, mut args: Args<'_>) -> Reply
     Reply::Map(vec![("proto", Reply::Number(if resp3 { 3 } else { 2 }))])
 }
 
-fn quarantine_setting(node: &Node) -> Reply {
-    let value = Reply::Text(node.setup.quarantine.to_string());
-    Reply::Map(vec![("lock.quarantine", value)])
-}
-
 fn about_node(node: &Node, time: Time) -> Reply {
     let (table, now) = (&node.table, node.now(time));
     let left = table
@@ -300,7 +294,7 @@ fn about_lock(node: &Node, mut args: Args<'_>, time: Time) -> Result<Reply, Refu
                     Reply::Text(String::from_utf8_lossy(hold.owner()).into_owned()),
                 ),
                 ("fingerprint", Reply::Text("00000000".to_owned())),
-                ("holds", Reply::Number(hold.count.into())),
+                ("holds", Reply::Number(hold.count().into())),
                 ("fence", Reply::Number(hold.fence)),
                 ("ttl", Reply::Number(hold.left(now).to_millis().0)),
                 (

@@ -15,9 +15,9 @@ use redis::{RedisResult, Value};
 use super::{Attempt, Outcome};
 use crate::command::{self, SHORTEST, Wait};
 use crate::error::Verdict;
-use crate::host::{Moment, pauses};
+use crate::host::{Moment, pauses, sleep};
 use crate::link::{Connection, Own};
-use crate::node::{Dependent, Node};
+use crate::node::Node;
 use crate::quorum::NodeSet;
 use crate::release::Release;
 use crate::reply::Reply;
@@ -52,7 +52,7 @@ pub(crate) struct Blocked {
     waited: Waited,
     /// The same connection.
     connection: Connection,
-    _dependent: Dependent,
+    _dependent: Arc<()>,
 }
 
 /// Why waiting at a node ended without a grant.
@@ -179,13 +179,7 @@ impl Attempt {
         let several = self.verdicts.len() > 1;
         let gave_up = node.gave_up_on(process, several.then_some(STALL));
         // The server ends the wait by itself, if its answer gets through.
-        let overdue = deadline.map(|deadline| deadline + OVERDUE);
-        let overdue = async {
-            match overdue {
-                Some(overdue) => tokio::time::sleep(overdue.remaining()).await,
-                None => std::future::pending().await,
-            }
-        };
+        let overdue = sleep(deadline.map(|deadline| (deadline + OVERDUE).remaining()));
         let mut keep_alive = tokio::time::interval(self.spec.ttl / 3);
         keep_alive.reset();
         tokio::pin!(gave_up, overdue);
@@ -281,7 +275,7 @@ impl Attempt {
                 self.keep(place, own);
             }
         }
-        let reply = Reply::read(result);
+        let reply = Reply::read(result, self.spec.keys.len());
         let outcome = match &reply {
             Reply::Yes(fence) => {
                 node.fences.saw(*fence);
@@ -347,7 +341,7 @@ impl Blocked {
             if result.is_ok() {
                 self.node.keep_idle(own);
             }
-            if Reply::read(result) == Reply::No {
+            if Reply::read(result, release.request().keys) == Reply::No {
                 return release.forget();
             }
             return;

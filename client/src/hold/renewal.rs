@@ -1,21 +1,20 @@
 //! Renewal: the same question to the nodes again, what their answers mean for the hold, and what
 //! the keeper calls for it.
 
-use std::sync::{Arc, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::Instrument;
 
 use super::{Hold, RENEW_AFTER};
-use crate::command::{self, Request, SHORTEST, Wait};
+use crate::command::{self, Request, SHORTEST, Spec, Wait, check_ttl};
 use crate::error::{Error, Loss, Reports, Verdict};
-use crate::host::Moment;
+use crate::host::{Moment, locked};
 use crate::keeper::Kept;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round, answered};
-use crate::spec::Spec;
 
 /// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
 /// too, and then each time after twice as long, up to the time between renewals.
@@ -51,43 +50,27 @@ impl Hold {
             true => ttl,
             false => lease_for(until.remaining()),
         };
-        let renewed = self.renew(lease, ttl).await;
-        self.schedule();
-        renewed
+        self.renew(lease, ttl).await
     }
 
     /// Enters once more: the lease gets what is asked for now, and never less than before.
     pub(crate) async fn enter_for(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
         let ttl = ttl.max(self.lock().ttl);
-        self.extend(ttl).await
+        self.renew(ttl, ttl).await
     }
 
-    /// Extends by the ttl in force.
-    pub(crate) async fn extend_again(self: &Arc<Self>) -> Result<Moment, Error> {
-        let ttl = self.lock().ttl;
-        self.extend(ttl).await
-    }
-
-    /// Extends to another ttl, if that is long enough for the nodes' timeouts.
-    pub(crate) async fn extend_checked(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
-        let wanted = Spec {
-            ttl,
-            max_hold: None,
-            ..Spec::clone(&self.spec)
-        };
-        let fleet = &self.client.fleet;
-        wanted.check(fleet.nodes.len(), fleet.node_timeout)?;
-        self.extend(ttl).await
-    }
-
-    async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
-        let extended = self.renew(ttl, ttl).await;
-        self.schedule();
-        extended
+    /// Extends by the ttl in force, or to another one if that is long enough for the nodes'
+    /// timeouts.
+    pub(crate) async fn extend(self: &Arc<Self>, to: Option<Duration>) -> Result<Moment, Error> {
+        let ttl = to.unwrap_or(self.lock().ttl);
+        if to.is_some() {
+            check_ttl(ttl, self.client.fleet.node_timeout)?;
+        }
+        self.renew(ttl, ttl).await
     }
 
     /// No extension may end later than MAXHOLD after the grant: the last ones are shorter.
-    fn capped(&self, lease: Duration) -> Duration {
+    pub(crate) fn capped(&self, lease: Duration) -> Duration {
         match self.spec.max_hold {
             Some(cap) => lease.min((self.since + cap).remaining()),
             None => lease,
@@ -96,12 +79,14 @@ impl Hold {
 
     /// Asks every node: those that granted to extend, the others to grant. Validity then counts
     /// from the sending, for each node that agreed.
-    async fn renew(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
+    async fn renew(self: &Arc<Self>, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
-        self.ask_all(lease, ttl).instrument(span).await
+        let renewed = self.ask_all(lease, ttl).instrument(span).await;
+        self.schedule();
+        renewed
     }
 
-    async fn ask_all(&self, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
+    async fn ask_all(self: &Arc<Self>, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let fleet = &self.client.fleet;
         let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
         let lock = || self.spec.name();
@@ -152,7 +137,7 @@ impl Hold {
 
     /// Nodes whose grants came after the majority was complete hold the lock, too.
     fn read_late_answers(&self) {
-        let mut late = self.late.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut late = locked(&self.late);
         while let Some((question, reply)) = answered(&mut late).now_or_never() {
             let mut state = self.lock();
             let unknown = state.leases.of(question.place).is_none();
@@ -175,17 +160,16 @@ impl Hold {
 
     /// Puts the hold on the keeper's agenda again.
     pub(crate) fn schedule(self: &Arc<Self>) {
-        let mut state = self.lock();
-        if let Some(slot) = state.slot.take() {
-            self.client.keeper.forget(slot);
-        }
+        let (mut state, keeper) = (self.lock(), &self.client.keeper);
+        let from = state.slot.take();
         if state.over || self.ending.is_set() {
+            from.into_iter().for_each(|slot| keeper.forget(slot));
             return;
         }
         let warn_at = Self::warn_at(&state);
         let at = state.renew_at.map_or(warn_at, |at| at.min(warn_at));
         let this: Weak<Self> = Arc::downgrade(self);
-        state.slot = Some(self.client.keeper.watch(this, at));
+        state.slot = Some(keeper.move_to(at, this, from));
     }
 
     /// Renews what is due, and tells the holder in time when that does not work.
@@ -248,10 +232,7 @@ impl<'a> Renewal<'a> {
             verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
             confirmed: 0,
         };
-        // What cannot be sent need not be released.
-        let can_ask =
-            |place: &usize| fleet.nodes[*place].can_be_asked() && !hold.unsettled.contains(*place);
-        let connected: NodeSet = fleet.everybody().iter().filter(can_ask).collect();
+        let connected = fleet.askable(fleet.everybody(), hold.unsettled);
         let leases = {
             let mut state = hold.lock();
             connected.iter().for_each(|place| state.asked.insert(place));
@@ -271,8 +252,7 @@ impl<'a> Renewal<'a> {
 
     /// Asks to extend the grant that has this fence, or to grant if there is none.
     fn ask(&mut self, place: usize, exactly: Option<u64>) {
-        let mut question = Question::new(place, Moment::now());
-        question.exactly = exactly;
+        let question = Question::new(place, Moment::now()).about(exactly);
         let request = match exactly {
             Some(_) => &self.extend,
             None => &self.acquire,
@@ -284,26 +264,21 @@ impl<'a> Renewal<'a> {
     /// Notes what a node said. True: the hold is lost.
     fn is_lost(&mut self, question: Question, reply: Reply) -> bool {
         let place = question.place;
-        let granted = match reply {
-            Reply::Yes(fence) => Some(fence),
-            _ => None,
-        };
-        // A key that has become something else is no lock any more.
-        let answered = !matches!(&reply, Reply::Trouble(why) if *why != Verdict::WrongType);
-        self.verdicts[place] = reply.verdict(match question.exactly {
+        let no = match question.exactly {
             Some(_) => Verdict::NotHeld,
             None => Verdict::held_by_somebody(),
-        });
+        };
+        self.verdicts[place] = reply.clone().verdict(no);
         let mut state = self.hold.lock();
-        match (granted, question.exactly) {
-            (Some(fence), exactly) if exactly.is_none_or(|exactly| exactly == fence) => {
+        match (reply, question.exactly) {
+            (Reply::Yes(fence), _) => {
                 let end = lease_end(question.sent, self.lease);
                 state.leases.grant(place, fence, end);
                 self.confirmed += 1;
                 false
             }
-            // Another fence is of another hold, nothing that we know of.
-            (_, Some(_)) if answered => {
+            // A key that has become something else is no lock any more.
+            (Reply::No | Reply::Part | Reply::Trouble(Verdict::WrongType), Some(_)) => {
                 state.leases.forget(place);
                 let lost = state.leases.claim(Moment::now()).is_none();
                 drop(state);

@@ -2,7 +2,7 @@
 //! slot.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -17,6 +17,7 @@ use redis::{ErrorKind, RedisError, RedisResult, Value};
 use super::Server;
 use super::settings::{Credentials, Settings};
 use crate::command::{self, Request};
+use crate::host::locked;
 
 /// A request follows the slot so often before it fails.
 const REDIRECTIONS: u32 = 5;
@@ -76,7 +77,7 @@ impl Cluster {
         let mut builder = self.builder();
         if let Some(provider) = &self.settings.provider {
             let credentials = provider.ask().await?;
-            *self.login() = Some(credentials.clone());
+            *locked(&self.login) = Some(credentials.clone());
             builder = builder.password(credentials.password);
             if let Some(username) = credentials.username {
                 builder = builder.username(username);
@@ -99,23 +100,15 @@ impl Cluster {
             return false;
         };
         match tokio::time::timeout(self.connect_timeout, provider.ask()).await {
-            Ok(Ok(credentials)) => self.login().as_ref() != Some(&credentials),
+            Ok(Ok(credentials)) => locked(&self.login).as_ref() != Some(&credentials),
             _ => false,
         }
-    }
-
-    fn login(&self) -> MutexGuard<'_, Option<Credentials>> {
-        self.login.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn masters(&self) -> MutexGuard<'_, HashMap<Slot, Server>> {
-        self.masters.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A connection to the master that had the slot last, or to any node: it knows where the slot
     /// is.
     async fn open_for(&self, slot: Slot) -> RedisResult<(Server, MultiplexedConnection)> {
-        let known = self.masters().get(&slot).cloned();
+        let known = locked(&self.masters).get(&slot).cloned();
         let mut places: Vec<Server> = known.into_iter().collect();
         places.extend(self.seeds.iter().cloned());
         let share = self.connect_timeout / 4;
@@ -126,7 +119,7 @@ impl Cluster {
                 Err(error) => problem = error,
             }
         }
-        self.masters().remove(&slot);
+        locked(&self.masters).remove(&slot);
         Err(problem)
     }
 }
@@ -148,13 +141,9 @@ impl SlotConnection {
         }
     }
 
-    fn open(&self) -> MutexGuard<'_, Option<(Server, MultiplexedConnection)>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Sends the request behind what is under way; nothing is, as long as it is not open.
     pub(crate) async fn send_behind(&self, request: &Request) -> RedisResult<Value> {
-        let open = self.open().clone();
+        let open = locked(&self.open).clone();
         match open {
             Some((_, mut connection)) => connection.send_packed_command(&request.cmd).await,
             None => Ok(Value::Nil),
@@ -166,12 +155,12 @@ impl SlotConnection {
         let slot = Slot::for_key(request.key.as_deref().unwrap_or_default());
         let mut asking = false;
         for _ in 0..REDIRECTIONS {
-            let open = self.open().clone();
+            let open = locked(&self.open).clone();
             let (server, mut connection) = match open {
                 Some(open) => open,
                 None => {
                     let new = self.cluster.open_for(slot).await?;
-                    *self.open() = Some(new.clone());
+                    *locked(&self.open) = Some(new.clone());
                     new
                 }
             };
@@ -182,21 +171,21 @@ impl SlotConnection {
             let Some((kind, host, port)) = redirection(&result, &server) else {
                 if result.as_ref().is_err_and(|error| error.code().is_none()) {
                     // The successor of a dead master is found by asking the others.
-                    self.cluster.masters().remove(&slot);
-                    *self.open() = None;
+                    locked(&self.cluster.masters).remove(&slot);
+                    *locked(&self.open) = None;
                 }
                 return result;
             };
             asking = kind == Redirection::Once;
             let server = server.at(host, port);
             if !asking {
-                self.cluster.masters().insert(slot, server.clone());
+                locked(&self.cluster.masters).insert(slot, server.clone());
             }
             let patience = self.cluster.connect_timeout;
-            *self.open() = None;
+            *locked(&self.open) = None;
             drop(connection);
             let connection = server.open(patience).await?;
-            *self.open() = Some((server, connection));
+            *locked(&self.open) = Some((server, connection));
         }
         let problem = "the slot moved too often while the request followed it";
         Err(RedisError::from((ErrorKind::Client, problem)))

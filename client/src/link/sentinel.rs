@@ -1,16 +1,17 @@
 //! A master that Sentinel names.
 
 use std::collections::HashSet;
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, RedisResult, Value};
 
-use super::Server;
 use super::settings::Credentials;
+use super::{Server, in_time};
 use crate::command;
+use crate::host::locked;
 
 /// The Sentinels of one master.
 pub(crate) struct Sentinel {
@@ -65,7 +66,7 @@ impl Sentinel {
             match found {
                 Ok((master, connection)) => {
                     self.first.store(place, Ordering::Relaxed);
-                    *self.known.lock().unwrap_or_else(PoisonError::into_inner) = Some(master);
+                    *locked(&self.known) = Some(master);
                     return Ok(connection);
                 }
                 Err(error) => problem = Some(error),
@@ -79,11 +80,7 @@ impl Sentinel {
         &self,
         patience: Duration,
     ) -> RedisResult<MultiplexedConnection> {
-        let known = self
-            .known
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
+        let known = locked(&self.known).clone();
         match known {
             Some(master) => master.open(patience).await,
             None => self.open(patience).await,
@@ -106,10 +103,7 @@ impl Sentinel {
                 (answer, _) => answer,
             }
         };
-        let answer: Option<(String, u16)> = match tokio::time::timeout(share, asking).await {
-            Ok(answer) => answer?,
-            Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
-        };
+        let answer: Option<(String, u16)> = in_time(share, asking).await?;
         answer.ok_or_else(|| {
             let detail = format!("{:?} at Sentinel {}", self.name, sentinel.address());
             let kind = ErrorKind::MasterNameNotFoundBySentinel;
@@ -122,11 +116,7 @@ impl Sentinel {
 async fn opened(server: &Server, share: Duration) -> RedisResult<MultiplexedConnection> {
     let mut connection = server.open(share).await?;
     let role = command::role();
-    let answer = connection.send_packed_command(&role);
-    let Ok(answer) = tokio::time::timeout(share, answer).await else {
-        return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
-    };
-    match answer {
+    match in_time(share, connection.send_packed_command(&role)).await {
         Ok(Value::Array(items)) if items.first() == Some(&Value::BulkString(b"slave".to_vec())) => {
             let problem = "the server that Sentinel names is a replica: a failover is under way";
             Err(RedisError::from((

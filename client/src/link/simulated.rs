@@ -7,7 +7,7 @@ use futures_util::future::{AbortHandle, abortable};
 use redis::RedisResult;
 use redis::aio::MultiplexedConnection;
 
-use super::Server;
+use super::{Server, in_time};
 use crate::simulation;
 
 /// A connection to a simulated node. It closes with the last clone, as one of redis-rs does.
@@ -40,8 +40,7 @@ pub(super) async fn open(server: &Server, patience: Duration) -> Option<RedisRes
         server.log_in(&mut connection.redis).await?;
         Ok(connection)
     };
-    let opened = tokio::time::timeout(patience, opening).await;
-    Some(opened.unwrap_or_else(|_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into())))
+    Some(in_time(patience, opening).await)
 }
 
 fn spawn(driver: impl Future + Send + 'static) {

@@ -12,7 +12,6 @@ use crate::host::Moment;
 use crate::quorum::{is_shortage, lease_end};
 use crate::redlock::Redlock;
 use crate::release::{Release, Released};
-use crate::reply::Reply;
 use crate::round::Question;
 
 /// How long the release of a ticket is owed to a node that cannot be reached.
@@ -105,13 +104,11 @@ impl Redlock {
         let mut verdicts = vec![Verdict::NotAsked; all];
         let mut round = fleet.round();
         for place in 0..all {
-            round.ask(&fleet.nodes[place], Question::new(place, sent), &extend);
+            let question = Question::new(place, sent).about(Some(fence));
+            round.ask(&fleet.nodes[place], question, &extend);
         }
         while let Some((question, reply)) = round.next().await {
-            verdicts[question.place] = match reply {
-                Reply::Yes(other) if other != fence => Verdict::NotHeld,
-                reply => reply.verdict(Verdict::NotHeld),
-            };
+            verdicts[question.place] = reply.verdict(Verdict::NotHeld);
             let extended = count(&verdicts, |verdict| {
                 matches!(verdict, Verdict::Granted { .. })
             });

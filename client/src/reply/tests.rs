@@ -4,9 +4,10 @@ use super::*;
 
 #[test]
 fn numbers_null_and_arrays_follow_the_one_rule() {
-    let array = |items: Vec<Value>| Reply::read(Ok(Value::Array(items)));
-    assert_eq!(Reply::read(Ok(Value::Int(7))), Reply::Yes(7));
-    assert_eq!(Reply::read(Ok(Value::Nil)), Reply::No);
+    let array = |items: Vec<Value>| Reply::read(Ok(Value::Array(items)), 2);
+    assert_eq!(Reply::read(Ok(Value::Int(7)), 1), Reply::Yes(7));
+    assert_eq!(Reply::read(Ok(Value::Nil), 1), Reply::No);
+    assert_eq!(Reply::read(Ok(Value::Nil), 2), Reply::No);
     assert_eq!(array(vec![Value::Int(7), Value::Int(7)]), Reply::Yes(7));
     assert_eq!(array(vec![Value::Nil, Value::Nil]), Reply::No);
     assert_eq!(array(vec![Value::Int(7), Value::Nil]), Reply::Part);
@@ -14,18 +15,26 @@ fn numbers_null_and_arrays_follow_the_one_rule() {
 
 #[test]
 fn a_node_that_answers_nonsense_is_named_so_and_never_counts() {
+    let array = |numbers: &[i64]| Value::Array(numbers.iter().copied().map(Value::Int).collect());
     let nonsense = [
-        Value::Int(0),
-        Value::Int(-3),
-        Value::Okay,
-        Value::Array(Vec::new()),
-        Value::BulkString(b"7".to_vec()),
+        (1, Value::Int(0)),
+        (1, Value::Int(-3)),
+        (1, Value::Okay),
+        (1, Value::BulkString(b"7".to_vec())),
+        (1, array(&[])),
+        (1, array(&[7])),
+        (2, Value::Int(7)),
+        (2, array(&[])),
+        (2, array(&[7])),
+        (2, array(&[7, 7, 7])),
+        (2, array(&[7, 0])),
+        (2, Value::Array(vec![Value::Int(7), array(&[7])])),
     ];
-    for value in nonsense {
-        let reply = Reply::read(Ok(value.clone()));
+    for (keys, value) in nonsense {
+        let reply = Reply::read(Ok(value.clone()), keys);
         assert!(
             matches!(reply, Reply::Trouble(Verdict::Garbage(_))),
-            "{value:?} gave {reply:?}"
+            "{value:?} gave {reply:?} for {keys} keys"
         );
     }
 }

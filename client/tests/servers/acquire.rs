@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Guard, Lock, Released, Verdict};
+use redislock_client::{Error, Guard, Lock, Redlock, Released, Verdict};
 use redislock_testkit::lock::sole_holder;
-use redislock_testkit::{Server, Value};
+use redislock_testkit::{Proxy, Server, Value};
 
 use crate::contention::waiters;
 use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
@@ -365,4 +365,24 @@ async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
         .unwrap();
     assert!(fence > 0);
     freed_before_the_lease_ends(&servers, "x", TTL).await;
+}
+
+/// Replicas are asked for on a connection of its own, which says nothing about the node.
+#[tokio::test]
+async fn a_wait_for_replicas_that_hangs_does_not_make_the_node_seem_down() {
+    crate::log::start();
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
+    let client = client.connect().await.unwrap();
+    proxy.silence("WAIT");
+    let refused = client.lock("x").ttl(TTL * 4).replicas(1).acquire().await;
+    assert!(
+        matches!(refused, Err(Error::NotReplicated { .. })),
+        "{refused:?}"
+    );
+    assert!(proxy.has_snared());
+    let about = crate::log::lines(&format!("127.0.0.1:{}", proxy.port()));
+    let down = about.iter().find(|line| line.contains("believed down"));
+    assert_eq!(down, None);
 }

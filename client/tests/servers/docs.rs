@@ -69,6 +69,14 @@ fn functions(source: &str) -> HashSet<String> {
         .collect()
 }
 
+/// The names of the settings that `settings_of!` passes on.
+fn settings(source: &str) -> impl Iterator<Item = String> {
+    let blocks = source.split("settings_of! {").skip(1);
+    let lines = blocks.flat_map(|block| block.split_once('}').unwrap().0.lines());
+    let settings = lines.filter(|line| line.ends_with(';'));
+    settings.map(|line| line.trim().split('(').next().unwrap().to_owned())
+}
+
 /// What tools need to look at nodes from outside is async only, and the page of the module says so.
 const ASYNC_ONLY: &str = "observe";
 
@@ -78,6 +86,11 @@ fn the_blocking_api_has_every_name_of_the_async_one() {
     assert!(source.contains(&format!("`Builder::{ASYNC_ONLY}`")));
     let mut names = functions(&source);
     names.insert(ASYNC_ONLY.to_owned());
+    names.extend(settings(&source));
+    // A guard of either kind is a view of the same kind, too.
+    assert!(source.contains("impl Deref for Guard {\n    type Target = Held;"));
+    let guard = read("src/guard.rs");
+    names.extend(functions(guard.split_once("pub struct Guard").unwrap().0));
     // An owner is the same in both.
     names.extend(["new", "named", "label"].map(str::to_owned));
     for file in ["src/redlock.rs", "src/lock.rs", "src/guard.rs"] {

@@ -65,6 +65,33 @@ async fn a_restart_is_noticed_without_renewal_too() {
     assert!(!guard.is_valid());
 }
 
+/// The answer of the first node is all that the request waits for when the others forget it.
+#[tokio::test]
+async fn restarts_before_the_guard_exists_are_noticed_without_renewal_too() {
+    let mut servers = Server::start_many::<3>();
+    let to_first = Proxy::to(servers[0].port());
+    let urls = [to_first.url(), servers[1].url(), servers[2].url()];
+    let client = Redlock::builder().nodes(urls).node_timeout(TTL * 10);
+    let client = client.connect().await.unwrap();
+    to_first.replies(Flow::Hold);
+    let lock = client.lock("x").ttl(TTL * 200).renew(false);
+    let asking = tokio::spawn(async move { lock.acquire().await.unwrap() });
+    for server in &servers {
+        until("it is granted", || !server.is_free("x")).await;
+    }
+    for server in &mut servers[1..] {
+        server.kill();
+        server.start_again();
+    }
+    for server in &servers[1..] {
+        until("it is asked who it is", || server.calls("lock.node") > 0).await;
+    }
+    to_first.replies(Flow::Pass);
+    let guard = asking.await.unwrap();
+    let lost = tokio::time::timeout(TTL * 10, guard.lost()).await;
+    assert!(matches!(lost, Ok(Loss::Gone { .. })), "{lost:?}");
+}
+
 #[tokio::test]
 async fn nodes_that_forget_one_after_the_other_are_noticed_by_a_client_that_only_holds() {
     for renew in [true, false] {

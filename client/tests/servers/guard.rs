@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Moment, Redlock, Released};
+use redislock_client::{Error, Loss, Moment, Redlock, Released, Verdict};
 use redislock_testkit::{Proxy, Server};
 
-use crate::{NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, until};
+use crate::{
+    NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, patient, until,
+};
 
 #[tokio::test]
 async fn renewal_keeps_the_lock_for_longer_than_its_ttl_and_ends_with_the_guard() {
@@ -291,4 +293,25 @@ async fn an_ephemeral_lock_is_free_as_soon_as_its_process_dies() {
     std::mem::forget(guard);
     runtime.shutdown_background();
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
+}
+
+/// The token holds the lock again, but somebody else has held it in between.
+#[tokio::test]
+async fn an_extension_of_a_later_grant_does_not_count() {
+    let servers = [Server::start()];
+    let client = patient(&servers).await;
+    let lock = client.lock("x").ttl(TTL * 20).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let token = std::str::from_utf8(guard.token().unwrap()).unwrap();
+    let _: () = servers[0].run(&["LOCK.FORCE", "x"]);
+    for owner in ["another", token] {
+        let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "x", owner, "600000"]);
+        if owner != token {
+            let _: u64 = servers[0].run(&["LOCK.RELEASE", "x", owner]);
+        }
+    }
+    let error = guard.extend().await.unwrap_err();
+    assert!(matches!(error, Error::Lost { .. }), "{error}");
+    assert_eq!(error.nodes()[0].verdict, Verdict::NotHeld);
+    assert!(matches!(guard.lost().await, Loss::Gone { .. }));
 }

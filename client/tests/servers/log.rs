@@ -32,7 +32,17 @@ pub fn start() {
 
 /// The lines that contain this.
 pub fn lines(about: &str) -> Vec<String> {
-    let text = String::from_utf8(LOG.lock().unwrap().clone()).unwrap();
+    lines_since(0, about)
+}
+
+/// How much has been written so far.
+pub fn size() -> usize {
+    LOG.lock().unwrap().len()
+}
+
+/// The lines since then that contain this. A port can be that of another server before.
+pub fn lines_since(size: usize, about: &str) -> Vec<String> {
+    let text = String::from_utf8(LOG.lock().unwrap()[size..].to_vec()).unwrap();
     let lines = text.lines().filter(|line| line.contains(about));
     lines.map(str::to_owned).collect()
 }

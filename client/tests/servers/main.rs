@@ -30,6 +30,7 @@ mod slots;
 mod start;
 mod storms;
 mod tls;
+mod twice;
 
 use std::time::Duration;
 

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Owner, Released};
+use redislock_client::{Error, Owner, Released, Verdict};
 use redislock_testkit::Server;
 use redislock_testkit::lock::waiters;
 
-use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, until};
+use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
 
 #[tokio::test]
 async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
@@ -263,4 +263,37 @@ async fn after_a_loss_the_release_of_a_part_says_so() {
     x.lost().await;
     assert_eq!(x.release().await, Released::WasLost);
     assert_eq!(y.release().await, Released::WasLost);
+}
+
+#[tokio::test]
+async fn entering_again_waits_for_as_many_replicas_as_it_asks_for() {
+    let servers = [Server::start()];
+    let client = patient(&servers).await;
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL * 6);
+    let outer = lock.acquire().await.unwrap();
+    let again = lock.clone().replicas(1).acquire().await;
+    assert!(
+        matches!(again, Err(Error::NotReplicated { .. })),
+        "{again:?}"
+    );
+    assert!(outer.is_valid());
+    assert_eq!(outer.release().await, Released::WasHeld);
+}
+
+/// It tries for as long as any request does, though extensions that hang are ahead of it.
+#[tokio::test]
+async fn entering_again_does_not_wait_for_longer_than_it_may() {
+    let servers = [Server::start()];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL * 20);
+    let outer = lock.acquire().await.unwrap();
+    let again = lock.clone().wait(Duration::ZERO);
+    servers[0].pause();
+    let (_, _, entered) = tokio::join!(outer.extend(), outer.extend(), again.acquire());
+    servers[0].resume();
+    let error = entered.unwrap_err();
+    assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
+    assert_eq!(error.nodes()[0].verdict, Verdict::TimedOut(NODE_TIMEOUT));
 }

@@ -40,8 +40,6 @@ pub struct Hold {
     pub end: LeaseTime,
     /// When it was granted, on the lease clock.
     pub granted: LeaseTime,
-    /// How often the owner has acquired without releasing, at least 1.
-    pub count: u32,
     extra: Option<Box<Extra>>,
 }
 
@@ -51,6 +49,8 @@ struct Extra {
     owner: Box<[u8]>,
     max_hold: Option<Millis>,
     tie: Option<Tie>,
+    /// How often the owner has acquired again without releasing.
+    reentries: u32,
 }
 
 /// What an ephemeral hold ends with.
@@ -111,7 +111,6 @@ impl Hold {
             fence,
             end: now.plus(terms.ttl),
             granted: now,
-            count: 1,
             extra: None,
         };
         hold.note(terms);
@@ -127,13 +126,38 @@ impl Hold {
         granted: LeaseTime,
         count: u32,
     ) -> Self {
-        Self {
+        let mut hold = Self {
             token,
             fence,
             end,
             granted,
-            count,
             extra: None,
+        };
+        hold.reenter(count.saturating_sub(1));
+        hold
+    }
+
+    /// How often the owner has acquired without releasing, at least 1.
+    #[must_use]
+    pub fn count(&self) -> u32 {
+        let extra = self.extra.as_ref();
+        extra.map_or(1, |extra| extra.reentries.saturating_add(1))
+    }
+
+    /// The owner has acquired so many times more.
+    pub fn reenter(&mut self, times: u32) {
+        if times > 0 {
+            // One less than the highest count that can be saved.
+            let most = u32::MAX - 1;
+            let extra = self.extra();
+            extra.reentries = extra.reentries.saturating_add(times).min(most);
+        }
+    }
+
+    /// The owner has released once, and goes on to hold it.
+    pub fn leave_once(&mut self) {
+        if let Some(extra) = &mut self.extra {
+            extra.reentries = extra.reentries.saturating_sub(1);
         }
     }
 
@@ -170,11 +194,9 @@ impl Hold {
     /// Sets label and cap of a restored hold.
     pub fn set_saved_extra(&mut self, owner: &[u8], max_hold: Option<Millis>) {
         if !owner.is_empty() || max_hold.is_some() {
-            *self.extra() = Extra {
-                owner: owner.into(),
-                max_hold,
-                tie: None,
-            };
+            let extra = self.extra();
+            extra.owner = owner.into();
+            extra.max_hold = max_hold;
         }
     }
 

@@ -16,14 +16,17 @@
 //!    newcomer.
 
 mod progress;
+mod queue;
 mod search;
 
 use foldhash::HashMap;
 
+use progress::Progress;
 use search::Search;
 
-use super::Table;
-use crate::lock::{Lock, Terms};
+use super::{Answer, Denial, Table};
+use crate::lock::{Lock, Mode, Terms};
+use crate::queue::WaiterId;
 use crate::slots::LockId;
 use crate::small::SmallSet;
 use crate::time::LeaseTime;
@@ -62,6 +65,9 @@ impl Holdings {
 
 /// An owner with more holdings than this is searched for without looking at each of them first.
 const HOLDINGS_LOOKED_AT: usize = 64;
+
+/// So many steps of a search take as long as a look at a waiter.
+const STEPS_IN_A_LOOK: u64 = 16;
 
 impl Table {
     /// How many waiters, holders and queues all searches for a deadlock have looked at so far.
@@ -112,7 +118,7 @@ impl Table {
             .map(|(key, lock)| (key, lock.and_then(|id| self.lock(id))))
             .filter(|(_, lock)| !self.holds(*lock, &terms.token, now))
             .collect();
-        let mut search = Search::new(self, &terms.token, now);
+        let mut search = Search::new(self, Some(&terms.token), now);
         let deadlock = search.reaches_newcomer(&wanted) && {
             search.find_progress(&wanted);
             search.find_stuck();
@@ -120,6 +126,77 @@ impl Table {
         };
         self.deadlock_steps += search.steps;
         deadlock
+    }
+
+    /// An owner waits for something else, and holds more or less than before: its waits are to be
+    /// searched again.
+    pub(super) fn suspect(&mut self, owner: &Token) {
+        if self.queues.of(owner).next().is_some() {
+            self.suspects.insert(owner.clone());
+        }
+    }
+
+    /// Those who hold a lock that was moved or is gone are to be searched again, if they wait.
+    pub(super) fn suspect_holders(&mut self, id: LockId) {
+        if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty()) {
+            let holders = self.queues.waiting_holders(&entry.lock).into_iter();
+            self.suspects.extend(holders.cloned());
+        }
+    }
+
+    /// A hold of a lock has ended. Its owner may no longer go past those who wait for the lock; and
+    /// the other holders of a semaphore may not either, if it was full until now.
+    pub(super) fn suspect_losers(&mut self, id: LockId, owner: &Token) {
+        if !self.queues.has_several_keys() {
+            return;
+        }
+        let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
+            return;
+        };
+        if let Mode::Shared { limit: Some(limit) } = entry.lock.mode()
+            && entry.lock.holders() + 1 >= limit as usize
+        {
+            self.suspect_holders(id);
+        }
+        self.suspect(owner);
+    }
+
+    /// Refuses one of the waits of suspects that has become part of a deadlock. If there is none,
+    /// nobody is suspect any more.
+    pub(super) fn resolve_deadlock(&mut self, now: LeaseTime) {
+        if !self.may_be_stuck(now) {
+            self.suspects.clear();
+            return;
+        }
+        let mut search = Search::new(self, None, now);
+        let suspects = self.suspects.iter();
+        suspects.for_each(|owner| search.reach_owner(owner));
+        search.reach_all();
+        let may_be_stuck = search.has_waiting_holder();
+        let victim = may_be_stuck.then(|| search.find_victim()).flatten();
+        let steps = search.steps;
+        self.deadlock_steps += steps;
+        self.looks += 1 + steps / STEPS_IN_A_LOOK;
+        match victim {
+            Some(id) => {
+                self.counters.deadlocks += 1;
+                self.dismiss(id, Answer::Denied(Denial::Deadlock));
+            }
+            None => self.suspects.clear(),
+        }
+    }
+
+    /// Whether somebody who waits holds what others wait for. Without that there is no deadlock:
+    /// who is ahead in a wait queue came earlier.
+    fn may_be_stuck(&mut self, now: LeaseTime) -> bool {
+        let (mut holding, waiting) = (self.holdings.0.keys(), self.queues.waiting_owners());
+        self.looks += 1 + self.holdings.0.len().min(waiting.len()) as u64 / STEPS_IN_A_LOOK;
+        let holds = |owner: &Token| self.holds_what_is_waited_for(owner, now);
+        if self.holdings.0.len() < waiting.len() {
+            holding.any(|owner| self.queues.of(owner).next().is_some() && holds(owner))
+        } else {
+            waiting.into_iter().any(holds)
+        }
     }
 
     pub(super) fn holds(&self, lock: Option<&Lock>, owner: &Token, now: LeaseTime) -> bool {
@@ -136,5 +213,21 @@ impl Table {
             entry.is_some_and(|entry| self.holds(Some(&entry.lock), token, now))
         };
         held.len() > HOLDINGS_LOOKED_AT || held.iter().any(is_waited_for)
+    }
+}
+
+impl Search<'_> {
+    /// The request to be refused, if some of those that were reached are stuck: of a cycle of
+    /// requests that wait for each other, the last one of a suspect. One behind a deadlock of
+    /// others would go on without them, and is spared.
+    fn find_victim(&mut self) -> Option<WaiterId> {
+        let suspects = &self.table.suspects;
+        let mut progress = Progress::by_request(self);
+        let of_suspect = progress.last_stuck(|owner| suspects.contains(owner));
+        let start = of_suspect.or_else(|| progress.last_stuck(|_| true))?;
+        let cycle = progress.cycle_from(start);
+        let of_suspects = cycle.iter().filter(|(_, owner)| suspects.contains(owner));
+        let last = of_suspects.map(|(id, _)| *id).max();
+        last.or_else(|| cycle.iter().map(|(id, _)| *id).max())
     }
 }

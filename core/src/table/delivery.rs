@@ -22,6 +22,8 @@ struct Grant {
     token: Token,
     /// The holds whose count has grown by it: where, and under which fence.
     counted: SmallList<(Key, u64)>,
+    /// The holds that it has found, and left as they were.
+    found: SmallList<(Key, u64)>,
     keys: usize,
 }
 
@@ -45,14 +47,15 @@ impl Undelivered {
         &mut self,
         id: WaiterId,
         token: &Token,
-        counted: SmallList<(Key, u64)>,
-        keys: usize,
+        [counted, found]: [SmallList<(Key, u64)>; 2],
     ) {
+        let keys = counted.len() + found.len();
         self.keys += keys;
         self.grants.push(Grant {
             id,
             token: token.clone(),
             counted,
+            found,
             keys,
         });
     }
@@ -62,6 +65,19 @@ impl Undelivered {
         let grant = self.grants.swap_remove(at);
         self.keys -= grant.keys;
         Some(grant)
+    }
+
+    /// A grant cannot be delivered. Another one on its way may have found this hold, and answers
+    /// for it from now on; whether there is one.
+    fn pass_on(&mut self, token: &Token, hold: &(Key, u64)) -> bool {
+        let mut others = self.grants.iter_mut().filter(|grant| grant.token == *token);
+        let Some(other) = others.find(|grant| grant.found.contains(hold)) else {
+            return false;
+        };
+        other.found.retain(|found| found != hold);
+        let counted = other.counted.iter().chain([hold]);
+        other.counted = counted.cloned().collect();
+        true
     }
 }
 
@@ -74,7 +90,13 @@ impl Table {
 
     /// The client of a granted request has its answer.
     pub fn delivered(&mut self, id: WaiterId) {
-        self.undelivered.remove(id);
+        let Some(grant) = self.undelivered.remove(id) else {
+            return;
+        };
+        // The owner knows now that it holds what this grant has found: that stands.
+        for (found, _) in &grant.found {
+            self.stands(&grant.token, |key| key == found);
+        }
     }
 
     /// The client of a granted request is gone: the grant is taken back and passed on.
@@ -82,7 +104,11 @@ impl Table {
         let Some(grant) = self.undelivered.remove(id) else {
             return;
         };
-        for (key, fence) in &grant.counted {
+        for hold in &grant.counted {
+            if self.undelivered.pass_on(&grant.token, hold) {
+                continue;
+            }
+            let (key, fence) = hold;
             // A hold with another fence is a later grant of its own.
             if let Found::Lock(id) = keyspace.find(self, key)
                 && self.settle(id, Some(&grant.token), now, keyspace)
@@ -109,7 +135,12 @@ impl Table {
         let Some(db) = self.spaces.db(&entry.key) else {
             return;
         };
-        let is_here = |key: &Key| key.db() == db && key.name() == entry.key.name();
+        let name = entry.key.clone();
+        self.stands(token, |key| key.db() == db && key.name() == name.name());
+    }
+
+    /// The undelivered grants of a lock to this owner stand.
+    fn stands(&mut self, token: &Token, is_here: impl Fn(&Key) -> bool) {
         let grants = self.undelivered.grants.iter_mut();
         for grant in grants.filter(|grant| grant.token == *token) {
             grant.counted.retain(|(key, _)| !is_here(key));

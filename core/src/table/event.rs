@@ -2,11 +2,11 @@
 //! loaded.
 
 use super::{
-    Answer, Closing, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
+    Closing, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
 };
 use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
-use crate::queue::{Place, WaiterId};
+use crate::queue::Place;
 use crate::slots::LockId;
 use crate::time::{Micros, MonoTime, Now};
 use crate::token::Key;
@@ -64,21 +64,6 @@ impl Table {
         true
     }
 
-    /// Tells those whose time to wait is up, until they have left the queues of so many keys;
-    /// whether there may be more.
-    pub fn time_out(&mut self, most: usize, now: Now) -> bool {
-        let mut left = most;
-        while left > 0 {
-            let Some(id) = self.queues.overdue(now.mono) else {
-                return false;
-            };
-            let keys = self.queues.get(id).map_or(1, |waiter| waiter.keys.len());
-            left = left.saturating_sub(keys);
-            self.dismiss(id, Answer::Nothing);
-        }
-        true
-    }
-
     /// Whether the quarantine has ended since this was asked last; then all
     /// queues are to be served.
     pub fn quarantine_has_ended(&mut self, now: Now) -> bool {
@@ -116,6 +101,12 @@ impl Table {
         self.clock.stop(mono);
     }
 
+    /// Whether a dataset is being loaded.
+    #[must_use]
+    pub fn is_loading(&self) -> bool {
+        self.clock.is_stopped()
+    }
+
     /// Loading has ended: leases run.
     pub fn loading_ended(&mut self, mono: MonoTime) {
         self.clock.go_on(mono);
@@ -141,15 +132,13 @@ impl Table {
 
     fn insert(&mut self, key: Key, lock: Lock) -> Result<LockId, Malformed> {
         let end = lock.first_end().ok_or(Malformed)?;
+        let is_shared = matches!(lock, Lock::Shared(_));
         self.raise_fence(lock.holds().map(|hold| hold.fence).max().unwrap_or(0));
-        let id = self.new_lock(key);
-        if let Some(entry) = self.slots.get_mut(id) {
-            entry.lock = lock;
-            let last = entry.lock.last_end().unwrap_or(end);
-            self.spaces.lasts(&entry.key, last);
-        }
+        let id = self.new_lock(key, lock);
         self.wheel.set(id.index(), end);
-        self.note_sharers(id);
+        if is_shared {
+            self.note_sharers(id);
+        }
         self.has_arrived(id);
         Ok(id)
     }
@@ -188,11 +177,9 @@ impl Table {
         Loaded::Kept
     }
 
-    /// A lock has come with its holders.
+    /// A shared lock has come with its holders.
     fn note_sharers(&mut self, id: LockId) {
-        if let Some(entry) = self.slots.get(id)
-            && matches!(entry.lock, Lock::Shared(_))
-        {
+        if let Some(entry) = self.slots.get(id) {
             for hold in entry.lock.holds() {
                 self.holdings.add(&hold.token, id);
             }
@@ -223,12 +210,16 @@ impl Table {
     /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold
     /// it may re-enter, or go past those who wait for it.
     fn has_arrived(&mut self, id: LockId) {
-        self.note_holders(id);
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
         };
+        if let Lock::Exclusive(hold) = &entry.lock {
+            self.holdings.add(&hold.token, id);
+        }
         self.unserved.extend(self.spaces.outside(&entry.key));
-        let holders = self.queues.waiting_holders(&entry.lock).into_iter();
+        let holders = self.queues.waiting_holders(&entry.lock);
+        self.suspects.extend(holders.iter().copied().cloned());
+        let holders = holders.into_iter();
         self.next_up
             .extend(holders.flat_map(|token| self.queues.of(token)));
     }
@@ -236,6 +227,9 @@ impl Table {
     /// The key of `id` was removed by something else than a lock command. The value may come back
     /// under another key. Those who waited are to be served.
     pub fn unlinked(&mut self, id: LockId) {
+        if self.is_waited_for(id) {
+            self.suspect_holders(id);
+        }
         let Some(entry) = self.slots.get_mut(id) else {
             return;
         };
@@ -257,6 +251,9 @@ impl Table {
 
     /// The value of `id` was freed.
     pub fn forget(&mut self, id: LockId) {
+        if self.is_waited_for(id) {
+            self.suspect_holders(id);
+        }
         // A notice about a value that was flushed long ago may come when another lock has its
         // place.
         let Some(entry) = self.slots.remove(id) else {
@@ -353,6 +350,7 @@ impl Table {
             self.strings.look_now(&key);
             self.attach_queue(&key, found);
             if let Some(before) = before.filter(|before| Some(*before) != found) {
+                self.suspect_holders(before);
                 self.note_moved(before);
             }
             match found {
@@ -393,19 +391,23 @@ impl Table {
             slots: _,
             spaces: _,
             wheel: _,
-            // Empty by now.
+            // Empty by now, but for those who are leaving.
             queues: _,
+            leaving: _,
+            room_to_leave: _,
             // Has the answers to those who waited.
             output: _,
             holds_back,
             unserved,
             next_up,
             passing,
+            suspects,
             strings,
             // Who shares which lock is as it was.
             holdings: _,
             deadlock_steps: _,
             order_steps: _,
+            places_seen: _,
             looks: _,
             undelivered,
             connections,
@@ -422,6 +424,7 @@ impl Table {
         unserved.clear();
         next_up.clear();
         passing.clear();
+        suspects.clear();
         strings.clear();
         *undelivered = Undelivered::default();
         // No tie counts from now on.
@@ -431,31 +434,11 @@ impl Table {
         untied.push(Untied::new(tied.flatten()));
     }
 
-    /// Everyone who waits is told to come again.
-    pub fn unblock_all(&mut self) {
-        let ids = self.queues.ids();
-        self.unblock(&ids);
-    }
-
-    /// Those who wait for `key` are told to come again.
-    pub fn unblock_queue(&mut self, key: &Key) {
-        let ids: Vec<_> = self
-            .queues
-            .at(key)
-            .map_or_else(Vec::new, |queue| queue.waiting.iter().copied().collect());
-        self.unblock(&ids);
-    }
-
-    fn unblock(&mut self, ids: &[WaiterId]) {
-        for id in ids {
-            self.dismiss(*id, Answer::Unblocked);
-        }
-    }
-
     /// Keys in whose queues something has changed, for a caller that serves nobody.
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
         self.passing.clear();
+        self.suspects.clear();
         std::iter::from_fn(|| self.unserved.pop_first()).collect()
     }
 }

@@ -4,13 +4,15 @@
 //! Every call that may change something collects what follows from it in an [`Output`]: which keys
 //! changed and how, and who is answered. The caller takes it with [`Table::take_output`] and
 //! applies it once. `output.rs` says what is in it, `request.rs` has what clients ask for,
-//! `outcome.rs` what they are told, `serve.rs` how waiters are granted, `event.rs` what happens
-//! without being asked, `legacy.rs` strings that count as locks.
+//! `outcome.rs` what they are told, `serve.rs` how waiters are granted, `leaving.rs` how they
+//! leave without a grant, `event.rs` what happens without being asked, `legacy.rs` strings that
+//! count as locks.
 
 mod closing;
 mod deadlock;
 mod delivery;
 mod event;
+mod leaving;
 mod legacy;
 mod order;
 mod outcome;
@@ -22,7 +24,7 @@ mod spaces;
 mod ties;
 
 use std::cell::Cell;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use closing::Closing;
 use deadlock::Holdings;
@@ -40,9 +42,9 @@ use foldhash::{HashMap, HashMapExt};
 use crate::fence::FenceCounter;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::{Quarantine, Reason};
-use crate::queue::{Place, Queues, WaiterId};
+use crate::queue::{Place, Queues, Waiter, WaiterId};
 use crate::replication_lease::ReplicationLease;
-use crate::slots::{LockId, Slots};
+use crate::slots::{LockId, Numbered, Slots};
 use crate::small::SmallSet;
 use crate::stats::{Counters, Histogram};
 use crate::time::{LeaseClock, LeaseTime, Micros, Millis, MonoTime};
@@ -101,12 +103,22 @@ struct Entry {
     /// Its own key: see [`Spaces`].
     key: Key,
     lock: Lock,
-    /// 1 + its place in the output's list, 0 while it is not there.
-    touch: u32,
+    generation: u32,
+    /// Where it is in the output's list, or 0: see [`output::place`].
+    touch: u16,
     /// Whether the key is in the keyspace, as far as is known.
     attached: bool,
     /// Whether somebody waits for the key.
     queued: bool,
+}
+
+/// A lock of one owner is all in here, so this is the memory of a lock: see docs/PERFORMANCE.md.
+const _: () = assert!(size_of::<Option<Entry>>() == 112);
+
+impl Numbered for Entry {
+    fn generation(&self) -> u32 {
+        self.generation
+    }
 }
 
 impl Entry {
@@ -147,11 +159,20 @@ pub struct Table {
     next_up: SmallSet<WaiterId>,
     /// Waiters that may go past the first one in the queue of this key: they are next there.
     passing: SmallSet<(WaiterId, Key)>,
+    /// Owners that wait, and whose waits may have become part of a deadlock since they were
+    /// searched for one.
+    suspects: SmallSet<Token>,
+    /// Waiters that are still to be taken out of their queues, and what they are told.
+    leaving: BTreeMap<WaiterId, Option<Answer>>,
+    /// Waiters for so many keys may leave in this decision.
+    room_to_leave: usize,
     /// Strings at keys that are waited for.
     strings: Strings,
     holdings: Holdings,
     deadlock_steps: u64,
     order_steps: Cell<u64>,
+    /// How many places ahead of others were looked at in queues.
+    places_seen: Cell<u64>,
     looks: u64,
     /// Grants that are on their way.
     undelivered: Undelivered,
@@ -192,10 +213,14 @@ impl Table {
             unserved: SmallSet::default(),
             next_up: SmallSet::default(),
             passing: SmallSet::default(),
+            suspects: SmallSet::default(),
+            leaving: BTreeMap::new(),
+            room_to_leave: leaving::AT_ONCE,
             strings: Strings::default(),
             holdings: Holdings::default(),
             deadlock_steps: 0,
             order_steps: Cell::new(0),
+            places_seen: Cell::new(0),
             looks: 0,
             undelivered: Undelivered::default(),
             connections: HashMap::new(),
@@ -331,6 +356,17 @@ impl Table {
         Some((queue.waiting.len(), first.since))
     }
 
+    /// The first requests that wait for `key`, in order of arrival.
+    pub fn queue_of(&self, key: &Key, count: usize) -> impl Iterator<Item = &Waiter> {
+        let waiting = self
+            .queues
+            .at(key)
+            .into_iter()
+            .flat_map(|queue| queue.waiting.iter());
+        let waiters = waiting.filter_map(|id| self.queues.get(*id));
+        waiters.map(AsRef::as_ref).take(count)
+    }
+
     /// What every effect begins with.
     #[must_use]
     pub fn header(&self) -> Header {
@@ -358,19 +394,19 @@ impl Table {
     }
 
     /// A lock for a key at which there is none yet.
-    fn new_lock(&mut self, key: Key) -> LockId {
+    fn new_lock(&mut self, key: Key, lock: Lock) -> LockId {
         let queued = self.may_have_queues() && self.queues.at(&key).is_some();
         let waited_for = queued.then(|| key.clone());
         let key = self.spaces.inside(key);
-        self.spaces.arrived(&key, None);
-        let entry = Entry {
+        self.spaces.arrived(&key, lock.last_end());
+        let id = self.slots.insert(|generation| Entry {
             key,
-            lock: Lock::Free,
+            lock,
+            generation,
             touch: 0,
             attached: true,
             queued,
-        };
-        let id = self.slots.insert(entry);
+        });
         if let Some(key) = waited_for {
             self.queues.note_lock(&key, Some(id));
         }

@@ -28,7 +28,9 @@ impl Table {
             .iter()
             .take_while(|ahead| place.is_none_or(|place| **ahead < place));
         ahead.any(|id| {
-            let Some(waiter) = self.queues.get(*id).filter(|_| !passed.contains(id)) else {
+            self.places_seen.set(self.places_seen.get() + 1);
+            let is_past = passed.contains(id) || self.is_leaving(*id);
+            let Some(waiter) = self.queues.get(*id).filter(|_| !is_past) else {
                 return false;
             };
             let may_pass = self.waits_for(*id, waiter, token, now);
@@ -45,6 +47,10 @@ impl Table {
         self.order_steps.get()
     }
 
+    pub(super) fn count_order_steps(&self, steps: usize) {
+        self.order_steps.set(self.order_steps.get() + steps as u64);
+    }
+
     /// Whether a waiter waits for something that another owner, `token`, holds: then it is not
     /// ahead of that owner. Looks at the keys of the waiter or at the holds of the owner, whichever
     /// are fewer.
@@ -58,8 +64,7 @@ impl Table {
         let Some(held) = self.holdings.of(token) else {
             return false;
         };
-        let fewer = waiter.keys.len().min(held.len()) as u64;
-        self.order_steps.set(self.order_steps.get() + fewer);
+        self.count_order_steps(waiter.keys.len().min(held.len()));
         let Terms {
             mode, token: own, ..
         } = &waiter.terms;

@@ -1,6 +1,6 @@
 //! What follows from a decision: which keys change and how, what is replicated, who is answered.
 
-use super::{Answer, Table};
+use super::{Answer, Table, leaving};
 use crate::lock::Lock;
 use crate::queue::WaiterId;
 use crate::slots::LockId;
@@ -105,6 +105,20 @@ pub enum Wake {
     Soon,
 }
 
+/// Stands for every place from the one before it on: what is there is looked for.
+const FAR: u16 = u16::MAX;
+
+/// Where a lock is in the list, if its [`Entry::touch`] says that it is there: 1 + its place, as
+/// far as two bytes can say. Four would make every lock larger by eight.
+pub(super) fn place(list: &[Touched], id: LockId, touch: u16) -> Option<usize> {
+    let near = usize::from(touch).checked_sub(1)?;
+    if touch != FAR {
+        return Some(near);
+    }
+    let mut far = list.get(near..)?.iter();
+    Some(near + far.position(|touched| touched.id == id)?)
+}
+
 impl Table {
     /// Whether the last calls have led to something.
     #[must_use]
@@ -136,15 +150,16 @@ impl Table {
     /// earlier output that was applied and cleared: its memory is used again.
     pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Box<Output>) -> Box<Output> {
         self.finish(now, listened_to);
+        self.room_to_leave = leaving::AT_ONCE;
         std::mem::replace(&mut self.output, spare)
     }
 
     /// When the caller of a decision has to let the table go on: the first lease of its output
-    /// ends, a string is to be looked at, or more can be served. What was known before has its
-    /// alarm.
+    /// ends, a string is to be looked at, more can be served, or waiters are still leaving. What
+    /// was known before has its alarm.
     #[must_use]
     pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
-        if self.has_more_to_serve(now) {
+        if self.has_more_to_serve(now) || self.has_leaving() {
             return Some(Wake::Soon);
         }
         let end = output.and_then(|output| output.soonest_end);
@@ -172,9 +187,18 @@ impl Table {
                 whole: !matches!(entry.lock, Lock::Shared(_)),
                 end_before: entry.lock.first_end(),
             });
-            entry.touch = self.output.touched.len() as u32;
+            entry.touch = u16::try_from(self.output.touched.len()).unwrap_or(FAR);
         }
-        self.output.touched.get_mut(entry.touch as usize - 1)
+        let place = place(&self.output.touched, id, entry.touch)?;
+        self.output.touched.get_mut(place)
+    }
+
+    /// What has happened to a lock in this decision so far.
+    pub(super) fn touched(&self, id: LockId) -> Option<&Touched> {
+        let touch = self.slots.get(id)?.touch;
+        self.output
+            .touched
+            .get(place(&self.output.touched, id, touch)?)
     }
 
     /// Notes that the hold of `token` in a lock is about to change, and how that is told.

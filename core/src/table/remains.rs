@@ -37,6 +37,9 @@ impl Table {
     /// Every lease of a lock that very many hold has ended: it is free at once.
     pub(super) fn discard_ended(&mut self, id: LockId, now: LeaseTime) {
         self.note_room(id);
+        if self.is_waited_for(id) {
+            self.suspect_holders(id);
+        }
         let key = self.key(id);
         if let Some(touched) = self.touch(id) {
             touched.whole = true;

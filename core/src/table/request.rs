@@ -55,6 +55,10 @@ impl Table {
                     .map_or_else(Key::default, |want| Key::new(want.db, want.name))
             };
             let granted = self.grant(&locks, key, terms, now);
+            if terms.once && granted.is_ok() {
+                let locks = locks.iter().flatten();
+                locks.for_each(|lock| self.confirm(*lock, &terms.token));
+            }
             self.serve_unserved_if_any(now, keyspace);
             return match granted {
                 Ok(granted) => Verdict::Granted(granted),
@@ -193,6 +197,9 @@ impl Table {
         }
         let lease_now = self.clock.at(now.mono);
         self.note_room(id);
+        if self.is_waited_for(id) {
+            self.suspect_holders(id);
+        }
         if let Some(touched) = self.touch(id) {
             touched.events.forced += 1;
             touched.whole = true;
@@ -335,38 +342,42 @@ impl Table {
                 .next(now.wall, terms.fence)
                 .map_err(Denial::Fence)?
         };
-        if !self.queues.is_empty() {
+        let mut is_waited_for = false;
+        let fences = locks.iter().enumerate().map(|(at, lock)| {
+            let id = lock.unwrap_or_else(|| self.new_lock(key(at), Lock::Free));
+            let (fence, is_news) = self.grant_one(id, terms, fence, lease_now);
+            is_waited_for |= is_news;
+            fence
+        });
+        let fences = fences.collect();
+        if is_waited_for {
             // What else this owner waits for may be a re-entry now, or may go past those who wait
             // for it.
             self.next_up.extend(self.queues.of(&terms.token));
+            self.suspect(&terms.token);
         }
-        let fences = locks.iter().enumerate().map(|(at, lock)| {
-            let id = lock.unwrap_or_else(|| self.new_lock(key(at)));
-            self.grant_one(id, terms, fence, lease_now)
-        });
-        Ok(fences.collect())
+        Ok(fences)
     }
 
-    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: LeaseTime) -> u64 {
+    /// The fence; and whether the owner did not hold it, and others wait for it.
+    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: LeaseTime) -> (u64, bool) {
         self.touch_hold(id, &terms.token, |events| events.acquired += 1);
         let Some(entry) = self.slots.get_mut(id) else {
-            return fence;
+            return (fence, false);
         };
+        let mut is_news = false;
         let (cap, role) = (self.limits.max_hold, self.role_changes);
         let reentered = entry.lock.change(&terms.token, |hold| {
             let bound = hold.tie().is_some_and(|tie| tie.role == role);
             // Never over a cap: `grant` has asked before.
             let _ = hold.renew(now, terms.ttl, cap);
-            hold.count = hold.count.saturating_add(u32::from(!terms.once));
+            hold.reenter(u32::from(!terms.once));
             hold.note(terms);
             (hold.fence, bound)
         });
         let (fence, bound) = match reentered {
             Some((fence, bound)) => {
                 self.counters.reentries += 1;
-                if terms.once {
-                    self.confirm(id, &terms.token);
-                }
                 (fence, bound)
             }
             None => {
@@ -375,7 +386,8 @@ impl Table {
                 if entry.is_known() {
                     self.holdings.add(&terms.token, id);
                 }
-                if entry.queued && self.queues.has_several_keys() {
+                is_news = entry.queued;
+                if is_news && self.queues.has_several_keys() {
                     self.let_past_if_full(id, terms.mode, now);
                 }
                 (fence, false)
@@ -384,7 +396,7 @@ impl Table {
         if terms.ephemeral || bound {
             self.rebind(id, &terms.token, terms.connection);
         }
-        fence
+        (fence, is_news)
     }
 
     /// Where a semaphore has become full, those who wait for it wait for all its holders from now
@@ -405,7 +417,7 @@ impl Table {
         let Some(count) = self
             .lock(id)
             .and_then(|lock| lock.hold(token))
-            .map(|hold| hold.count)
+            .map(Hold::count)
         else {
             return 0;
         };
@@ -414,12 +426,13 @@ impl Table {
             return 0;
         };
         if count > 1 && !all {
-            entry.lock.change(token, |hold| hold.count -= 1);
+            entry.lock.change(token, Hold::leave_once);
             return 1;
         }
         let known = entry.is_known();
         let hold = entry.lock.take(token);
         self.note_room(id);
+        self.suspect_losers(id, token);
         if let Some(hold) = hold {
             self.ended(id, &hold, known, lease_now);
         }
@@ -435,7 +448,8 @@ impl Table {
         wait: Wait,
         now: Now,
     ) -> Result<WaiterId, Denial> {
-        if self.queues.len() >= self.limits.max_waiters.min(SLOTS - 1) {
+        let (waiting, leaving) = (self.queues.len(), self.leaving.len());
+        if waiting - leaving >= self.limits.max_waiters || waiting >= SLOTS - 1 {
             return Err(Denial::TooManyWaiters);
         }
         let keys: SmallList<_> = wanted

@@ -19,6 +19,9 @@ const LOOKED_AT_ONCE: u64 = 64;
 /// So many steps of finding out who may go past whom take as long as a look.
 const ORDER_STEPS_IN_A_LOOK: u64 = 4;
 
+/// So many places of others in a queue are seen in the time of a look.
+const PLACES_IN_A_LOOK: u64 = 32;
+
 /// Whether a waiter can have one key now, and the lock that is there.
 enum Look {
     Comes(Option<LockId>),
@@ -82,13 +85,8 @@ impl Table {
                 self.take_ended_hold(id, lease_now, |lock| lock.take(token));
             }
         }
-        let taken = self.slots.get(id).and_then(|entry| {
-            let touched = self
-                .output
-                .touched
-                .get((entry.touch as usize).checked_sub(1)?)?;
-            Some(touched.events.expired as usize)
-        });
+        let taken = self.touched(id);
+        let taken = taken.map(|touched| touched.events.expired as usize);
         let most = TAKEN_AT_ONCE.saturating_sub(taken.unwrap_or(0));
         self.take_ended_off(id, most, now);
     }
@@ -120,6 +118,7 @@ impl Table {
         };
         let known = entry.is_known();
         if let Some(hold) = take(&mut entry.lock) {
+            self.suspect_losers(id, &hold.token);
             self.touch_hold(id, &hold.token, |events| events.expired += 1);
             self.counters.expiries += 1;
             self.ended(id, &hold, known, now);
@@ -148,6 +147,8 @@ impl Table {
                 self.serve_waiter(waiter, Some(&key), now, keyspace);
             } else if let Some(key) = self.unserved.pop_first() {
                 self.serve_queue(&key, enough, now, keyspace);
+            } else if !self.suspects.is_empty() {
+                self.resolve_deadlock(self.clock.at(now.mono));
             } else {
                 return;
             }
@@ -186,7 +187,8 @@ impl Table {
     /// Whether queues are left to be served.
     #[must_use]
     pub fn has_unserved(&self) -> bool {
-        !(self.unserved.is_empty() && self.next_up.is_empty() && self.passing.is_empty())
+        let served = self.unserved.is_empty() && self.next_up.is_empty() && self.passing.is_empty();
+        !(served && self.suspects.is_empty())
     }
 
     fn serve_queue(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
@@ -198,6 +200,10 @@ impl Table {
             let lock = self.lock_in_queue(key);
             // What has changed in this queue until now is looked at here.
             self.unserved.remove(key);
+            if self.is_leaving(head) {
+                // The queue is noted again when it has left.
+                return;
+            }
             if !self.serve_waiter(head, Some(key), now, keyspace) {
                 // It waits for another key. Only those who hold that one may go past it.
                 self.note_passing(head, key);
@@ -254,7 +260,7 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Turn {
-        let Some(waiter) = self.queues.get(id) else {
+        let Some(waiter) = self.queues.get(id).filter(|_| !self.is_leaving(id)) else {
             return Turn::NotYet;
         };
         let waiter = Arc::clone(waiter);
@@ -324,6 +330,7 @@ impl Table {
             Found::Other => return Err(Denial::WrongType),
         };
         let (lease_now, steps) = (self.clock.at(now.mono), self.order_steps());
+        let places = self.places_seen.get();
         let comes = match self.standing(lock, terms) {
             Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
             Standing::Excluded => false,
@@ -331,6 +338,7 @@ impl Table {
             Standing::Open => !self.is_behind(key, Some(id), &terms.token, lease_now, passed),
         };
         self.looks += (self.order_steps() - steps) / ORDER_STEPS_IN_A_LOOK;
+        self.looks += (self.places_seen.get() - places) / PLACES_IN_A_LOOK;
         Ok(if comes {
             Look::Comes(lock)
         } else {
@@ -360,6 +368,7 @@ impl Table {
         match found {
             Found::Lock(id) => {
                 self.attach_queue(key, Some(id));
+                self.suspect_holders(id);
                 self.take_off_what_ended(id, Some(token), now);
             }
             Found::LegacyString(string) => {
@@ -394,63 +403,17 @@ impl Table {
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                let holds = keys.iter().cloned().zip(granted.iter().copied());
-                let counted = holds
-                    .zip(&adds)
-                    .filter_map(|(hold, adds)| adds.then_some(hold));
-                let counted = counted.collect();
-                self.undelivered.add(id, token, counted, keys.len());
+                let of = |wanted: bool| {
+                    let holds = keys.iter().zip(&granted).zip(&adds);
+                    let holds = holds.filter(move |(_, adds)| **adds == wanted);
+                    holds.map(|((key, fence), _)| (key.clone(), *fence))
+                };
+                let holds = [of(true).collect(), of(false).collect()];
+                self.undelivered.add(id, token, holds);
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
         };
         self.output.answers.push((id, answer));
-    }
-
-    /// Takes a waiter out of its queues. Those behind it may be next.
-    fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
-        let (waiter, emptied) = self.queues.leave(id)?;
-        for lock in emptied {
-            // A queue that was not swept yet after a swap of databases names a lock that has moved
-            // to another queue.
-            if self.sweep.is_some() {
-                self.note_moved(lock);
-            } else {
-                self.note_unqueued(lock);
-            }
-        }
-        for key in &waiter.keys {
-            if self.queues.at(key).is_some() {
-                self.unserved.insert(key.clone());
-            }
-        }
-        Some(waiter)
-    }
-
-    /// Takes a waiter out of its queues and tells it why.
-    pub(super) fn dismiss(&mut self, id: WaiterId, answer: Answer) {
-        if self.leave(id).is_some() {
-            self.counters.denials += u64::from(answer == Answer::Nothing);
-            self.output.answers.push((id, answer));
-        }
-    }
-
-    /// A waiter has gone away; it is told nothing.
-    pub fn abandon(&mut self, id: WaiterId) {
-        self.leave(id);
-    }
-
-    /// Cancels the requests of `token` that wait for `key`.
-    pub(super) fn cancel(&mut self, key: &Key, token: &Token) {
-        let same: Vec<_> = self.queues.of(token).collect();
-        for id in same {
-            if self
-                .queues
-                .get(id)
-                .is_some_and(|waiter| waiter.keys.contains(key))
-            {
-                self.dismiss(id, Answer::Nothing);
-            }
-        }
     }
 }

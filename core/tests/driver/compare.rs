@@ -1,6 +1,6 @@
 //! What has to be the same in the core, its replica and the model after every step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use redislock_core::lock as core_lock;
 use redislock_core::table::Events;
@@ -26,7 +26,7 @@ fn seen(
         let holds = lock.holds().map(|hold| {
             let token = hold.token.secret()[0] - b'A';
             let hold = Hold {
-                count: hold.count,
+                count: hold.count(),
                 fence: hold.fence,
                 end: mono(end(hold)),
                 granted: mono(hold.granted),
@@ -176,6 +176,7 @@ impl Driver {
                 &model.passed_over(),
                 &Vec::new(),
             )?;
+            same("waiters in a deadlock", &model.stuck(), &BTreeSet::new())?;
         }
         if self.timer_ran == model.now {
             let live = locks.values().map(|lock| lock.holds.len()).sum::<usize>();

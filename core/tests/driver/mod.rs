@@ -118,6 +118,11 @@ impl Driver {
     pub fn step(&mut self, step: &Step) -> Result<(), String> {
         self.expected = Told::default();
         let actions = self.act(step);
+        // What one decision leaves for the next ones.
+        let node = &mut self.suspect.node;
+        if node.table.has_more_to_serve(node.now) {
+            node.serve();
+        }
         let (changes, answers) = self.suspect.take();
         let answers: Vec<_> = answers
             .iter()

@@ -3,6 +3,7 @@
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::subsequence;
 
 use crate::reference::{Key, Mode, Request, Token};
 
@@ -272,7 +273,12 @@ pub fn life() -> impl Strategy<Value = Life> {
 pub fn entangled_life() -> impl Strategy<Value = Life> {
     let name = || (Just(0), 0..5u8);
     let mode = prop_oneof![Just(Mode::Exclusive), Just(Mode::Shared(2))];
-    let keys = prop_oneof![3 => vec(name(), 1), 1 => Just(vec![(0, 0), (0, 3)])];
+    let several = subsequence((0..5).map(|name| (0, name)).collect::<Vec<_>>(), 2..4);
+    let keys = prop_oneof![
+        3 => vec(name(), 1),
+        1 => Just(vec![(0, 0), (0, 3)]),
+        1 => several,
+    ];
     let acquire = (request(), keys, mode).prop_map(|(request, keys, mode)| Step::Acquire {
         request: Request {
             keys,
@@ -295,6 +301,7 @@ pub fn entangled_life() -> impl Strategy<Value = Life> {
         4 => release,
         1 => (name(), name()).prop_map(|(from, to)| Step::Rename(from, to)),
         1 => any::<usize>().prop_map(Step::Abandon),
+        1 => name().prop_map(|key| Step::Force { key }),
     ];
     vec(step, 10..60).prop_map(Life)
 }

@@ -6,9 +6,10 @@
 use std::collections::BTreeSet;
 
 use super::request::Standing;
-use super::{Mode, Model, Request, Token};
+use super::{Key, Mode, Model, Request, Token};
 
 /// What one key of one request depends on: on every one of a set, and on one of another set.
+#[derive(Default)]
 struct Needs {
     every: BTreeSet<Token>,
     one: BTreeSet<Token>,
@@ -62,30 +63,103 @@ impl Model {
             .iter()
             .filter(|key| !self.holds(**key, request.token));
         keys.map(|key| {
-            let mut needs = Needs {
-                every: BTreeSet::new(),
-                one: BTreeSet::new(),
-            };
-            if self.standing(*key, request) == Standing::Excluded
-                && let Some(lock) = self.live(*key)
-            {
-                let is_full = matches!(
-                    (lock.mode, request.mode),
-                    (Mode::Shared(_), Mode::Shared(_))
-                );
-                let set = if is_full {
-                    &mut needs.one
-                } else {
-                    &mut needs.every
-                };
-                set.extend(lock.holds.keys());
-            }
+            let mut needs = Needs::default();
+            self.add_holders(*key, request, &mut needs);
             let ahead = self.ahead(*key, request, place).into_iter();
+            let ahead = ahead.map(|waiter| waiter.request.token);
             let others = ahead.filter(|token| *token != request.token && Some(*token) != not);
             needs.every.extend(others);
             needs
         })
         .collect()
+    }
+
+    /// The holders that exclude a request from a key.
+    fn add_holders(&self, key: Key, request: &Request, needs: &mut Needs) {
+        if self.standing(key, request) == Standing::Excluded
+            && let Some(lock) = self.live(key)
+        {
+            let is_full = matches!(
+                (lock.mode, request.mode),
+                (Mode::Shared(_), Mode::Shared(_))
+            );
+            let set = if is_full {
+                &mut needs.one
+            } else {
+                &mut needs.every
+            };
+            set.extend(lock.holds.keys());
+        }
+    }
+
+    /// The requests that wait forever, unless a lease or a wait ends: every one needs another one
+    /// of them to be granted, or an owner of one of them to release something.
+    pub fn stuck(&self) -> BTreeSet<u64> {
+        let mut stuck: BTreeSet<_> = self.queue.iter().map(|waiter| waiter.id).collect();
+        loop {
+            let owners = self
+                .queue
+                .iter()
+                .filter(|waiter| stuck.contains(&waiter.id));
+            let owners: BTreeSet<_> = owners.map(|waiter| waiter.request.token).collect();
+            let still = self.queue.iter().enumerate().filter(|(place, waiter)| {
+                let request = &waiter.request;
+                let mut keys = request.keys.iter();
+                stuck.contains(&waiter.id)
+                    && keys.any(|key| {
+                        let mut needs = Needs::default();
+                        self.add_holders(*key, request, &mut needs);
+                        let mut ahead = self.ahead(*key, request, *place).into_iter();
+                        !self.holds(*key, request.token)
+                            && (needs.are_stuck(&owners) || ahead.any(|it| stuck.contains(&it.id)))
+                    })
+            });
+            let still: BTreeSet<_> = still.map(|(_, waiter)| waiter.id).collect();
+            if still == stuck {
+                return stuck;
+            }
+            stuck = still;
+        }
+    }
+
+    /// Whether a request that waits forever keeps itself waiting: a chain of such requests, each of
+    /// which needs the next one, leads from it back to it. Others are only behind a deadlock.
+    pub fn is_in_deadlock(&self, id: u64) -> bool {
+        let stuck = self.stuck();
+        let (mut reached, mut next) = (BTreeSet::new(), vec![id]);
+        while let Some(at) = next.pop() {
+            let needed = self.stuck_before(at, &stuck).into_iter();
+            next.extend(needed.filter(|needed| reached.insert(*needed)));
+        }
+        reached.contains(&id)
+    }
+
+    /// Those of these requests that one of them needs to be granted, or to be released after.
+    fn stuck_before(&self, id: u64, stuck: &BTreeSet<u64>) -> BTreeSet<u64> {
+        let waiting = self
+            .queue
+            .iter()
+            .filter(|waiter| stuck.contains(&waiter.id));
+        let waiting: Vec<_> = waiting.collect();
+        let owners: BTreeSet<_> = waiting.iter().map(|waiter| waiter.request.token).collect();
+        let mut before = BTreeSet::new();
+        for (place, waiter) in self.queue.iter().enumerate().filter(|(_, it)| it.id == id) {
+            let request = &waiter.request;
+            let keys = request.keys.iter();
+            for key in keys.filter(|key| !self.holds(**key, request.token)) {
+                let mut needs = Needs::default();
+                self.add_holders(*key, request, &mut needs);
+                let needs_one = needs.needs_one_of(&owners);
+                let holds = |token: &Token| {
+                    needs.every.contains(token) || needs_one && needs.one.contains(token)
+                };
+                let of_holders = waiting.iter().filter(|it| holds(&it.request.token));
+                before.extend(of_holders.map(|it| it.id));
+                let ahead = self.ahead(*key, request, place).into_iter();
+                before.extend(ahead.map(|it| it.id).filter(|id| stuck.contains(id)));
+            }
+        }
+        before
     }
 }
 

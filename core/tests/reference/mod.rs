@@ -127,6 +127,8 @@ struct Undelivered {
     id: u64,
     token: Token,
     added: Vec<(Key, u64)>,
+    /// The holds that it has found, and left as they were.
+    found: Vec<(Key, u64)>,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -21,12 +21,11 @@ impl Model {
     }
 
     /// Those of the first `place` in the queue who are ahead of `request` in the queue of `key`.
-    pub(super) fn ahead(&self, key: Key, request: &Request, place: usize) -> Vec<Token> {
-        let earlier = self.queue.iter().take(place).map(|waiter| &waiter.request);
+    pub(super) fn ahead(&self, key: Key, request: &Request, place: usize) -> Vec<&Waiter> {
+        let earlier = self.queue.iter().take(place);
         earlier
-            .filter(|other| other.keys.contains(&key))
-            .filter(|other| !self.waits_for(other, request.token))
-            .map(|other| other.token)
+            .filter(|other| other.request.keys.contains(&key))
+            .filter(|other| !self.waits_for(&other.request, request.token))
             .collect()
     }
 
@@ -77,6 +76,8 @@ impl Model {
         let is_right = match answer {
             Answer::Nothing | Answer::Unblocked => false,
             Answer::Error(Error::WrongType) => others,
+            // What has happened since it began to wait has led to a deadlock.
+            Answer::Error(Error::Deadlock) => self.is_in_deadlock(id),
             Answer::Error(error @ (Error::Mode | Error::TooManyHolders)) => {
                 let refused = Standing::Refused(error.clone());
                 request
@@ -100,11 +101,12 @@ impl Model {
         }
         self.queue.remove(place);
         if let Answer::Fences(told) = answer {
-            let (fences, added) = self.grant(&request);
+            let (fences, added, found) = self.grant(&request);
             self.undelivered.push(Undelivered {
                 id,
                 token: request.token,
                 added,
+                found,
             });
             return fences == *told;
         }
@@ -143,7 +145,14 @@ impl Model {
 
     /// The waiter `id` has received its grant.
     pub fn delivered(&mut self, id: u64) {
-        self.undelivered.retain(|grant| grant.id != id);
+        for grant in self
+            .undelivered
+            .extract_if(.., |grant| grant.id == id)
+            .collect::<Vec<_>>()
+        {
+            let found = grant.found.iter();
+            found.for_each(|(key, _)| self.confirm(*key, grant.token));
+        }
     }
 
     /// The waiter `id` was granted and is gone: what it added is taken off again.
@@ -155,6 +164,16 @@ impl Model {
         let gone: Vec<Undelivered> = gone;
         for grant in gone {
             for (key, fence) in grant.added {
+                // Another one on its way has found this hold, and answers for it now.
+                let mut others = self.undelivered.iter_mut();
+                let other = others.find(|other| {
+                    other.token == grant.token && other.found.contains(&(key, fence))
+                });
+                if let Some(other) = other {
+                    other.found.retain(|found| *found != (key, fence));
+                    other.added.push((key, fence));
+                    continue;
+                }
                 let same = self
                     .live(key)
                     .and_then(|lock| Some(lock.holds.get(&grant.token)?.fence == fence));

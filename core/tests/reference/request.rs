@@ -5,6 +5,9 @@ use super::{Answer, Error, Hold, Key, Lock, Mode, Model, Reply, Request, Token, 
 /// "More than 10 s ahead of the node's wall clock is an error."
 const LEAD: u64 = 10_000_000;
 
+/// Holds, by key and fence.
+type Holds = Vec<(Key, u64)>;
+
 /// How a request stands to the holders of one key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Standing {
@@ -70,7 +73,11 @@ impl Model {
             .iter()
             .all(|key| self.is_free(*key, request, end_of_queue))
         {
-            return Reply::Fences(self.grant(request).0);
+            let (fences, _, found) = self.grant(request);
+            found
+                .iter()
+                .for_each(|(key, _)| self.confirm(*key, request.token));
+            return Reply::Fences(fences);
         }
         let Some(until) = block else {
             return Reply::Busy;
@@ -118,15 +125,15 @@ impl Model {
         Ok(())
     }
 
-    /// Gives the request all its keys: the fences, and the holds (by key and fence) whose count has
-    /// grown.
-    pub fn grant(&mut self, request: &Request) -> (Vec<u64>, Vec<(Key, u64)>) {
+    /// Gives the request all its keys: the fences, the holds (by key and fence) whose count has
+    /// grown, and those that it has left as they were.
+    pub fn grant(&mut self, request: &Request) -> (Vec<u64>, Holds, Holds) {
         let token = request.token;
         let is_new = request.keys.iter().any(|key| !self.holds(*key, token));
         if is_new {
             self.fence = (self.fence + 1).max(self.wall).max(request.fence);
         }
-        let (mut fences, mut grown) = (Vec::new(), Vec::new());
+        let (mut fences, mut grown, mut found) = (Vec::new(), Vec::new(), Vec::new());
         for key in &request.keys {
             let is_reentry = self.holds(*key, token);
             let new = Hold {
@@ -146,7 +153,9 @@ impl Model {
                 },
             };
             let hold = lock.holds.entry(token).or_insert(new);
-            if !(is_reentry && request.once) {
+            if is_reentry && request.once {
+                found.push((*key, hold.fence));
+            } else {
                 hold.count += 1;
                 grown.push((*key, hold.fence));
             }
@@ -158,11 +167,8 @@ impl Model {
             }
             fences.push(hold.fence);
             self.locks.insert(*key, lock);
-            if is_reentry && request.once {
-                self.confirm(*key, token);
-            }
         }
-        (fences, grown)
+        (fences, grown, found)
     }
 
     /// RELEASE: how many holds were taken off, 0 for null.

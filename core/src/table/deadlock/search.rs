@@ -1,5 +1,7 @@
 //! The search: what a new wait depends on, and who of them waits for the newcomer.
 
+use std::cell::RefCell;
+
 use foldhash::{HashMap, HashSet};
 
 use super::super::Table;
@@ -38,7 +40,8 @@ type Kind<'a> = (&'a [Key], Mode);
 /// One search.
 pub(super) struct Search<'a> {
     pub(super) table: &'a Table,
-    pub(super) newcomer: &'a Token,
+    /// Who is about to wait; nobody, if those who wait are searched.
+    pub(super) newcomer: Option<&'a Token>,
     pub(super) now: LeaseTime,
     pub(super) reached: Vec<Reached<'a>>,
     pub(super) by_key: HashMap<&'a Key, usize>,
@@ -53,10 +56,12 @@ pub(super) struct Search<'a> {
     pub(super) steps: u64,
     /// The steps of [`Table::waits_for`] when the search began.
     order_began: u64,
+    /// Which owners may go past which waiters, as far as that was looked at.
+    passing: RefCell<HashMap<(WaiterId, &'a Token), bool>>,
 }
 
 impl<'a> Search<'a> {
-    pub(super) fn new(table: &'a Table, newcomer: &'a Token, now: LeaseTime) -> Self {
+    pub(super) fn new(table: &'a Table, newcomer: Option<&'a Token>, now: LeaseTime) -> Self {
         Self {
             table,
             newcomer,
@@ -65,10 +70,11 @@ impl<'a> Search<'a> {
             by_key: HashMap::default(),
             owners: HashSet::default(),
             cannot_go_on: HashSet::default(),
-            stuck: HashSet::from_iter([newcomer]),
-            spreading: vec![newcomer],
+            stuck: newcomer.into_iter().collect(),
+            spreading: newcomer.into_iter().collect(),
             steps: 0,
             order_began: table.order_steps(),
+            passing: RefCell::default(),
         }
     }
 
@@ -81,11 +87,17 @@ impl<'a> Search<'a> {
                 None => self.reach_holders(*lock),
             }
         }
+        self.reach_all()
+    }
+
+    /// Reaches every queue that one of the reached ones depends on; whether one of them is for
+    /// something that the newcomer holds.
+    pub(super) fn reach_all(&mut self) -> bool {
         let (mut found, mut next) = (false, 0);
         while let Some(&Reached { queue, lock, .. }) = self.reached.get(next) {
             next += 1;
             self.steps += 1;
-            found |= self.table.holds(lock, self.newcomer, self.now);
+            found |= self.does_newcomer_hold(lock);
             self.reach_holders(lock);
             for waiter in queue.linked.iter() {
                 if let Some(waiter) = self.table.queues.get(*waiter) {
@@ -102,9 +114,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    fn reach_owner(&mut self, owner: &'a Token) {
+    fn does_newcomer_hold(&self, lock: Option<&Lock>) -> bool {
+        let holds = |newcomer| self.table.holds(lock, newcomer, self.now);
+        self.newcomer.is_some_and(holds)
+    }
+
+    pub(super) fn reach_owner(&mut self, owner: &'a Token) {
         self.steps += 1;
-        if owner == self.newcomer || !self.owners.insert(owner) {
+        if Some(owner) == self.newcomer || !self.owners.insert(owner) {
             return;
         }
         let requests = self.table.queues.of(owner);
@@ -153,10 +170,15 @@ impl<'a> Search<'a> {
     pub(super) fn waiting_holders(&self, lock: &Lock) -> usize {
         let others = self.table.queues.waiting_holders(lock).into_iter();
         let others = others.filter(|owner| {
-            *owner != self.newcomer && self.table.holds(Some(lock), owner, self.now)
+            Some(*owner) != self.newcomer && self.table.holds(Some(lock), owner, self.now)
         });
-        let newcomer = self.table.holds(Some(lock), self.newcomer, self.now);
-        others.count() + usize::from(newcomer)
+        others.count() + usize::from(self.does_newcomer_hold(Some(lock)))
+    }
+
+    /// Whether somebody who waits holds what others wait for in one of the reached queues.
+    pub(super) fn has_waiting_holder(&self) -> bool {
+        let mut locks = self.reached.iter().filter_map(|reached| reached.lock);
+        locks.any(|lock| self.waiting_holders(lock) > 0)
     }
 
     /// Finds everybody in the reached queues who cannot go on before the newcomer releases
@@ -166,9 +188,10 @@ impl<'a> Search<'a> {
             let lock = reached.lock;
             let waiters = reached.queue.waiting.iter();
             let waiters = waiters.filter_map(|id| Some((*id, &**self.table.queues.get(*id)?)));
-            let blocked = waiters.filter(|(_, waiter)| {
+            let blocked = waiters.filter(|(id, waiter)| {
                 let token = &waiter.terms.token;
-                token != self.newcomer && !self.table.holds(lock, token, self.now)
+                let is_gone = Some(token) == self.newcomer || self.table.is_leaving(*id);
+                !is_gone && !self.table.holds(lock, token, self.now)
             });
             reached.free = blocked.collect();
             self.steps += reached.free.len() as u64;
@@ -176,7 +199,7 @@ impl<'a> Search<'a> {
         while let Some(owner) = self.spreading.pop() {
             self.spread_from_holder(owner);
             // The newcomer's own places in queues keep nobody from going on; only its holds do.
-            if owner != self.newcomer {
+            if Some(owner) != self.newcomer {
                 self.spread_from_waiter(owner);
             }
         }
@@ -225,16 +248,36 @@ impl<'a> Search<'a> {
     }
 
     /// Whether an owner may go past a waiter that is ahead of it.
-    pub(super) fn may_pass(&self, id: WaiterId, ahead: &Waiter, owner: &Token) -> bool {
-        self.table.order_steps() - self.order_began < ORDER_STEPS
-            && self.table.waits_for(id, ahead, owner, self.now)
+    pub(super) fn may_pass(&self, id: WaiterId, ahead: &Waiter, owner: &'a Token) -> bool {
+        if self.table.holdings.of(owner).is_none() {
+            return false;
+        }
+        if ahead.keys.len() == 1 {
+            // It waits only for the lock that the owner wants itself, and does not hold.
+            self.table.count_order_steps(1);
+            return false;
+        }
+        if let Some(known) = self.passing.borrow().get(&(id, owner)) {
+            return *known;
+        }
+        if self.is_order_exhausted() {
+            return false;
+        }
+        let may_pass = self.table.waits_for(id, ahead, owner, self.now);
+        self.passing.borrow_mut().insert((id, owner), may_pass);
+        may_pass
+    }
+
+    /// Whether as much was spent on who may go past whom as may be.
+    pub(super) fn is_order_exhausted(&self) -> bool {
+        self.table.order_steps() - self.order_began >= ORDER_STEPS
     }
 
     /// A waiter behind a stuck owner that it may not go past is stuck.
     fn spread_from_waiter(&mut self, owner: &'a Token) {
         let table = self.table;
         let holds_nothing = table.holdings.of(owner).is_none();
-        let requests = table.queues.of(owner);
+        let requests = table.queues.of(owner).filter(|id| !table.is_leaving(*id));
         for (id, ahead) in requests.filter_map(|id| Some((id, table.queues.get(id)?))) {
             for key in &ahead.keys {
                 let Some(at) = self.by_key.get(key).copied() else {
@@ -295,9 +338,11 @@ impl<'a> Search<'a> {
             let mut ahead = ahead.filter_map(|id| Some((*id, self.table.queues.get(*id)?)));
             ahead.any(|(id, ahead)| {
                 let token = &ahead.terms.token;
-                token != self.newcomer
+                let may_pass = |newcomer| self.may_pass(id, ahead, newcomer);
+                Some(token) != self.newcomer
+                    && !self.table.is_leaving(id)
                     && self.stuck.contains(token)
-                    && !self.may_pass(id, ahead, self.newcomer)
+                    && !self.newcomer.is_some_and(may_pass)
             })
         })
     }

@@ -1,4 +1,4 @@
-//! What a request may ask for.
+//! What a request may ask for, and its token.
 
 use super::*;
 
@@ -103,4 +103,16 @@ fn a_name_of_any_bytes_can_be_shown() {
         Spec::new(vec![vec![0, 255, b'a']]).name(),
         "lock \\x00\\xffa"
     );
+}
+
+#[test]
+fn a_token_is_never_shown() {
+    let token = Token::fresh();
+    let text = String::from_utf8(token.0.to_vec()).unwrap();
+    assert!(!format!("{token:?}").contains(&text));
+}
+
+#[test]
+fn every_token_is_another() {
+    assert_ne!(Token::fresh().0, Token::fresh().0);
 }

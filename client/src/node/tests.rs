@@ -1,0 +1,36 @@
+//! What a node knows of itself and what it tells others agree.
+
+use std::time::Duration;
+
+use redis::IntoConnectionInfo;
+use redislock_testkit::Server;
+
+use super::*;
+use crate::link::Settings;
+
+#[tokio::test]
+async fn an_answer_on_a_connection_that_has_ended_since_does_not_make_the_node_seem_up() {
+    let server = Server::start();
+    let info = server.url().into_connection_info().unwrap();
+    let link = Settings::default().single(info).unwrap();
+    let node = Node::new("one".to_owned(), link, Duration::from_secs(60));
+    let (connection, status) = node.dial().await.unwrap();
+    assert_eq!(node.confirm(&status, Some(connection)), Ok(Known::Same));
+    let first = node.standing();
+    assert!(first.up && node.shared().is_ok());
+
+    node.ended(first.generation, Verdict::unreachable("closed"));
+    assert!(node.standing().redialling);
+    let late = node.confirm(&status, None);
+    assert!(matches!(late, Err(Verdict::Unreachable(_))), "{late:?}");
+    assert!(!node.is_up() && node.shared().is_err());
+    assert!(node.standing().redialling, "it is still being dialled");
+
+    let (connection, status) = node.dial().await.unwrap();
+    assert_eq!(node.confirm(&status, Some(connection)), Ok(Known::Same));
+    // A late complaint about the old connection does not harm the new one.
+    node.ended(first.generation, Verdict::unreachable("closed"));
+    let second = node.standing();
+    assert!(second.up && !second.redialling && node.shared().is_ok());
+    assert_eq!(second.closed, first.generation);
+}

@@ -1,0 +1,141 @@
+//! Waiters that leave their queues without a grant: cancelled, told to come again, timed out, gone.
+//!
+//! To leave costs as much as the request has keys, and very many may leave at once. So only those
+//! of about [`AT_ONCE`] keys leave in one decision. The others are noted: they are granted nothing
+//! and keep nobody waiting from then on, and leave in slices ([`Table::time_out`]).
+
+use std::sync::Arc;
+
+use super::{Answer, Table};
+use crate::queue::{Waiter, WaiterId};
+use crate::time::Now;
+use crate::token::{Key, Token};
+
+/// Waiters for so many keys leave in one decision.
+pub(super) const AT_ONCE: usize = 128;
+
+impl Table {
+    /// Takes a waiter out of its queues. Those behind it may be next.
+    pub(super) fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
+        let (waiter, emptied) = self.queues.leave(id)?;
+        if !self.leaving.is_empty() {
+            self.leaving.remove(&id);
+        }
+        for lock in emptied {
+            // A queue that was not swept yet after a swap of databases names a lock that has moved
+            // to another queue.
+            if self.sweep.is_some() {
+                self.note_moved(lock);
+            } else {
+                self.note_unqueued(lock);
+            }
+        }
+        for key in &waiter.keys {
+            let queue = self.queues.at(key);
+            let first = queue.and_then(|queue| queue.waiting.first());
+            // The queue is noted when those at its head have left, too.
+            if first.is_some_and(|first| !self.is_leaving(*first)) {
+                self.unserved.insert(key.clone());
+            }
+        }
+        Some(waiter)
+    }
+
+    /// Takes a waiter out of its queues and tells it why.
+    pub(super) fn dismiss(&mut self, id: WaiterId, answer: Answer) {
+        if self.leave(id).is_some() {
+            self.counters.denials += u64::from(answer == Answer::Nothing);
+            self.output.answers.push((id, answer));
+        }
+    }
+
+    /// Takes a waiter out of its queues, at once if not too many leave, and tells it why, if it is
+    /// still there.
+    fn let_leave(&mut self, id: WaiterId, answer: Option<Answer>) {
+        let Some(waiter) = self.queues.get(id) else {
+            return;
+        };
+        let keys = waiter.keys.len();
+        if !self.leaving.is_empty() || self.room_to_leave == 0 {
+            // Who was told something before is told that, unless it has gone since.
+            match answer {
+                Some(answer) => _ = self.leaving.entry(id).or_insert(Some(answer)),
+                None => _ = self.leaving.insert(id, None),
+            }
+            return;
+        }
+        self.room_to_leave = self.room_to_leave.saturating_sub(keys);
+        match answer {
+            Some(answer) => self.dismiss(id, answer),
+            None => _ = self.leave(id),
+        }
+    }
+
+    /// Whether a waiter has left, as far as it counts for others.
+    pub(super) fn is_leaving(&self, id: WaiterId) -> bool {
+        !self.leaving.is_empty() && self.leaving.contains_key(&id)
+    }
+
+    /// Whether waiters are still to be taken out of their queues.
+    #[must_use]
+    pub fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Tells those whose time to wait is up, and takes those out that are leaving, until they have
+    /// left the queues of so many keys; whether there may be more.
+    pub fn time_out(&mut self, most: usize, now: Now) -> bool {
+        self.room_to_leave = AT_ONCE;
+        let mut left = most;
+        while left > 0 {
+            let (id, answer) = match self.leaving.pop_first() {
+                Some(leaving) => leaving,
+                None => match self.queues.overdue(now.mono) {
+                    Some(id) => (id, Some(Answer::Nothing)),
+                    None => return false,
+                },
+            };
+            let keys = self.queues.get(id).map_or(1, |waiter| waiter.keys.len());
+            left = left.saturating_sub(keys);
+            match answer {
+                Some(answer) => self.dismiss(id, answer),
+                None => _ = self.leave(id),
+            }
+        }
+        true
+    }
+
+    /// A waiter has gone away; it is told nothing.
+    pub fn abandon(&mut self, id: WaiterId) {
+        self.let_leave(id, None);
+    }
+
+    /// Cancels the requests of `token` that wait for `key`.
+    pub(super) fn cancel(&mut self, key: &Key, token: &Token) {
+        let Some(queue) = self.queues.at(key) else {
+            return;
+        };
+        let same = self.queues.of(token);
+        let same: Vec<_> = same.filter(|id| queue.waiting.contains(id)).collect();
+        for id in same {
+            self.let_leave(id, Some(Answer::Nothing));
+        }
+    }
+
+    /// Everyone who waits is told to come again.
+    pub fn unblock_all(&mut self) {
+        for id in self.queues.ids() {
+            self.let_leave(id, Some(Answer::Unblocked));
+        }
+    }
+
+    /// Those who wait for `key` are told to come again.
+    pub fn unblock_queue(&mut self, key: &Key) {
+        let queue = self.queues.at(key).into_iter();
+        let ids = queue.flat_map(|queue| queue.waiting.iter().copied());
+        let ids: Vec<_> = ids.collect();
+        for id in ids {
+            self.let_leave(id, Some(Answer::Unblocked));
+        }
+    }
+}

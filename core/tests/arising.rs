@@ -1,0 +1,239 @@
+//! Deadlocks that arise while all their owners already wait: something is released, ends, is
+//! granted or is renamed. One of the waits is refused then.
+
+use redislock_core::lock::{Mode, Terms};
+use redislock_core::queue::WaiterId;
+use redislock_core::table::{Answer, Denial, Verdict};
+use redislock_core::time::Wait;
+
+use crate::node::{Node, ROOMY, SECOND, key, semaphore, terms, token};
+
+fn node() -> Node {
+    Node::new(ROOMY)
+}
+
+/// Those who were told of a deadlock since this was asked last, and how many were granted.
+fn refused(node: &mut Node) -> (Vec<WaiterId>, usize) {
+    node.serve();
+    let (_, answers) = node.take();
+    let granted = answers.iter();
+    let granted = granted.filter(|(_, told)| matches!(told, Answer::Granted(_)));
+    let granted = granted.count();
+    let deadlock =
+        |(id, told): (WaiterId, Answer)| (told == Answer::Denied(Denial::Deadlock)).then_some(id);
+    (answers.into_iter().filter_map(deadlock).collect(), granted)
+}
+
+/// o may go past w in the queue of q, as it holds a place of p, which is full; w waits for y, and y
+/// for o.
+fn full_semaphore() -> (Node, [WaiterId; 3]) {
+    let mut node = node();
+    for owner in ["o", "x"] {
+        node.ask(owner, "p", semaphore(2), Wait::No);
+    }
+    for (owner, name) in [("o", "e"), ("y", "r"), ("z", "q")] {
+        node.hold(owner, name);
+    }
+    let w = node.wait_in("w", "pqr", semaphore(2));
+    let o = node.wait_in("o", "q", semaphore(2));
+    let y = node.wait("y", "e");
+    (node, [w, o, y])
+}
+
+#[test]
+fn a_semaphore_that_is_no_longer_full_leaves_no_deadlock() {
+    let (mut node, [w, o, y]) = full_semaphore();
+    node.let_go("x", "p");
+    let (found, _) = refused(&mut node);
+    assert_eq!(
+        found,
+        [o],
+        "the owner that may no longer go past the one ahead"
+    );
+    node.let_go("z", "q");
+    node.let_go("o", "e");
+    node.let_go("y", "e");
+    node.let_go("y", "r");
+    assert_eq!(node.serve_all(), [y, w]);
+    assert_eq!(node.table.waiters(), 0);
+    assert_eq!(node.table.counters.deadlocks, 1);
+}
+
+#[test]
+fn a_place_of_a_semaphore_that_is_forced_free_or_removed_leaves_no_deadlock() {
+    for removed in [false, true] {
+        let (mut node, [_, o, _]) = full_semaphore();
+        if removed {
+            node.remove(&key("p"));
+        } else {
+            node.force(&key("p"));
+        }
+        assert_eq!(refused(&mut node).0, [o]);
+    }
+}
+
+#[test]
+fn a_lease_on_a_semaphore_that_ends_leaves_no_deadlock() {
+    let mut node = node();
+    let short = Terms {
+        mode: semaphore(2),
+        ..terms(&token("x"), SECOND)
+    };
+    node.acquire(&[key("p")], &short, Wait::No);
+    node.ask("o", "p", semaphore(2), Wait::No);
+    for (owner, name) in [("o", "e"), ("y", "r"), ("z", "q")] {
+        node.hold(owner, name);
+    }
+    node.wait_in("w", "pqr", semaphore(2));
+    let o = node.wait_in("o", "q", semaphore(2));
+    node.wait("y", "e");
+    node.advance(2 * SECOND);
+    node.tick();
+    assert_eq!(refused(&mut node).0, [o]);
+}
+
+#[test]
+fn who_no_longer_holds_what_those_ahead_wait_for_is_not_left_in_a_deadlock() {
+    let mut node = node();
+    for (owner, name) in [("a", "h"), ("b", "k"), ("b", "y"), ("z", "x")] {
+        node.hold(owner, name);
+    }
+    node.wait("a", "xk");
+    // b may go past a, which waits for k: until it releases that.
+    node.wait("b", "x");
+    let second = node.wait("a", "y");
+    node.let_go("b", "k");
+    assert_eq!(
+        refused(&mut node),
+        (vec![], 0),
+        "a can have x and k, and go on"
+    );
+    node.let_go("z", "x");
+    assert_eq!(refused(&mut node), (vec![second], 1));
+}
+
+/// Nobody waits for a lock of the owner whose lease ends, only behind its place in a queue.
+#[test]
+fn a_deadlock_through_places_in_a_queue_alone_is_found() {
+    let mut node = node();
+    let short = terms(&token("o"), SECOND);
+    node.acquire(&[key("k")], &short, Wait::No);
+    node.hold("u", "r");
+    node.hold("z", "x");
+    node.wait("w", "xrk");
+    let o = node.wait("o", "x");
+    // u may go past w, but not past o, which may go past w until its lease ends.
+    let u = node.wait("u", "x");
+    node.advance(2 * SECOND);
+    node.tick();
+    assert_eq!(refused(&mut node).0, [o]);
+    node.let_go("z", "x");
+    assert_eq!(node.granted(), [u]);
+}
+
+#[test]
+fn an_owner_that_is_granted_what_the_holder_of_its_other_wish_waits_for_is_told() {
+    let mut node = node();
+    node.hold("z", "x");
+    node.hold("u", "y");
+    node.wait("o", "x");
+    node.wait("u", "x");
+    // o holds nothing yet, so this is no deadlock.
+    let second = node.wait("o", "y");
+    node.let_go("z", "x");
+    assert_eq!(refused(&mut node), (vec![second], 1));
+}
+
+#[test]
+fn a_lock_that_is_renamed_leaves_no_deadlock() {
+    let mut node = node();
+    for (owner, name) in [("a", "k"), ("x", "l"), ("b", "m")] {
+        node.hold(owner, name);
+    }
+    node.wait("a", "l");
+    let b = node.wait("b", "k");
+    node.rename(&key("m"), &key("l"));
+    assert_eq!(refused(&mut node).0.len(), 1);
+    assert!(
+        node.table.waiters() == 1 || node.table.waiters() == 0,
+        "{b:?}"
+    );
+}
+
+/// Behind the deadlock, and suspect for the same reason as the one that is refused.
+#[test]
+fn who_waits_behind_a_deadlock_is_not_refused_for_it() {
+    let (mut node, [_, o, _]) = full_semaphore();
+    node.wait_in("x", "q", semaphore(2));
+    node.let_go("x", "p");
+    assert_eq!(refused(&mut node).0, [o]);
+    assert_eq!(node.table.waiters(), 3);
+}
+
+/// All share a semaphore, so all are suspects when one of them releases its place.
+#[test]
+fn very_many_behind_a_deadlock_are_not_refused_for_it() {
+    const BEHIND: u32 = 100;
+    let (mut node, full) = (node(), semaphore(2 + BEHIND));
+    let behind = || (0..BEHIND).map(|n| format!("behind-{n}"));
+    for owner in behind().chain(["o".to_owned(), "x".to_owned()]) {
+        node.ask(&owner, "p", full, Wait::No);
+    }
+    for (owner, name) in [("o", "e"), ("y", "r"), ("z", "q")] {
+        node.hold(owner, name);
+    }
+    node.wait_in("w", "pqr", full);
+    let o = node.wait_in("o", "q", full);
+    node.wait("y", "e");
+    for owner in behind() {
+        node.wait_in(&owner, "q", full);
+    }
+    node.let_go("x", "p");
+    assert_eq!(refused(&mut node).0, [o]);
+}
+
+/// Who holds something new for which nobody waits is in nobody's way.
+#[test]
+fn an_owner_that_waits_pays_nothing_for_a_lock_that_nobody_else_wants() {
+    let mut node = node();
+    node.hold("h", "ab");
+    node.hold("w", "c");
+    node.wait("w", "ab");
+    node.wait("v", "bc");
+    let steps = node.table.deadlock_steps();
+    let looks = node.table.looks();
+    node.hold("w", "d");
+    node.hold("w", "d");
+    node.let_go("w", "d");
+    node.serve();
+    assert_eq!(node.table.deadlock_steps(), steps);
+    assert_eq!(node.table.looks(), looks);
+}
+
+/// Nobody who waits holds anything: those ahead in a queue came earlier, which is no cycle.
+#[test]
+fn there_is_no_search_if_nobody_who_waits_holds_what_others_wait_for() {
+    let mut node = node();
+    node.hold("h", "ab");
+    node.hold("w", "c");
+    node.wait("w", "ab");
+    node.wait("v", "bc");
+    let steps = node.table.deadlock_steps();
+    node.let_go("w", "c");
+    node.serve();
+    assert_eq!(node.table.deadlock_steps(), steps);
+}
+
+#[test]
+fn who_releases_while_others_wait_for_several_keys_pays_nothing_if_nobody_can_be_stuck() {
+    let mut node = node();
+    node.hold("h", "a");
+    node.hold("h", "b");
+    node.wait("w", "ab");
+    let before = node.table.deadlock_steps();
+    node.let_go("h", "a");
+    node.let_go("h", "b");
+    assert_eq!(node.granted().len(), 1);
+    assert_eq!(node.table.deadlock_steps(), before);
+    assert_eq!(node.ask("h", "a", Mode::Exclusive, Wait::No), Verdict::Busy);
+}

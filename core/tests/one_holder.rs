@@ -1,0 +1,138 @@
+//! The short saved form of a lock with one exclusive holder. `wire.rs` tests what holds for every
+//! form.
+
+use redislock_core::fence::MAX_FENCE;
+use redislock_core::lock::{Hold, Lock, Mode};
+use redislock_core::time::{LeaseTime, Micros};
+use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
+use redislock_core::wire::{MAX_TTL, Malformed, load, put_number, put_whole, save};
+
+const NOW: LeaseTime = LeaseTime(1 << 40);
+const UUID: &str = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+const COUNT: u8 = 1;
+const EXTRA: u8 = 2;
+const PACKED: u8 = 4;
+
+fn lock(token: &str) -> Lock {
+    let token = Token::new(token.as_bytes()).expect("a token");
+    let (end, granted) = (NOW.plus(Micros(5000)), NOW.minus(Micros(7)));
+    let mut lock = Lock::Free;
+    lock.grant(Hold::restored(token, 9, end, granted, 1), Mode::Exclusive);
+    lock
+}
+
+fn saved(lock: &Lock) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    save(lock, NOW, &mut bytes);
+    bytes
+}
+
+#[test]
+fn a_token_that_is_the_text_of_a_uuid_takes_16_bytes() {
+    let bytes = saved(&lock(UUID));
+    assert_eq!(bytes.len(), 2 + 7 + 5 + 7 + 16);
+    assert_eq!(
+        bytes.last_chunk(),
+        Some(&0x67e5_5044_10b1_426f_9247_bb68_0e5f_e0c8_u128.to_be_bytes())
+    );
+}
+
+#[test]
+fn a_token_that_looks_like_a_uuid_comes_back_byte_by_byte() {
+    let upper = UUID.to_uppercase();
+    let one_upper = UUID.replacen('e', "E", 1);
+    let plain = UUID.replace('-', "");
+    let braces = format!("{{{UUID}}}");
+    let urn = format!("urn:uuid:{UUID}");
+    let moved = UUID.replacen("4-", "-4", 1);
+    let not_hex = UUID.replace('c', "g");
+    for token in [
+        UUID, &upper, &one_upper, &plain, &braces, &urn, &moved, &not_hex,
+    ] {
+        let loaded = load(&saved(&lock(token)), NOW).expect("what was saved");
+        let tokens: Vec<_> = loaded.holds().map(|hold| hold.token.secret()).collect();
+        assert_eq!(tokens, [token.as_bytes()]);
+    }
+}
+
+#[test]
+fn the_form_of_the_version_before_is_still_read() {
+    for token in [UUID, "t"] {
+        let mut before = vec![1];
+        put_whole(&lock(token), NOW, &mut before);
+        let loaded = load(&before, NOW).expect("the form of 0.1.0");
+        assert_eq!(saved(&loaded), saved(&lock(token)));
+    }
+}
+
+/// Flags, a fence, what is left, what has passed, and what follows.
+fn form(flags: u8, fence: u64, left: u64, age: u64, rest: &[u8]) -> Vec<u8> {
+    let [left, age] = [left, age].map(u64::to_le_bytes);
+    [
+        &[2, flags],
+        &fence.to_be_bytes()[1..],
+        &left[..5],
+        &age[..7],
+        rest,
+    ]
+    .concat()
+}
+
+fn bytes(bytes: &[u8]) -> Vec<u8> {
+    let mut all = Vec::new();
+    put_number(bytes.len() as u64, &mut all);
+    all.extend_from_slice(bytes);
+    all
+}
+
+fn number(number: u64) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    put_number(number, &mut bytes);
+    bytes
+}
+
+#[test]
+fn what_no_command_could_have_made_is_malformed() {
+    let token = bytes(b"a");
+    let extra = |cap: u64, owner: &[u8]| [number(cap), bytes(owner), token.clone()].concat();
+    let count = |count: u64| [number(count), token.clone()].concat();
+    let week = MAX_TTL.to_micros().0;
+    for good in [
+        form(0, 1, 0, 0, &token),
+        form(0, MAX_FENCE, week, MAX_FENCE, &token),
+        form(COUNT, 1, 5, 0, &count(u32::MAX.into())),
+        form(EXTRA, 1, 5, 0, &extra(MAX_TTL.0, b"label")),
+        form(PACKED, 1, 5, 0, &[7; 16]),
+    ] {
+        assert!(load(&good, NOW).is_ok(), "{good:?}");
+    }
+    let bad = [
+        ("an unknown flag", form(8, 1, 5, 0, &token)),
+        ("no fence", form(0, 0, 5, 0, &token)),
+        ("a fence above all", form(0, MAX_FENCE + 1, 5, 0, &token)),
+        ("a lease above all", form(0, 1, week + 1, 0, &token)),
+        ("an age above all", form(0, 1, 5, MAX_FENCE + 1, &token)),
+        ("no count", form(COUNT, 1, 5, 0, &count(0))),
+        ("a count above all", form(COUNT, 1, 5, 0, &count(1 << 32))),
+        (
+            "a cap above all",
+            form(EXTRA, 1, 5, 0, &extra(MAX_TTL.0 + 1, b"")),
+        ),
+        (
+            "a long label",
+            form(EXTRA, 1, 5, 0, &extra(0, &[7; MAX_OWNER + 1])),
+        ),
+        ("an empty token", form(0, 1, 5, 0, &bytes(b""))),
+        ("a star", form(0, 1, 5, 0, &bytes(b"*"))),
+        (
+            "a long token",
+            form(0, 1, 5, 0, &bytes(&[7; MAX_TOKEN + 1])),
+        ),
+        ("a part of a UUID", form(PACKED, 1, 5, 0, &[7; 15])),
+        ("more than a UUID", form(PACKED, 1, 5, 0, &[7; 17])),
+        ("no token", form(0, 1, 5, 0, &[])),
+    ];
+    for (what, bytes) in bad {
+        assert_eq!(load(&bytes, NOW).err(), Some(Malformed), "{what}");
+    }
+}
