@@ -161,7 +161,7 @@ Keys: arrows, PgUp, PgDn, Home, End to move, Enter for one lock, Esc back,
 s for the next order, / to filter, f to release a lock by force (asks
 first), ? for help, q to quit.
 
-A node is asked about at most 200 locks and 2,000 keys in a second, which
+A node is asked about at most 500 locks and 2,000 keys in a second, which
 is less than 1 % of its CPU. With more locks than that, those on the screen
 and those with waiters are asked about first, and the age of the others is
 shown. The user of the URLs needs the commands LOCK.NODE, LOCK.INFO, SCAN
@@ -185,7 +185,7 @@ for the token; other clients send Authorization: Bearer TOKEN.
 In the file of --notes, a line that begins with # is a heading, and one
 that begins with ! is important.
 
-A node is asked about at most 200 locks and 2,000 keys in a second, which
+A node is asked about at most 500 locks and 2,000 keys in a second, which
 is less than 1 % of its CPU. The user of the URLs needs the commands
 LOCK.NODE, LOCK.INFO, SCAN and INFO.";
 

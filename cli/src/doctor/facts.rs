@@ -9,6 +9,7 @@ use redislock_client::{Answer, NodeStatus};
 
 use crate::args::Where;
 use crate::exit::Failure;
+use crate::names::shown_key;
 use crate::node_urls::{Login, NodeUrls};
 use crate::raw_reply::{fields, info_fields, integer, text};
 use crate::view::View;
@@ -246,7 +247,16 @@ fn replica_addresses(info: &BTreeMap<String, String>) -> impl Iterator<Item = (&
 /// Tries what an application does, in a way that changes nothing: no ttl, and a token that holds
 /// nothing. The server checks permissions first.
 async fn add_permissions(view: &View, keys: &[String], nodes: &mut [&mut State]) {
-    let key = keys.first().map_or(PROBE_KEY, String::as_str);
+    if keys.is_empty() {
+        return try_key(view, PROBE_KEY, false, nodes).await;
+    }
+    for key in keys {
+        try_key(view, key, true, nodes).await;
+    }
+}
+
+/// Without a given key, only the commands themselves are in question.
+async fn try_key(view: &View, key: &str, is_given: bool, nodes: &mut [&mut State]) {
     for (name, arguments) in [
         ("LOCK.ACQUIRE", &[key, PROBE_TOKEN, "0"][..]),
         ("LOCK.EXTEND", &[key, PROBE_TOKEN, "1"]),
@@ -261,10 +271,15 @@ async fn add_permissions(view: &View, keys: &[String], nodes: &mut [&mut State])
                 continue;
             };
             let error = verdict.to_string();
-            // Without a given key, only the command itself is in question.
-            let matters = !keys.is_empty() || error.contains("command");
-            if error.contains("NOPERM") && matters {
-                state.refused.push((name.to_owned(), error));
+            let refused = match error.contains("command") {
+                true => name.to_owned(),
+                false => format!("{name} on the key {}", shown_key(key.as_bytes())),
+            };
+            // A command that is refused is refused for every key.
+            let is_known = state.refused.iter().any(|(known, _)| *known == refused);
+            let matters = is_given || error.contains("command");
+            if error.contains("NOPERM") && matters && !is_known {
+                state.refused.push((refused, error));
             }
         }
     }

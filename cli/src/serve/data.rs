@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use crate::names::{printable, shown_key, shown_text};
 use crate::sort::Sort;
 use crate::summary::{Holding, State, millis};
-use crate::watch::{LONGEST_FILTER, Lock, Node, Query, Seen};
+use crate::watch::{LONGEST_FILTER, Lock, Node, Query, Seen, Waiter};
 
 /// Locks on one page.
 const ROWS: usize = 50;
@@ -70,7 +70,7 @@ pub fn page(seen: &mut Seen, topic: &Topic, notes: Vec<Value>) -> Value {
     let lock = topic.lock.and_then(|id| seen.locks.get(id));
     value["detail"] = lock.map_or(Value::Null, |lock| detail(seen, lock));
     if let Some(id) = topic.lock {
-        seen.locks.want(id);
+        seen.locks.want_queue(id);
     }
     value
 }
@@ -120,6 +120,10 @@ fn overview(seen: &Seen) -> Value {
         "level": level.word(),
         "verdict": printable(&verdict),
         "complete": seen.is_complete(),
+        "asked": seen.locks.asked,
+        "oldest_ms": millis(seen.oldest_look()),
+        "list_age_ms": seen.list_age().map(millis),
+        "gaps": seen.gaps(),
         "overflow": seen.locks.overflow,
         "too_long_names": too_long,
     })
@@ -239,6 +243,20 @@ fn spans(value: &mut Value, since: i64, count: usize, lock: &Lock) {
 fn detail(seen: &Seen, lock: &Lock) -> Value {
     let mut value = row(seen, lock);
     spans(&mut value, i64::MIN, usize::MAX, lock);
+    if let Some(queue) = seen.locks.queue(lock.id) {
+        let passed = Moment::now().since(queue.seen);
+        let waiter = |one: &Waiter| {
+            json!({
+                "owner": one.owner.as_deref().map(shown_text),
+                "mode": printable(&one.mode),
+                "wait_ms": millis(one.wait.saturating_add(passed)),
+            })
+        };
+        let waiters = queue.waiters.as_ref();
+        let waiters = waiters.map(|all| all.iter().map(waiter).collect::<Vec<_>>());
+        value["queue"] = waiters.into();
+        value["queue_seen_ms"] = millis(passed).into();
+    }
     value
 }
 

@@ -13,14 +13,14 @@ use super::draw::{FAINT, STRONG, color, state_of};
 use crate::duration::shown;
 use crate::names::{shown_key, shown_text};
 use crate::summary::{Holding, LockSummary};
-use crate::watch::{History, Hold, Level, Lock, Seen};
+use crate::watch::{History, Hold, Level, Lock, Queue, Seen};
 
 /// How far back the timeline goes, in ms.
 const TIMELINE: i64 = 60_000;
 
 /// Draws one lock.
 pub fn draw(frame: &mut Frame, area: Rect, app: &mut App, seen: &mut Seen, id: u64) {
-    seen.locks.want(id);
+    seen.locks.want_queue(id);
     let lines = match seen.locks.get(id) {
         Some(lock) => lines(lock, seen, usize::from(area.width)),
         None => vec![Line::styled(
@@ -51,6 +51,10 @@ fn lines(lock: &Lock, seen: &Seen, width: usize) -> Vec<Line<'static>> {
         if summary.holders.is_empty() {
             lines.push(Line::styled("none", FAINT));
         }
+        if summary.waiters > 0 {
+            lines.push(Line::default());
+            lines.extend(waiters(summary.waiters, seen.locks.queue(lock.id), seen));
+        }
     }
     if let Some(history) = &lock.history {
         lines.push(Line::default());
@@ -73,6 +77,36 @@ fn queue(summary: &LockSummary, passed: Duration) -> Line<'static> {
             Line::styled(text, color(Level::Warning))
         }
     }
+}
+
+/// Who waits, in order of arrival.
+fn waiters(all: u64, queue: Option<&Queue>, seen: &Seen) -> Vec<Line<'static>> {
+    let mut title = "QUEUE".to_owned();
+    let passed = queue.map_or(Duration::ZERO, |queue| Moment::now().since(queue.seen));
+    if passed > seen.stale_after() {
+        title = format!("QUEUE, seen {} ago", shown(passed));
+    }
+    let mut lines = vec![Line::styled(title, FAINT)];
+    let Some(queue) = queue else {
+        lines.push(Line::styled("asking who waits", FAINT));
+        return lines;
+    };
+    let Some(waiters) = &queue.waiters else {
+        let text = "this version of the module does not say who waits";
+        lines.push(Line::styled(text, FAINT));
+        return lines;
+    };
+    lines.extend(waiters.iter().map(|one| {
+        let mode = if one.mode == "shared" { ", shared" } else { "" };
+        let waited = shown(one.wait.saturating_add(passed));
+        let owner = name(one.owner.as_deref());
+        Line::from(format!("{owner}  waiting for {waited}{mode}"))
+    }));
+    let more = all.saturating_sub(waiters.len() as u64);
+    if more > 0 {
+        lines.push(Line::styled(format!("and {more} more"), FAINT));
+    }
+    lines
 }
 
 fn name(owner: Option<&str>) -> String {

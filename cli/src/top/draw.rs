@@ -87,13 +87,14 @@ fn draw_head(frame: &mut Frame, area: Rect, seen: &Seen) {
         seen.told_waiters(),
         seen.grants_per_second()
     );
-    if !seen.is_complete() {
-        figures.push_str(&format!(", {} listed so far", seen.locks.len()));
-    }
     if seen.locks.overflow {
         figures.push_str(", more than can be listed");
     }
-    let lines = vec![Line::from(first), Line::styled(figures, FAINT)];
+    let mut second = vec![Span::styled(figures, FAINT)];
+    if let Some(gaps) = seen.gaps() {
+        second.push(Span::styled(format!("; {gaps}"), color(Level::Warning)));
+    }
+    let lines = vec![Line::from(first), Line::from(second)];
     frame.render_widget(Paragraph::new(lines), area);
 }
 
@@ -143,31 +144,24 @@ fn node_row(node: &Node) -> Row<'static> {
     Row::new(cells)
 }
 
-fn draw_locks(frame: &mut Frame, area: Rect, app: &mut App, seen: &mut Seen) {
-    app.room = usize::from(area.height).saturating_sub(1).max(1);
-    let end = app
-        .cursor
-        .saturating_add(app.room)
-        .min(seen.locks.len() + app.room);
-    let (found, matching) = app
-        .query
-        .find(&seen.locks, 0, end.max(app.first + app.room));
+/// The locks on the screen. The cursor stays on its lock when the order changes.
+fn visible<'a>(app: &mut App, seen: &'a Seen) -> Vec<&'a Lock> {
+    let (_, matching) = app.query.find(&seen.locks, 0, 0);
+    let place = app.selected.and_then(|id| app.query.place(&seen.locks, id));
     app.matching = matching;
-    app.cursor = match app.selected {
-        // The cursor stays on its lock when the order changes.
-        Some(id) => found
-            .iter()
-            .position(|lock| lock.id == id)
-            .unwrap_or(app.cursor),
-        None => app.cursor,
-    };
-    app.cursor = app.cursor.min(found.len().saturating_sub(1));
+    app.cursor = place.unwrap_or(app.cursor).min(matching.saturating_sub(1));
     app.first = app
         .first
         .min(app.cursor)
         .max((app.cursor + 1).saturating_sub(app.room));
-    app.selected = found.get(app.cursor).map(|lock| lock.id);
-    let visible: Vec<&Lock> = found.into_iter().skip(app.first).take(app.room).collect();
+    let (visible, _) = app.query.find(&seen.locks, app.first, app.room);
+    app.selected = visible.get(app.cursor - app.first).map(|lock| lock.id);
+    visible
+}
+
+fn draw_locks(frame: &mut Frame, area: Rect, app: &mut App, seen: &mut Seen) {
+    app.room = usize::from(area.height).saturating_sub(1).max(1);
+    let visible = visible(app, seen);
     let wide = Width::of(area.width);
     let rows: Vec<Row> = visible
         .iter()

@@ -6,11 +6,15 @@ use std::time::Duration;
 /// Keys that SCAN visits on a node, in a second.
 pub const KEYS_PER_SECOND: usize = 2_000;
 /// Locks that a node is asked about (LOCK.INFO), in a second.
-pub const LOOKS_PER_SECOND: usize = 200;
+pub const LOOKS_PER_SECOND: usize = 500;
 /// Keys of one SCAN: other clients wait for as long as it takes.
 pub const KEYS_PER_SCAN: usize = 500;
 /// Holders that are asked for: a shared lock may have thousands.
 pub const HOLDERS: usize = 16;
+/// Locks whose queue is asked for in a round: those that are shown by themselves.
+pub const QUEUES: usize = 8;
+/// Waiters of a queue that are asked for.
+pub const WAITERS: usize = 50;
 /// The counters (INFO) are read this often, the warnings (LOCK.NODE) too.
 pub const COUNTERS_EVERY: Duration = Duration::from_secs(1);
 /// Locks that are remembered.

@@ -8,6 +8,7 @@ use redislock_client::Moment;
 
 use super::budget::LOCKS;
 use super::history::History;
+use super::queue::Queue;
 use crate::summary::{LockSummary, State};
 
 /// A lock that became free stays in the list for so long, so that a lock that is handed over does
@@ -48,13 +49,19 @@ pub struct Locks {
     histories: usize,
     /// Those that a view shows now.
     wanted: BTreeSet<u64>,
+    /// Those that a view shows by themselves, and their queues.
+    detailed: BTreeSet<u64>,
+    queues: BTreeMap<u64, Queue>,
+    /// How many were asked about, and when the one that was not asked for longest.
+    pub asked: usize,
+    pub oldest: Option<Moment>,
     /// There are more locks than are remembered.
     pub overflow: bool,
 }
 
 impl Locks {
     /// The locks that are listed: all of them, in the order in which they were found.
-    pub fn iter(&self) -> impl Iterator<Item = &Lock> {
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &Lock> {
         self.all.values()
     }
 
@@ -70,6 +77,13 @@ impl Locks {
     /// How many of them somebody waits for.
     pub fn waited_for(&self) -> usize {
         self.waited_for.len()
+    }
+
+    /// How many requests wait, as far as that is known.
+    pub fn waiters(&self) -> u64 {
+        let waited_for = self.waited_for.iter().filter_map(|id| self.all.get(id));
+        let summaries = waited_for.filter_map(|lock| lock.summary.as_ref());
+        summaries.map(|summary| summary.waiters).sum()
     }
 
     /// A node has listed this lock.
@@ -109,14 +123,40 @@ impl Locks {
         self.wanted.insert(id);
     }
 
+    /// A view shows this lock by itself: its queue is asked for in the next round, too.
+    pub fn want_queue(&mut self, id: u64) {
+        self.want(id);
+        self.detailed.insert(id);
+    }
+
+    /// Who waits for a lock that is shown by itself.
+    pub fn queue(&self, id: u64) -> Option<&Queue> {
+        self.queues.get(&id)
+    }
+
+    pub fn set_queue(&mut self, id: u64, queue: Queue) {
+        self.queues.insert(id, queue);
+    }
+
+    /// The locks whose queues to ask for in this round, longest unseen first. Queues that no view
+    /// shows are forgotten.
+    pub fn queue_turn(&mut self, limit: usize) -> Vec<u64> {
+        let detailed = std::mem::take(&mut self.detailed);
+        self.queues.retain(|id, _| detailed.contains(id));
+        let is_known = |id: &u64| self.all.contains_key(id);
+        let mut ids: Vec<u64> = detailed.into_iter().filter(is_known).collect();
+        ids.sort_by_key(|id| self.queues.get(id).map(|queue| queue.seen));
+        ids.truncate(limit);
+        ids
+    }
+
     /// Which locks to look at in this round. Those on a screen and those that somebody waits for
-    /// get up to a third of the looks each, the rest goes by turns.
+    /// get up to a third of the looks each, longest unseen first, the rest goes by turns.
     pub fn turn(&mut self, looks: usize) -> Vec<u64> {
         let mut chosen: BTreeSet<u64> = BTreeSet::new();
         let wanted = std::mem::take(&mut self.wanted);
-        let known = wanted.into_iter().filter(|id| self.all.contains_key(id));
-        chosen.extend(known.take(looks / 3));
-        chosen.extend(self.longest_unseen(looks / 3));
+        chosen.extend(self.longest_unseen(&wanted, looks / 3));
+        chosen.extend(self.longest_unseen(&self.waited_for, looks / 3));
         while chosen.len() < looks
             && let Some(id) = self.fresh.pop_first()
         {
@@ -137,10 +177,11 @@ impl Locks {
         chosen.into_iter().collect()
     }
 
-    /// Of the locks that somebody waits for, those that were not looked at for longest.
-    fn longest_unseen(&self, limit: usize) -> Vec<u64> {
+    /// Of these locks, those that were not looked at for longest.
+    fn longest_unseen(&self, ids: &BTreeSet<u64>, limit: usize) -> Vec<u64> {
         let seen = |id: &u64| self.all.get(id).map(|lock| lock.seen);
-        let mut ids: Vec<u64> = self.waited_for.iter().copied().collect();
+        let is_known = |id: &u64| self.all.contains_key(id);
+        let mut ids: Vec<u64> = ids.iter().copied().filter(is_known).collect();
         if ids.len() > limit && limit > 0 {
             ids.select_nth_unstable_by_key(limit - 1, seen);
         }
@@ -176,6 +217,7 @@ impl Locks {
             lock.freed = None;
             self.free.remove(&id);
         }
+        self.asked += usize::from(lock.summary.is_none());
         lock.summary = Some(summary);
     }
 
@@ -184,10 +226,16 @@ impl Locks {
         if let Some(lock) = self.all.remove(&id) {
             self.by_key.remove(&lock.key);
             self.histories -= usize::from(lock.history.is_some());
+            self.asked -= usize::from(lock.summary.is_some());
             self.waited_for.remove(&id);
             self.free.remove(&id);
             self.fresh.remove(&id);
         }
+    }
+
+    /// All that were found were asked about.
+    pub fn all_asked(&self) -> bool {
+        self.asked == self.all.len()
     }
 
     /// Forgets what has been free for long, and the oldest histories if there are many.
@@ -207,6 +255,8 @@ impl Locks {
         }
         self.thin_histories();
         self.overflow &= self.all.len() >= LOCKS;
+        let asked = self.all.values().filter(|lock| lock.summary.is_some());
+        self.oldest = asked.map(|lock| lock.seen).min();
     }
 
     /// Makes room for the histories of locks that change now.

@@ -2,7 +2,8 @@
 //! `redlock top` and `redlock serve` show it.
 //!
 //! `node.rs` asks one node, `locks.rs` has the locks and chooses which to look at, `history.rs`
-//! what was seen of one, `query.rs` what a view shows, `budget.rs` how much may be asked.
+//! what was seen of one, `queue.rs` who waits for one, `query.rs` what a view shows, `budget.rs`
+//! how much may be asked.
 
 mod budget;
 mod history;
@@ -11,6 +12,7 @@ mod history_tests;
 mod locks;
 mod node;
 mod query;
+mod queue;
 mod round;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -20,6 +22,7 @@ use redislock_client::Moment;
 use tokio::sync::watch;
 
 use crate::args::Where;
+use crate::duration::shown;
 use crate::exit::Failure;
 use crate::node_urls::NodeUrls;
 
@@ -28,6 +31,7 @@ pub use history::{History, Hold};
 pub use locks::{Lock, Locks};
 pub use node::Node;
 pub use query::{LONGEST_FILTER, Query};
+pub use queue::{Queue, Waiter};
 
 /// What was not seen for so many rounds is shown as old.
 const STALE_ROUNDS: u32 = 4;
@@ -84,9 +88,58 @@ impl Seen {
 
     /// All keys of each node that replies were visited, and all locks found were asked about.
     pub fn is_complete(&self) -> bool {
+        self.rounds > 0 && self.all_listed() && self.locks.all_asked()
+    }
+
+    fn all_listed(&self) -> bool {
         let swept = |node: &Node| !node.is_up() || node.sweeps > 0 || node.sweep_problem.is_some();
-        let asked = |lock: &Lock| lock.summary.is_some();
-        self.rounds > 0 && self.nodes.iter().all(swept) && self.locks.iter().all(asked)
+        self.nodes.iter().all(swept)
+    }
+
+    /// How old the list of locks is: newer locks may be missing. None while there is no list.
+    pub fn list_age(&self) -> Option<Duration> {
+        let listed = self.nodes.iter().filter(|node| node.is_up());
+        let oldest = listed.filter_map(|node| node.listed).min()?;
+        self.all_listed().then(|| Moment::now().since(oldest))
+    }
+
+    /// The age of the oldest entry.
+    pub fn oldest_look(&self) -> Duration {
+        let passed = |seen| Moment::now().since(seen);
+        self.locks.oldest.map_or(Duration::ZERO, passed)
+    }
+
+    /// What is missing or old among the locks because there are many, in one sentence.
+    pub fn gaps(&self) -> Option<String> {
+        if self.rounds == 0 {
+            return None;
+        }
+        let (asked, all) = (self.locks.asked, self.locks.iter().len());
+        let is_old = |age: &Duration| *age > self.stale_after();
+        let mut parts = Vec::new();
+        if !self.all_listed() {
+            parts.push(format!(
+                "{all} of {} locks listed so far",
+                self.told_locks()
+            ));
+        }
+        if !self.locks.all_asked() {
+            parts.push(format!("{asked} of {all} asked about so far"));
+        }
+        if let Some(age) = Some(self.oldest_look()).filter(is_old) {
+            parts.push(format!("the oldest entry is {} old", shown(age)));
+        }
+        if let Some(age) = self.list_age().filter(is_old) {
+            let age = shown(age);
+            parts.push(format!("locks of the last {age} may be missing"));
+        }
+        let unknown = self.told_waiters().saturating_sub(self.locks.waiters());
+        if unknown > 0 && !parts.is_empty() {
+            parts.push(format!(
+                "{unknown} waiting for locks that are not known yet"
+            ));
+        }
+        (!parts.is_empty()).then(|| parts.join(", "))
     }
 
     /// From this age on, what was seen is shown as old.

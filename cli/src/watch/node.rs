@@ -37,6 +37,8 @@ pub struct Sweep {
     pub names: Vec<Arc<[u8]>>,
     /// Names that are too long to ask about.
     pub too_long: usize,
+    /// When it began with the first key.
+    begun: Option<Moment>,
     /// All keys of the node were visited.
     pub complete: bool,
     pub problem: Option<String>,
@@ -47,6 +49,7 @@ impl Sweep {
     pub fn next(&self) -> Self {
         Self {
             cursor: self.cursor.clone(),
+            begun: self.begun,
             ..Self::default()
         }
     }
@@ -107,6 +110,9 @@ async fn scan(view: &View, sweep: &mut Sweep) -> bool {
     if sweep.cursor.is_empty() {
         sweep.cursor.push(b'0');
     }
+    if sweep.cursor == b"0" {
+        sweep.begun = Some(Moment::now());
+    }
     let mut command = redis::cmd("SCAN");
     command.arg(&sweep.cursor).arg("TYPE").arg("redislock");
     command.arg("COUNT").arg(KEYS_PER_SCAN);
@@ -153,6 +159,8 @@ pub struct Node {
     pub too_long: usize,
     /// How often all its keys were visited.
     pub sweeps: u64,
+    /// When the last visit to all of them began: locks that are newer may not be listed.
+    pub listed: Option<Moment>,
     /// What it does in a second.
     pub rates: Option<Rates>,
     counters: Option<Counters>,
@@ -179,6 +187,7 @@ impl Node {
             sweep_problem: None,
             too_long: 0,
             sweeps: 0,
+            listed: None,
             rates: None,
             counters: None,
         }
@@ -223,7 +232,10 @@ impl Node {
             self.count(counters);
         }
         let sweep = report.sweep;
-        self.sweeps += u64::from(sweep.complete);
+        if sweep.complete {
+            self.sweeps += 1;
+            self.listed = sweep.begun;
+        }
         self.too_long = self.too_long.max(sweep.too_long);
         self.sweep_problem = sweep.problem;
         sweep.names

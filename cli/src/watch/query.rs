@@ -11,10 +11,21 @@ use crate::summary::State;
 /// The longest filter that is accepted, in bytes.
 pub const LONGEST_FILTER: usize = 200;
 
+/// What locks are compared by. It is computed once for each lock, not for each comparison.
+struct Figures {
+    is_idle: bool,
+    wait: Option<Duration>,
+    waiters: u64,
+    age: Option<Duration>,
+    lease: Duration,
+    fence: u64,
+}
+
+/// A lock that matches, and its figures.
+type Found<'a> = (Figures, &'a Lock);
+
 /// Which of two locks comes first.
-fn compare(sort: Sort, a: &Lock, b: &Lock) -> Ordering {
-    let figure = |lock: &Lock| Figures::of(lock);
-    let (one, other) = (figure(a), figure(b));
+fn compare(sort: Sort, (one, a): &Found, (other, b): &Found) -> Ordering {
     let by = match sort {
         Sort::Wait => Reverse(one.wait).cmp(&Reverse(other.wait)),
         Sort::Waiters => Reverse(one.waiters).cmp(&Reverse(other.waiters)),
@@ -29,16 +40,6 @@ fn compare(sort: Sort, a: &Lock, b: &Lock) -> Ordering {
         _ => one.is_idle.cmp(&other.is_idle),
     };
     idle.then(by).then_with(|| a.key.cmp(&b.key))
-}
-
-/// What locks are compared by.
-struct Figures {
-    is_idle: bool,
-    wait: Option<Duration>,
-    waiters: u64,
-    age: Option<Duration>,
-    lease: Duration,
-    fence: u64,
 }
 
 impl Figures {
@@ -69,21 +70,37 @@ pub struct Query {
 }
 
 impl Query {
-    /// The locks that match, from `first` on, at most `count`, and how many match.
-    pub fn find<'a>(&self, locks: &'a Locks, first: usize, count: usize) -> (Vec<&'a Lock>, usize) {
+    fn matching<'a>(&self, locks: &'a Locks) -> Vec<Found<'a>> {
         let wanted = self.filter.to_lowercase();
-        let mut found: Vec<&Lock> = locks.iter().filter(|lock| matches(lock, &wanted)).collect();
+        let found = locks.iter().filter(|lock| matches(lock, &wanted));
+        found.map(|lock| (Figures::of(lock), lock)).collect()
+    }
+
+    /// The locks that match, from `first` on, at most `count`, and how many match. Only what is
+    /// shown is sorted.
+    pub fn find<'a>(&self, locks: &'a Locks, first: usize, count: usize) -> (Vec<&'a Lock>, usize) {
+        let mut found = self.matching(locks);
         let total = found.len();
-        let compare = |a: &&Lock, b: &&Lock| compare(self.sort, a, b);
-        let end = first.saturating_add(count);
-        if end < total {
-            // Only what is shown is sorted.
-            found.select_nth_unstable_by(end, compare);
-            found.truncate(end);
+        let compare = |a: &Found, b: &Found| compare(self.sort, a, b);
+        if first >= total || count == 0 {
+            return (Vec::new(), total);
+        }
+        found.select_nth_unstable_by(first, compare);
+        found.drain(..first);
+        if count < found.len() {
+            found.select_nth_unstable_by(count, compare);
+            found.truncate(count);
         }
         found.sort_unstable_by(compare);
-        found.drain(..first.min(found.len()));
-        (found, total)
+        (found.into_iter().map(|(_, lock)| lock).collect(), total)
+    }
+
+    /// The place of a lock among those that match.
+    pub fn place(&self, locks: &Locks, id: u64) -> Option<usize> {
+        let found = self.matching(locks);
+        let own = found.iter().find(|(_, lock)| lock.id == id)?;
+        let is_before = |one: &&Found| compare(self.sort, one, own) == Ordering::Less;
+        Some(found.iter().filter(is_before).count())
     }
 }
 
@@ -140,6 +157,8 @@ mod tests {
         assert_eq!(names(&query(Sort::Fence), &known, 0, 2), ["d", "b"]);
         assert_eq!(names(&query(Sort::Held), &known, 1, 2), ["b", "c"]);
         assert_eq!(names(&query(Sort::Name), &known, 9, 9), [""; 0]);
+        assert_eq!(query(Sort::Waiters).place(&known, 3), Some(1));
+        assert_eq!(query(Sort::Name).place(&known, 99), None);
         let ada = Query {
             sort: Sort::Name,
             filter: "ADA".to_owned(),

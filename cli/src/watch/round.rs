@@ -8,9 +8,10 @@ use redislock_client::{Answer, LockStatus, Moment, Statuses, Verdict};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use super::Watch;
-use super::budget::{HOLDERS, LOOKS_PER_SECOND, share};
+use super::budget::{HOLDERS, LOOKS_PER_SECOND, QUEUES, share};
 use super::node::{self, Node, Report, Sweep};
+use super::queue::{self, Queue, Waiter};
+use super::{Seen, Watch};
 use crate::args::Where;
 use crate::nodes::problem;
 use crate::summary::LockSummary;
@@ -69,6 +70,7 @@ impl Rounds {
             self.find_nodes().await;
             self.ask_nodes().await;
             self.look_at_locks().await;
+            self.ask_for_queues().await;
             let mut seen = self.watch.seen();
             seen.locks.tidy();
             seen.rounds += 1;
@@ -213,14 +215,44 @@ impl Rounds {
         self.combine(&looks, told);
     }
 
+    /// Asks who waits for the locks that are shown by themselves.
+    async fn ask_for_queues(&self) {
+        let wanted = {
+            let mut seen = self.watch.seen();
+            let ids = seen.locks.queue_turn(QUEUES);
+            named(&seen, ids)
+        };
+        let mut asked = Vec::new();
+        for (place, member) in self.members.iter().enumerate() {
+            let here = |look: &&(u64, Arc<[u8]>, usize)| !self.is_cluster || look.2 == place;
+            let ids: Vec<u64> = wanted.iter().filter(here).map(|look| look.0).collect();
+            let names = self.names_for(place, &wanted);
+            if self.watch.seen().nodes[place].is_up() && !names.is_empty() {
+                let ask = queue::ask(Arc::clone(&member.view), names);
+                asked.push((ids, tokio::spawn(ask)));
+            }
+        }
+        let mut told: BTreeMap<u64, Vec<Option<Vec<Waiter>>>> = BTreeMap::new();
+        for (ids, asked) in asked {
+            for (id, queue) in ids.into_iter().zip(asked.await.unwrap_or_default()) {
+                told.entry(id).or_default().push(queue);
+            }
+        }
+        let mut seen = self.watch.seen();
+        for (id, queues) in told {
+            let waiters = queue::longest(queues.into_iter());
+            let queue = Queue {
+                seen: Moment::now(),
+                waiters,
+            };
+            seen.locks.set_queue(id, queue);
+        }
+    }
+
     fn choose(&self) -> Looks {
         let mut seen = self.watch.seen();
         let chosen = seen.locks.turn(share(LOOKS_PER_SECOND, self.interval));
-        let known = chosen.into_iter().filter_map(|id| {
-            let lock = seen.locks.get(id)?;
-            Some((id, Arc::clone(&lock.key), lock.place))
-        });
-        known.collect()
+        named(&seen, chosen)
     }
 
     /// In a cluster, a lock is on one node only.
@@ -260,6 +292,14 @@ impl Rounds {
             }
         }
     }
+}
+
+fn named(seen: &Seen, ids: Vec<u64>) -> Looks {
+    let known = ids.into_iter().filter_map(|id| {
+        let lock = seen.locks.get(id)?;
+        Some((id, Arc::clone(&lock.key), lock.place))
+    });
+    known.collect()
 }
 
 fn has_moved(answer: &Answer<Option<LockStatus>>) -> bool {

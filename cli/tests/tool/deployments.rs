@@ -2,9 +2,11 @@
 
 use redislock_testkit::cluster::{Cluster, MASTERS};
 use redislock_testkit::process::{Outcome, outcome};
-use redislock_testkit::sentinel::{NAME, watch};
-use redislock_testkit::{Server, free_port};
+use redislock_testkit::sentinel::{Deployment, NAME, watch};
+use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
+use serde_json::Value;
 
+use crate::serve::{Serving, json};
 use crate::tool::{Json, NODE_TIMEOUT, redlock};
 
 fn ask(url: &str, words: &[&str]) -> Outcome {
@@ -50,6 +52,88 @@ fn every_verb_works(url: &str, key: &str) {
     assert_eq!(forced["forced"], 1, "{forced}");
     let nodes = ask(url, &["nodes"]);
     assert_eq!(nodes.code, Some(0), "{nodes:?}");
+}
+
+/// What the page knows of a lock.
+fn on_the_page(serving: &Serving, key: &str) -> Option<Value> {
+    let value = json(&serving.get("/api/locks?sort=name", "").1);
+    let locks = value["locks"].as_array().unwrap();
+    locks.iter().find(|lock| lock["key"] == key).cloned()
+}
+
+/// `top` and the page show a lock that is held.
+fn is_shown(url: &str, serving: &Serving, key: &str) {
+    wait_until("the page shows the lock", || {
+        on_the_page(serving, key).is_some_and(|lock| lock["state"] == "held")
+    });
+    let shown = ask(url, &["top", "--once", "--sort", "name", "--json"]).json();
+    let locks = shown["locks"].as_array().unwrap();
+    let lock = locks.iter().find(|lock| lock["key"] == key);
+    assert_eq!(lock.unwrap()["holders"][0]["owner"], "ada", "{shown}");
+    let text = ask(url, &["top", "--once"]);
+    assert!(text.out.contains("Locks are granted: "), "{text:?}");
+}
+
+#[test]
+fn top_and_the_page_follow_the_master_behind_sentinel() {
+    let mut deployment = Deployment::start(&Server::options());
+    let url = format!(
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        deployment.sentinels[0].port()
+    );
+    let serving = Serving::start(&[], &["--node", &url]);
+    let take = |key| {
+        ask(
+            &url,
+            &["acquire", "--key", key, "--owner", "ada", "--ttl", "10m"],
+        )
+    };
+    assert_eq!(take("before").code, Some(0));
+    is_shown(&url, &serving, "before");
+    deployment.master.kill();
+    wait_until("the page says that the master is down", || {
+        let nodes = json(&serving.get("/api/nodes", "").1);
+        nodes["overview"]["granting"] == 0
+    });
+    wait_patiently("the replica is promoted and grants", || {
+        take("after").code == Some(0)
+    });
+    is_shown(&url, &serving, "after");
+}
+
+#[test]
+fn top_and_the_page_follow_the_slots_of_a_cluster() {
+    let cluster = Cluster::start(MASTERS, 0, &Server::options());
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[0].port());
+    let serving = Serving::start(&[], &["--node", &url]);
+    // These are on different masters.
+    let keys = ["job", "other", "third"];
+    for key in keys {
+        let taken = ask(
+            &url,
+            &["acquire", "--key", key, "--owner", "ada", "--ttl", "10m"],
+        );
+        assert_eq!(taken.code, Some(0), "{taken:?}");
+    }
+    for key in keys {
+        is_shown(&url, &serving, key);
+    }
+    let nodes = json(&serving.get("/api/nodes", "").1);
+    assert_eq!(nodes["nodes"].as_array().map(Vec::len), Some(3), "{nodes}");
+    // A lock whose slot moves is shown by its new master.
+    let slot: u64 = cluster.nodes[0].run(&["CLUSTER", "KEYSLOT", "job"]);
+    let count = |node: &Server| node.run::<u64>(&["CLUSTER", "COUNTKEYSINSLOT", &slot.to_string()]);
+    let from = cluster
+        .nodes
+        .iter()
+        .position(|node| count(node) == 1)
+        .unwrap();
+    cluster.move_slot(u16::try_from(slot).unwrap(), from, (from + 1) % 3);
+    wait_until("the page shows the lock again", || {
+        on_the_page(&serving, "job").is_some_and(|lock| {
+            lock["state"] == "held" && lock["stale"] == false && lock["nodes"] == 1
+        })
+    });
 }
 
 #[test]

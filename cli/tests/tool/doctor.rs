@@ -205,8 +205,15 @@ fn missing_permissions_are_named() {
     found(&url, &[], 0, &[]);
     let refused = [("permissions", "error"); 4];
     found(&url, &["--key", "other"], 2, &refused);
+    // Every key is tried, and the one that is refused is named.
+    let ended = found(&url, &["--key", "lock:job", "--key", "other"], 2, &refused);
+    assert!(
+        ended.out.contains("LOCK.ACQUIRE on the key other"),
+        "{ended:?}"
+    );
     user(&["~lock:*", "+lock.node", "+lock.info"]);
-    let ended = found(&url, &["--key", "lock:job"], 2, &refused[..3]);
+    let keys = ["--key", "lock:job", "--key", "lock:else"];
+    let ended = found(&url, &keys, 2, &refused[..3]);
     assert!(ended.out.contains("LOCK.ACQUIRE"), "{ended:?}");
     user(&["~lock:*"]);
     let ended = ask(&url, &[]);

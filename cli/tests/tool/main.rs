@@ -11,6 +11,7 @@ mod flock;
 mod input;
 mod inspect;
 mod loss;
+mod many_locks;
 mod monitoring;
 mod page;
 mod release;

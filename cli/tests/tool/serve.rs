@@ -3,10 +3,13 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use redislock_testkit::process::{Running, outcome};
 use redislock_testkit::tls::Certificate;
 use redislock_testkit::{Server, wait_patiently, wait_until};
+use rustls::pki_types::CertificateDer;
+use rustls::pki_types::pem::PemObject;
 use serde_json::Value;
 
 use crate::masters;
@@ -28,9 +31,10 @@ impl Serving {
         command
             .envs([NODE_TIMEOUT])
             .env_remove("REDLOCK_SERVE_LISTEN");
-        command
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .args(options);
+        command.arg("serve").args(options);
+        if !options.contains(&"--listen") {
+            command.args(["--listen", "127.0.0.1:0"]);
+        }
         command.stderr(std::fs::File::create(&log).unwrap());
         let running = Running::start(command);
         let mut url = String::new();
@@ -75,7 +79,7 @@ fn acquire(server: &Server, key: &str) {
     let _: u64 = server.run(&["LOCK.ACQUIRE", key, "me", "600000", "OWNER", "ada"]);
 }
 
-fn json(body: &str) -> Value {
+pub fn json(body: &str) -> Value {
     serde_json::from_str(body).unwrap_or_else(|error| panic!("{error}: {body}"))
 }
 
@@ -211,6 +215,68 @@ fn other_hosts_need_a_token_and_tls() {
     assert!(!log.contains("0123456789abcdef"), "{log}");
 }
 
+/// A request over TLS by a client that trusts only this certificate: the head in lower case, and
+/// the body; or why there is no reply.
+fn https(serving: &Serving, trusted: &Certificate, headers: &str) -> Result<String, String> {
+    let mut roots = rustls::RootCertStore::empty();
+    let trusted = CertificateDer::from_pem_slice(trusted.pem.as_bytes()).unwrap();
+    roots.add(trusted).unwrap();
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let settings = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let name = "localhost".try_into().unwrap();
+    let session = rustls::ClientConnection::new(Arc::new(settings), name).unwrap();
+    let tcp = TcpStream::connect(serving.address()).unwrap();
+    let mut stream = rustls::StreamOwned::new(session, tcp);
+    let request = format!("GET /api/locks HTTP/1.1\r\nHost: any\r\n{headers}\r\n");
+    let failed = |error: std::io::Error| error.to_string();
+    stream.write_all(request.as_bytes()).map_err(failed)?;
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).map_err(failed)?;
+    Ok(String::from_utf8(reply).unwrap().to_ascii_lowercase())
+}
+
+#[test]
+fn over_https_the_token_is_needed_and_enough() {
+    let servers = masters::<1>();
+    acquire(&servers[0], "nightly");
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("token").display().to_string();
+    let token = "0123456789abcdef0123456789abcdef";
+    std::fs::write(&file, token).unwrap();
+    let own = Certificate::new();
+    let (cert, key) = (own.path("cert.pem"), own.path("key.pem"));
+    let tls = ["--tls-cert", &cert, "--tls-key", &key];
+    // The address that other hosts can reach, which needs all of this.
+    let options = [&["--token-file", &file, "--listen", "0.0.0.0:0"][..], &tls].concat();
+    let serving = Serving::start(&servers, &options);
+    assert!(serving.url.starts_with("https://0.0.0.0:"));
+    let close = "Connection: close\r\n";
+    let denied = https(&serving, &own, close).unwrap();
+    assert!(denied.starts_with("http/1.1 401"), "{denied}");
+    assert!(!denied.contains("nightly"), "{denied}");
+    let bearer = format!("Authorization: Bearer {token}\r\n{close}");
+    wait_until("the lock is shown", || {
+        let reply = https(&serving, &own, &bearer).unwrap();
+        assert!(reply.starts_with("http/1.1 200"), "{reply}");
+        reply.contains("nightly")
+    });
+    // Who does not know the certificate does not send the token.
+    let unknown = https(&serving, &Certificate::new(), &bearer).unwrap_err();
+    assert!(unknown.contains("certificate"), "{unknown}");
+    // Without TLS there is no reply at all.
+    let mut plain = TcpStream::connect(serving.address()).unwrap();
+    let request = format!("GET /api/locks HTTP/1.1\r\nHost: any\r\n{bearer}\r\n");
+    plain.write_all(request.as_bytes()).unwrap();
+    let mut reply = Vec::new();
+    // The connection may be reset instead of closed.
+    let _ = plain.read_to_end(&mut reply);
+    assert!(!reply.starts_with(b"HTTP"), "{reply:?}");
+}
+
 #[test]
 fn with_a_token_nothing_is_shown_without_it() {
     let servers = masters::<1>();
@@ -321,7 +387,7 @@ fn open_page(serving: &Serving) -> TcpStream {
     stream
 }
 
-fn resident_kib(serving: &mut Serving) -> u64 {
+pub fn resident_kib(serving: &mut Serving) -> u64 {
     let pid = serving.running.pid().as_raw_nonzero();
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status

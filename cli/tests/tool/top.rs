@@ -13,7 +13,7 @@ use crate::terminal_picture;
 use crate::tool::{Json, NODE_TIMEOUT, redlock};
 
 /// A terminal in which `redlock` is `$R`.
-fn terminal(servers: &[Server], width: u16, height: u16) -> Option<Tmux> {
+pub fn terminal(servers: &[Server], width: u16, height: u16) -> Option<Tmux> {
     let nodes: Vec<String> = servers.iter().map(Server::url).collect();
     let variables = [
         ("REDLOCK_NODES", nodes.join(",")),
@@ -39,7 +39,9 @@ fn acquire(servers: &[Server], key: &str, owner: &str) {
 
 fn wait_for(server: &Server, key: &str) -> Connection {
     let mut waiter = server.connect();
-    waiter.send(&format!("LOCK.ACQUIRE {key} waiter 600000 BLOCK 0"));
+    waiter.send(&format!(
+        "LOCK.ACQUIRE {key} waiter 600000 BLOCK 0 OWNER eva@host-5:31"
+    ));
     waiter
 }
 
@@ -95,6 +97,7 @@ fn locks_are_shown_sorted_filtered_and_one_by_one() {
     });
     tmux.press(&["Enter"]);
     tmux.shows("1 waiting, the first for");
+    tmux.shows("eva@host-5:31  waiting for ");
     tmux.shows("HISTORY: 1 holds seen since the start");
     tmux.shows("held    ");
     tmux.press(&["Escape"]);

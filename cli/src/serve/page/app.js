@@ -134,14 +134,20 @@ function showVerdict(all) {
   document.title = `${mark}${all.waiters} waiting · redlock`;
 }
 
+/// The longest wait of this page; there may be longer ones on others, or among unknown locks.
+function longestWait(longest, all) {
+  if (!longest) return all.waiters ? "not known" : "none";
+  const whole = wanted.sort === "wait" && wanted.page === 0 && !wanted.filter && !all.gaps;
+  return whole ? span(longest) : `≥ ${span(longest)}`;
+}
+
 function showFigures(news) {
   const all = news.overview;
   const longest = Math.max(0, ...news.locks.map((lock) => lock.oldest_wait_ms || 0));
-  const listed = all.complete || all.locks >= all.told_locks ? "" : ` (${all.locks} listed)`;
   const figures = [
-    ["Locks held", `${Math.max(all.locks, all.told_locks)}${listed}`],
+    ["Locks held", String(Math.max(all.locks, all.told_locks))],
     ["Requests waiting", String(all.waiters)],
-    ["Longest wait", wanted.sort === "wait" && longest ? span(longest) : longest ? `≥ ${span(longest)}` : "none"],
+    ["Longest wait", longestWait(longest, all)],
     ["Grants per second", all.grants_per_s.toFixed(1)],
   ];
   const list = find("figures");
@@ -284,6 +290,9 @@ function showPaging(news) {
   put(find("page"), `Page ${news.page + 1} of ${news.pages}, ${news.matching} locks`);
   find("previous").disabled = news.page === 0;
   find("next").disabled = news.page + 1 >= news.pages;
+  const gaps = all.gaps || "";
+  find("gaps").hidden = !gaps;
+  put(find("gaps"), gaps && `There are too many locks to ask about each of them at once: ${gaps}. The order and the filter use what is known.`);
   let title = "Locks";
   if (all.overflow) title += ` (only ${all.locks} of them are listed)`;
   if (all.too_long_names) title += " (names of more than 4096 bytes are not listed)";
@@ -322,7 +331,7 @@ function showDetail(news) {
   if (!box.open) box.showModal();
   if (!lock) {
     put(find("detail-title"), "This lock is free, and nobody has used it for a while.");
-    for (const id of ["detail-state", "detail-line", "detail-holders", "detail-history"]) find(id).replaceChildren();
+    for (const id of ["detail-state", "detail-line", "detail-holders", "detail-queue", "detail-history"]) find(id).replaceChildren();
     return;
   }
   const now = news.overview.time_ms;
@@ -339,7 +348,24 @@ function showDetail(news) {
   });
   if (!holders.length) holders.push(make("li", "faint", "none"));
   find("detail-holders").replaceChildren(...holders);
+  find("detail-queue").replaceChildren(...queueOf(lock, news.overview.stale_ms));
   find("detail-history").replaceChildren(...pastOf(lock, now));
+}
+
+/// Who waits, in order of arrival.
+function queueOf(lock, stale) {
+  if (!lock.waiters) return [make("li", "faint", "nobody waits")];
+  if (lock.queue === undefined) return [make("li", "faint", "asking who waits…")];
+  if (lock.queue === null) return [make("li", "faint", "this version of the module does not say who waits")];
+  const items = lock.queue.map((one) => {
+    const item = make("li");
+    const mode = one.mode === "shared" ? ", shared" : "";
+    item.append(make("bdi", "", one.owner || "an unnamed client"), ` · waiting for ${span(one.wait_ms)}${mode}`);
+    return item;
+  });
+  if (lock.waiters > items.length) items.push(make("li", "faint", `and ${lock.waiters - items.length} more`));
+  if (lock.queue_seen_ms > stale) items.push(make("li", "faint", `seen ${span(lock.queue_seen_ms)} ago`));
+  return items;
 }
 
 function pastOf(lock, now) {
