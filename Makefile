@@ -4,10 +4,10 @@ TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build run demo test pictures clients chaos rounds simulate sabotage fuzz soak lint bench bench-report matrix release install package package-test
+.PHONY: help setup build run demo test pictures clients chaos rounds simulate sabotage mutants fuzz sanitize soak lint bench bench-report matrix release install package package-test container-test
 
 help: ## List these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
 
 setup: ## Install missing tools: a C compiler, libclang, a Redis or Valkey server
 	@scripts/setup.sh
@@ -24,11 +24,10 @@ demo: build ## Watch locks for half a minute while masters and workers fail (PIC
 	cargo build -p redislock-demo $(if $(WEB),-p redlock-cli)
 	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redislock-demo $(if $(WEB),--web $(TARGET)/debug/redlock,$(if $(PICTURE),--picture '$(PICTURE)'))
 
-# Tests mostly wait for a lease or a server, so four run at once even on fewer cores.
 # Without zsh, fish, tmux and Chromium, the tests that need them are skipped, except with CI=true.
 test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
 	-@scripts/setup.sh test
-	RUST_TEST_THREADS="$${RUST_TEST_THREADS:-4}" REDIS_SERVER="$$(scripts/server.sh)" cargo test --workspace --no-fail-fast
+	@scripts/test.sh
 
 pictures: build ## Make the pictures of redlock top and redlock serve again (docs/top.svg, docs/page*.png)
 	@scripts/setup.sh test
@@ -52,8 +51,14 @@ simulate: ## Simulate client and core with faults: time, network, crashes (SEEDS
 sabotage: ## Remove one protection at a time; the test that is named for it must fail (ONLY='once token-check')
 	@REDIS_SERVER="$$(scripts/server.sh)" python3 sabotage/run.py $(ONLY)
 
+mutants: ## Change one expression at a time where holders are decided; a test must fail (PARTS='lock queue', SHARD=0/4)
+	@SHARD='$(SHARD)' scripts/mutants.sh $(PARTS)
+
 fuzz: build ## Fuzz arguments, saved locks, effects, RESTORE and replies (SECONDS=600 for each; TARGETS='effects replies')
 	@scripts/fuzz.sh $(or $(SECONDS),600) $(TARGETS)
+
+sanitize: build ## Run tests under Miri, AddressSanitizer and valgrind (PARTS='miri address', SUBSET='acquire waiting')
+	@SUBSET='$(SUBSET)' scripts/sanitize.sh $(PARTS)
 
 # Each waiter is a connection: both sides need a file for it.
 soak: build ## Ten minutes of waiters, reloads, rewrites, replicas; memory stays flat (SECONDS=600 WAITERS=10000)
@@ -89,6 +94,9 @@ install: ## Install what make release has built (PREFIX=/usr/local, DESTDIR=)
 
 package: release ## Make a .deb and a .tar.gz in target/package
 	@scripts/package.sh
+
+container-test: package ## Build the container image with buildah and run its masters and exporter, as root
+	@scripts/container-test.sh
 
 package-test: package ## Install, start, upgrade and remove the .deb in Debian roots, as root (RELEASES='bookworm trixie')
 	@scripts/package-test.sh $(or $(RELEASES),trixie)

@@ -7,6 +7,8 @@
 #   setup.sh matrix   debootstrap too
 #   setup.sh clients  Python 3, Node, Go, a JDK, Maven and PostgreSQL too
 #   setup.sh fuzz     a nightly toolchain, cargo-fuzz and a C++ compiler too
+#   setup.sh mutants  cargo-mutants too
+#   setup.sh sanitize a nightly toolchain with Miri, valgrind, and what unpacks a source package, too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
 set -eu
@@ -98,6 +100,8 @@ find_missing() {
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
     [ "$purpose" != test ] || { have zsh && have fish; } || missing="$missing shells"
     [ "$purpose" != fuzz ] || have c++ || missing="$missing c++"
+    [ "$purpose" != sanitize ] || have valgrind || missing="$missing valgrind"
+    [ "$purpose" != sanitize ] || have dpkg-source || missing="$missing dpkg-source"
     [ "$purpose" != test ] || have tmux || missing="$missing tmux"
     [ "$purpose" != test ] || have chromium || have chromium-browser || have google-chrome || missing="$missing chromium"
     [ "$purpose" = clients ] || return 0
@@ -118,6 +122,8 @@ in_words() {
         debootstrap) echo "  debootstrap" ;;
         shells) echo "  zsh and fish" ;;
         c++) echo "  a C++ compiler (c++)" ;;
+        valgrind) echo "  valgrind" ;;
+        dpkg-source) echo "  dpkg-source, on Debian or Ubuntu" ;;
         tmux) echo "  tmux" ;;
         chromium) echo "  Chromium" ;;
         python) echo "  Python 3.11 or newer with venv and pip" ;;
@@ -163,6 +169,8 @@ packages() {
         brew:c++) echo command-line-tools ;;
         *:c++) echo g++ ;;
         *:tmux) echo tmux ;;
+        *:valgrind) echo valgrind ;;
+        apt-get:dpkg-source) echo dpkg-dev ;;
         brew:chromium) echo unknown:chromium ;;
         *:chromium) echo chromium ;;
         dnf:postgresql) echo postgresql-server ;;
@@ -322,6 +330,10 @@ check_nightly() {
     run rustup toolchain install nightly --profile minimal
 }
 
+check_miri() {
+    cargo +nightly miri --version >/dev/null 2>&1 || run rustup +nightly component add miri rust-src
+}
+
 purpose=${1:-build}
 check_cargo
 find_missing
@@ -343,5 +355,10 @@ lint) check_lint_tools ;;
 fuzz)
     check_nightly
     check_cargo_tool fuzz
+    ;;
+mutants) check_cargo_tool mutants ;;
+sanitize)
+    check_nightly
+    check_miri
     ;;
 esac
