@@ -23,7 +23,7 @@
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::table::Wake;
@@ -38,6 +38,10 @@ use crate::ffi::{self, Ctx, api};
 const LONGEST_DELAY: Millis = Millis(1_000_000);
 /// The server's cron ends every sleep after at most this long (`hz 1`).
 const LONGEST_SLEEP: Millis = Millis(1_000);
+/// A timer that is set while the alarm rings waits for a millisecond at least. So many slices
+/// follow each other in neighbouring turns before that: a million leases that end at once are gone
+/// in 3 s instead of 5 s, and half of the main thread is left to clients.
+const SLICES_IN_A_ROW: u32 = 3;
 /// From this version on the server computes its sleep after everything else.
 const SLEEPS_LAST: i32 = 0x0007_0200;
 
@@ -46,6 +50,10 @@ static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
 /// Whether the alarm is ringing: timers that are set meanwhile are seen before the next sleep.
 static RINGING: AtomicBool = AtomicBool::new(false);
+/// How many slices have followed each other, one in each turn.
+static SLICES: AtomicU32 = AtomicU32::new(0);
+/// Whether the alarm is to ring in the next turn.
+static NEXT_TURN: AtomicBool = AtomicBool::new(false);
 /// Whether the server is about to take another turn anyway.
 static NUDGED: AtomicBool = AtomicBool::new(false);
 
@@ -126,7 +134,14 @@ pub fn wake_at(moment: MonoTime) {
 
 /// Wakes the module when the server has done with what it is doing.
 pub fn wake_soon() {
-    wake_at(clock::mono().minus(Micros(1)));
+    if RINGING.load(Ordering::Relaxed)
+        && SLICES.fetch_add(1, Ordering::Relaxed) % SLICES_IN_A_ROW < SLICES_IN_A_ROW - 1
+    {
+        NEXT_TURN.store(true, Ordering::Relaxed);
+        nudge();
+    } else {
+        wake_at(clock::mono().minus(Micros(1)));
+    }
 }
 
 /// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The
@@ -172,6 +187,11 @@ pub fn nudge() {
 
 fn on_nudge(_: *mut c_void) {
     NUDGED.store(false, Ordering::Relaxed);
+    if NEXT_TURN.swap(false, Ordering::Relaxed) {
+        let now = clock::mono();
+        take_late(now);
+        wake_at(now.minus(Micros(1)));
+    }
 }
 
 fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {

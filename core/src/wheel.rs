@@ -14,8 +14,6 @@ const BUCKETS: usize = 1 << BITS;
 const TICK_BITS: u32 = 10;
 /// Links that are allocated at once: growing never copies what is there.
 const CHUNK: usize = 1024;
-/// So many chunks are kept when the wheel gets empty.
-const KEPT: usize = 4;
 
 /// Links of an entry that is in no bucket.
 const UNSET: Link = Link {
@@ -32,10 +30,21 @@ struct Link {
     next: u32,
 }
 
+/// The links of neighbouring entries.
+#[derive(Debug, Default)]
+struct Chunk {
+    /// None while it is not needed.
+    links: Option<Box<[Link; CHUNK]>>,
+    /// How many of them are in a bucket.
+    used: u32,
+}
+
 /// Deadlines of entries, which are small numbers that the caller chooses.
 #[derive(Debug)]
 pub struct Wheel {
-    links: Vec<Box<[Link; CHUNK]>>,
+    chunks: Vec<Chunk>,
+    /// The chunk that was the last to become empty: if it still is, it keeps its memory.
+    emptied: usize,
     heads: [[u32; BUCKETS]; LEVELS],
     occupied: [u64; LEVELS],
     /// The first tick that has not been looked at.
@@ -46,7 +55,8 @@ pub struct Wheel {
 impl Default for Wheel {
     fn default() -> Self {
         Self {
-            links: Vec::new(),
+            chunks: Vec::new(),
+            emptied: 0,
             heads: [[END; BUCKETS]; LEVELS],
             occupied: [0; LEVELS],
             tick: 0,
@@ -99,8 +109,24 @@ impl Wheel {
             *link = UNSET;
         }
         self.len -= 1;
-        if self.len == 0 && self.links.len() > KEPT {
-            self.links.truncate(KEPT);
+        self.leave_chunk(entry as usize / CHUNK);
+    }
+
+    /// An entry of this chunk was taken out. Memory is given back chunk by chunk: after a million
+    /// leases, all of it at once would be one long step.
+    fn leave_chunk(&mut self, at: usize) {
+        let Some(chunk) = self.chunks.get_mut(at) else {
+            return;
+        };
+        chunk.used -= 1;
+        if chunk.used == 0 {
+            let before = std::mem::replace(&mut self.emptied, at);
+            if before != at
+                && let Some(chunk) = self.chunks.get_mut(before)
+                && chunk.used == 0
+            {
+                chunk.links = None;
+            }
         }
     }
 
@@ -156,13 +182,18 @@ impl Wheel {
 
     #[inline]
     fn link_of(&mut self, entry: u32) -> Option<&mut Link> {
-        let chunk = self.links.get_mut(entry as usize / CHUNK)?;
-        chunk.get_mut(entry as usize % CHUNK)
+        let chunk = self.chunks.get_mut(entry as usize / CHUNK)?;
+        chunk.links.as_mut()?.get_mut(entry as usize % CHUNK)
     }
 
     fn link(&mut self, entry: u32, level: usize, bucket: usize) {
-        while self.links.len() <= entry as usize / CHUNK {
-            self.links.push(Box::new([UNSET; CHUNK]));
+        let at = entry as usize / CHUNK;
+        if self.chunks.len() <= at {
+            self.chunks.resize_with(at + 1, Chunk::default);
+        }
+        if let Some(chunk) = self.chunks.get_mut(at) {
+            chunk.links.get_or_insert_with(|| Box::new([UNSET; CHUNK]));
+            chunk.used += 1;
         }
         let head = self
             .heads
@@ -252,7 +283,9 @@ mod tests {
             wheel.unset(entry);
             wheel.unset(entry);
         }
-        assert!(wheel.is_empty() && wheel.next().is_none() && wheel.links.len() <= KEPT);
+        let kept = wheel.chunks.iter().filter(|chunk| chunk.links.is_some());
+        assert_eq!(kept.count(), 1);
+        assert!(wheel.is_empty() && wheel.next().is_none());
     }
 
     proptest! {
