@@ -312,3 +312,6 @@ impl Queues {
         self.deadlines.first().map(|(until, _)| *until)
     }
 }
+
+#[cfg(test)]
+mod tests;

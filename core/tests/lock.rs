@@ -1,7 +1,10 @@
 //! One lock: what a request may do to it, when it ends, how late it may end.
 
-use redislock_core::lock::{Hold, Lock, Mode, OverCap, Refusal, Standing, Terms};
+use redislock_core::lock::{
+    Hold, Lock, Mode, OverCap, Refusal, SharedHolders, Standing, Terms, Tie,
+};
 use redislock_core::time::{LeaseTime, Micros, Millis};
+use redislock_core::token::Token;
 
 use crate::node::{SHARED, semaphore, terms, token};
 
@@ -216,4 +219,110 @@ fn only_the_holder_takes_its_hold_away() {
         assert_eq!(lock.holders(), left);
         assert_eq!(lock.is_free(), left == 0);
     }
+}
+
+#[test]
+fn a_lease_runs_until_its_end_and_not_at_it() {
+    for mode in [Mode::Exclusive, SHARED] {
+        let lock = held(mode, &[("a", 10)]);
+        for (passed, live) in [(0, 1), (9, 1), (10, 0), (11, 0)] {
+            let now = NOW.plus(Micros(passed));
+            assert_eq!(lock.live_holders(now), live);
+            assert_eq!(lock.last_to_end(now).count(), live);
+            assert_eq!(lock.excludes(Mode::Exclusive, now), live == 1);
+        }
+    }
+    let lock = held(SHARED, &[("a", 30), ("b", 10), ("c", 20)]);
+    let now = NOW.plus(Micros(10));
+    assert_eq!(lock.live_holders(now), 2);
+    let tokens: Vec<_> = lock.last_to_end(now).map(|hold| &hold.token).collect();
+    assert_eq!(tokens, [&token("a"), &token("c")]);
+    assert_eq!((Lock::Free.live_holders(NOW), Lock::Free.holders()), (0, 0));
+}
+
+fn restored(count: u32) -> Hold {
+    Hold::restored(token("a"), 1, NOW.plus(Micros(10)), NOW, count)
+}
+
+#[test]
+fn a_count_stops_at_the_highest_that_can_be_saved_and_goes_down_from_there() {
+    let mut hold = restored(u32::MAX);
+    hold.reenter(7);
+    assert_eq!(hold.count(), u32::MAX);
+    hold.leave_once();
+    assert_eq!(hold.count(), u32::MAX - 1);
+    assert_eq!((restored(1).count(), restored(2).count()), (1, 2));
+}
+
+#[test]
+fn a_restored_hold_has_the_label_and_the_cap_that_were_saved() {
+    for label in ["", "label"] {
+        for cap in [None, Some(Millis(7))] {
+            let mut hold = restored(1);
+            hold.set_saved_extra(label.as_bytes(), cap);
+            assert_eq!((hold.owner(), hold.max_hold()), (label.as_bytes(), cap));
+        }
+    }
+}
+
+#[test]
+fn a_hold_is_tied_to_the_connection_that_used_it_last() {
+    let tie = |connection| Tie {
+        connection,
+        role: 1,
+    };
+    let mut hold = restored(1);
+    assert_eq!(hold.tie(), None);
+    hold.bind(tie(5));
+    hold.bind(tie(6));
+    assert_eq!(hold.tie(), Some(tie(6)));
+}
+
+#[test]
+fn the_memory_of_a_hold_is_that_of_a_long_token_and_of_what_few_holds_have() {
+    let bytes = |name: &str, label: usize| {
+        let mut terms = terms(&token(name), Micros(10));
+        terms.owner = (label > 0).then(|| vec![b'x'; label].into());
+        Hold::new(&terms, 1, NOW).heap_bytes()
+    };
+    let long = "x".repeat(100);
+    assert_eq!((bytes("a", 0), bytes(&long, 0)), (0, 100));
+    assert_eq!(bytes("a", 8), bytes("a", 5) + 3);
+    assert!(bytes("a", 5) > 5);
+    assert_eq!(bytes(&long, 5), 100 + bytes("a", 5));
+    let mut plain = restored(1);
+    plain.set_saved_extra(b"", None);
+    assert_eq!(
+        plain.heap_bytes(),
+        0,
+        "count, label and cap are the usual ones"
+    );
+}
+
+#[test]
+fn the_memory_of_a_lock_is_that_of_its_holders() {
+    let shared = |holders: usize| {
+        let mut shared = SharedHolders::new(None);
+        for n in 0..holders {
+            let terms = terms(&token(&format!("{n:0>100}")), Micros(10));
+            shared.put(Hold::new(&terms, 1, NOW));
+        }
+        shared
+    };
+    // Room for holders is made for many at once, so one more needs only a place among the ends.
+    let one_end = size_of::<(LeaseTime, Token)>();
+    let one_holder = size_of::<(Token, Hold)>() + one_end;
+    let (few, one_more) = (shared(100).heap_bytes(), shared(101).heap_bytes());
+    assert!(few >= 100 * one_holder, "{few} bytes");
+    assert_eq!(one_more, few + one_end);
+    // Of very many, which are alike here, only some are looked at.
+    for holders in [1, 2, 2500] {
+        let shared = shared(holders);
+        let own = size_of::<SharedHolders>() + shared.heap_bytes();
+        let lock = Lock::Shared(Box::new(shared));
+        assert_eq!(lock.heap_bytes(), own + holders * 100);
+    }
+    let long = "x".repeat(100);
+    let exclusive = held(Mode::Exclusive, &[(long.as_str(), 10)]);
+    assert_eq!((exclusive.heap_bytes(), Lock::Free.heap_bytes()), (100, 0));
 }

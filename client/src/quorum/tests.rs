@@ -1,6 +1,8 @@
 //! Tables for the cases that a reader would ask about, and properties for those nobody would think
 //! of.
 
+use std::collections::BTreeSet;
+
 use proptest::prelude::*;
 
 use super::*;
@@ -81,6 +83,9 @@ fn the_table_of_ballots() {
         ("7 7 99000000 . x", "open"),
         ("7 7 99000000 x x", "write 99000000 to 0,1"),
         ("7 7 99000000 7 .", "won 7 by 0,1,3"),
+        // Up to 5 s, the others are likely to raise theirs.
+        ("7 7 5000007 . .", "write 5000007 to 0,1"),
+        ("7 7 5000008 . .", "open"),
         // Four nodes need three.
         ("7 7 x x", "failed"),
         ("7 7 7 x", "won 7 by 0,1,2"),
@@ -94,6 +99,15 @@ fn the_table_of_ballots() {
             expected,
             "votes: {votes}"
         );
+    }
+}
+
+#[test]
+fn a_majority_is_more_than_half() {
+    for nodes in 1..=MAX_NODES {
+        for count in 0..=nodes {
+            assert_eq!(is_shortage(count, nodes), 2 * count <= nodes);
+        }
     }
 }
 
@@ -171,6 +185,8 @@ fn a_claim_needs_a_majority_that_kept_its_leases_all_the_time() {
     let mut two = leases(&[(0, 7, 10), (1, 7, 20)]);
     assert_eq!(two.claim(at(9)), Some(at(10)));
     assert_eq!(two.claim(at(10)), None);
+    let known = |node| two.of(node).map(|lease| (lease.fence, lease.end));
+    assert_eq!([1, 2].map(known), [Some((7, at(20))), None]);
     // A late grant with the fence of the hold counts at once …
     two.grant(2, 7, at(30));
     assert_eq!(two.claim(at(9)), Some(at(20)));
@@ -224,6 +240,26 @@ fn played(nodes: usize, events: &[Event]) -> Ballot {
 }
 
 proptest! {
+    #[test]
+    fn a_set_of_nodes_is_a_set(
+        steps in prop::collection::vec((any::<bool>(), 0..MAX_NODES), 0..99),
+    ) {
+        let (mut nodes, mut expected) = (NodeSet::default(), BTreeSet::new());
+        for (insert, node) in steps {
+            if insert {
+                nodes.insert(node);
+                expected.insert(node);
+            } else {
+                nodes.remove(node);
+                expected.remove(&node);
+            }
+            prop_assert!(nodes.iter().eq(expected.iter().copied()));
+            prop_assert_eq!(nodes, expected.iter().copied().collect::<NodeSet>());
+            prop_assert_eq!((nodes.len(), nodes.is_empty()), (expected.len(), expected.is_empty()));
+            prop_assert!((0..MAX_NODES).all(|node| nodes.contains(node) == expected.contains(&node)));
+        }
+    }
+
     #[test]
     fn a_win_is_always_a_majority_that_accepted_exactly_the_fence((nodes, events) in events()) {
         let ballot = played(nodes, &events);
@@ -326,6 +362,39 @@ fn a_node_far_ahead_does_not_set_the_proposal() {
     assert_eq!(proposal(nodes.iter(), now), Some(usual));
     nodes[2].saw(usual + 100);
     assert_eq!(proposal(nodes.iter(), now), Some(usual + 101));
+}
+
+#[test]
+fn a_node_that_is_five_seconds_ahead_still_sets_the_proposal() {
+    let now = at(60_000);
+    for (ahead, sets) in [(5_000_000, true), (5_000_001, false)] {
+        let nodes = clocks(3);
+        let usual = proposal(nodes.iter(), now).unwrap();
+        nodes[1].saw(usual + ahead - 1);
+        let set = if sets { usual + ahead } else { usual };
+        assert_eq!(proposal(nodes.iter(), now), Some(set));
+    }
+}
+
+#[test]
+fn a_proposal_leads_the_clock_of_every_node_by_ten_milliseconds() {
+    let nodes = clocks(3);
+    let now = at(60_000);
+    for (node, wall_at_boot) in nodes.iter().zip([1_000_000, 1_000_003, 999_000]) {
+        node.set(Duration::from_millis(wall_at_boot));
+    }
+    assert_eq!(nodes[1].wall(now), Duration::from_millis(1_060_003));
+    assert_eq!(proposal(nodes.iter(), now), Some(1_060_013_000));
+}
+
+#[test]
+fn nodes_whose_clocks_are_behind_do_not_set_the_proposal_if_they_are_a_minority() {
+    let nodes = clocks(5);
+    let now = at(60_000);
+    for node in &nodes[2..] {
+        node.set(Duration::from_secs(3_600));
+    }
+    assert_eq!(proposal(nodes.iter(), now), Some(3_660_010_000));
 }
 
 #[test]

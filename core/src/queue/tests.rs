@@ -1,0 +1,260 @@
+//! The queues against a plain list of those who wait, and what each answer means.
+
+use proptest::prelude::*;
+use proptest::sample::subsequence;
+
+use super::*;
+use crate::lock::{Hold, Mode};
+use crate::time::{LeaseTime, Micros};
+
+const KEYS: u32 = 4;
+const OWNERS: u32 = 3;
+
+fn key(n: u32) -> Key {
+    Key::new(0, &n.to_le_bytes())
+}
+
+fn token(n: u32) -> Token {
+    Token::new(&n.to_le_bytes()).expect("a token")
+}
+
+fn terms(owner: u32, mode: Mode) -> Terms {
+    Terms {
+        token: token(owner),
+        ttl: Micros(10),
+        mode,
+        once: false,
+        fence: None,
+        max_hold: None,
+        owner: None,
+        ephemeral: false,
+        connection: None,
+    }
+}
+
+fn waiter(owner: u32, keys: impl IntoIterator<Item = u32>, until: Option<u64>) -> Waiter {
+    Waiter {
+        keys: keys.into_iter().map(key).collect(),
+        terms: terms(owner, Mode::Exclusive),
+        until: until.map(MonoTime),
+        since: MonoTime(0),
+        held_up_at: HeldUpAt::default(),
+    }
+}
+
+/// One who waits.
+#[derive(Debug)]
+struct Listed {
+    id: WaiterId,
+    owner: u32,
+    keys: Vec<u32>,
+    until: Option<u64>,
+    /// It waits for several keys, or its owner had another request at some time while it waited.
+    linked: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Join(u32, Vec<u32>, Option<u64>),
+    Leave(prop::sample::Index),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let all: Vec<u32> = (0..KEYS).collect();
+    let keys = subsequence(all, 1..=KEYS as usize).prop_shuffle();
+    let until = prop::option::of(1..5_u64);
+    prop_oneof![
+        3 => (0..OWNERS, keys, until).prop_map(|(owner, keys, until)| {
+            Step::Join(owner, keys, until)
+        }),
+        2 => any::<prop::sample::Index>().prop_map(Step::Leave),
+    ]
+}
+
+fn take(step: Step, queues: &mut Queues, list: &mut Vec<Listed>) -> Result<(), TestCaseError> {
+    match step {
+        Step::Join(owner, keys, until) => {
+            let id = queues.join(waiter(owner, keys.iter().copied(), until));
+            prop_assert!(list.iter().all(|one| one.id < id), "a later one is higher");
+            let others = list.iter_mut().filter(|one| one.owner == owner);
+            let others = others.map(|one| one.linked = true).count();
+            list.push(Listed {
+                id,
+                owner,
+                linked: keys.len() > 1 || others > 0,
+                keys,
+                until,
+            });
+        }
+        Step::Leave(_) if list.is_empty() => {}
+        Step::Leave(at) => {
+            let one = list.remove(at.index(list.len()));
+            let left = queues.leave(one.id).map(|(waiter, _)| waiter);
+            prop_assert_eq!(left.map(|left| left.keys.len()), Some(one.keys.len()));
+            prop_assert!(queues.leave(one.id).is_none());
+            prop_assert!(queues.get(one.id).is_none());
+        }
+    }
+    Ok(())
+}
+
+fn ids<'a>(list: impl Iterator<Item = &'a Listed>) -> Vec<WaiterId> {
+    list.map(|one| one.id).collect()
+}
+
+/// What each queue has, and how all of them can be walked.
+fn compare_keys(queues: &Queues, list: &[Listed]) -> Result<(), TestCaseError> {
+    let mut waited_for = Vec::new();
+    for n in 0..KEYS {
+        let there = || list.iter().filter(move |one| one.keys.contains(&n));
+        waited_for.extend(there().next().map(|_| key(n)));
+        let queue = queues.at(&key(n));
+        prop_assert_eq!(queue.is_some(), there().next().is_some());
+        let waiting = queue.map(|queue| queue.waiting.iter().copied().collect::<Vec<_>>());
+        prop_assert_eq!(waiting.unwrap_or_default(), ids(there()));
+        let linked = queue.map(|queue| queue.linked.iter().copied().collect::<Vec<_>>());
+        prop_assert_eq!(
+            linked.unwrap_or_default(),
+            ids(there().filter(|one| one.linked))
+        );
+    }
+    let mut keys: Vec<_> = queues.keys().cloned().collect();
+    keys.sort();
+    waited_for.sort();
+    prop_assert_eq!(keys, waited_for);
+    let mut place = Place::default();
+    let walk = std::iter::from_fn(|| {
+        let (key, next) = queues.key_from(place)?;
+        place = next;
+        Some(key)
+    });
+    let mut walked: Vec<_> = walk.collect();
+    let mut all: Vec<_> = list
+        .iter()
+        .flat_map(|one| &one.keys)
+        .map(|n| key(*n))
+        .collect();
+    walked.sort();
+    all.sort();
+    prop_assert_eq!(walked, all);
+    Ok(())
+}
+
+fn compare(queues: &Queues, list: &[Listed]) -> Result<(), TestCaseError> {
+    prop_assert_eq!(
+        (queues.len(), queues.is_empty()),
+        (list.len(), list.is_empty())
+    );
+    prop_assert_eq!(queues.ids(), ids(list.iter()));
+    let several = list.iter().any(|one| one.keys.len() > 1);
+    prop_assert_eq!(queues.has_several_keys(), several);
+    for one in list {
+        let owner = queues.get(one.id).map(|waiter| &waiter.terms.token);
+        prop_assert_eq!(owner, Some(&token(one.owner)));
+    }
+    for owner in 0..OWNERS {
+        let requests = ids(list.iter().filter(|one| one.owner == owner));
+        let waits = queues.waiting_owners().any(|waits| *waits == token(owner));
+        prop_assert_eq!(waits, !requests.is_empty());
+        prop_assert_eq!(queues.of(&token(owner)).collect::<Vec<_>>(), requests);
+    }
+    let deadlines = list.iter().filter_map(|one| Some((one.until?, one.id)));
+    let first = deadlines.min();
+    prop_assert_eq!(
+        queues.next_deadline(),
+        first.map(|(until, _)| MonoTime(until))
+    );
+    for now in 0..6 {
+        let overdue = first.filter(|(until, _)| *until <= now).map(|(_, id)| id);
+        prop_assert_eq!(queues.overdue(MonoTime(now)), overdue);
+    }
+    compare_keys(queues, list)
+}
+
+proptest! {
+    #[test]
+    fn the_queues_are_what_a_list_of_requests_says(
+        steps in prop::collection::vec(step(), 0..30),
+    ) {
+        let (mut queues, mut list) = (Queues::default(), Vec::new());
+        for step in steps {
+            take(step, &mut queues, &mut list)?;
+            compare(&queues, &list)?;
+        }
+    }
+}
+
+#[test]
+fn a_queue_knows_the_lock_at_its_key_and_the_last_to_leave_is_told() {
+    let (lock, other) = (LockId::from_bits(1 << 32), LockId::from_bits(2 << 32));
+    let mut queues = Queues::default();
+    assert!(!queues.note_lock(&key(0), Some(lock)), "nobody waits");
+    let first = queues.join(waiter(0, [0], None));
+    let second = queues.join(waiter(1, [0, 1], None));
+    assert!(
+        !queues.note_lock(&key(2), Some(lock)),
+        "nobody waits for it"
+    );
+    assert!(queues.note_lock(&key(0), Some(lock)) && queues.note_lock(&key(1), Some(other)));
+    queues.forget_lock(&key(0), other);
+    let known = |queues: &Queues, n| queues.at(&key(n)).and_then(|queue| queue.lock);
+    assert_eq!(known(&queues, 0), Some(lock), "it is another one");
+    queues.forget_lock(&key(1), other);
+    assert_eq!(known(&queues, 1), None);
+    let mut told = |id| queues.leave(id).map(|(_, locks)| locks);
+    assert_eq!(told(first), Some(vec![]));
+    assert_eq!(told(second), Some(vec![lock]));
+}
+
+#[test]
+fn a_request_remembers_which_of_its_keys_it_could_not_have() {
+    let waiter = waiter(0, 0..3, None);
+    assert_eq!(waiter.held_up_at(), 0);
+    waiter.is_held_up_at(2);
+    assert_eq!(waiter.held_up_at(), 2);
+}
+
+#[test]
+fn the_holders_that_wait_are_found_whether_they_are_many_or_few() {
+    let shared = Mode::Shared { limit: None };
+    for (holders, waiting) in [(0..3, 1..9), (0..9, 2..4), (0..3, 3..9), (0..9, 9..10)] {
+        let (mut lock, mut queues) = (Lock::Free, Queues::default());
+        for owner in holders.clone() {
+            let hold = Hold::new(&terms(owner, shared), 1, LeaseTime(0));
+            lock.grant(hold, shared);
+        }
+        for owner in waiting.clone() {
+            queues.join(waiter(owner, [0], None));
+        }
+        let mut found = queues.waiting_holders(&lock);
+        found.sort();
+        let both = holders.filter(|owner| waiting.contains(owner)).map(token);
+        assert!(found.into_iter().cloned().eq(both));
+    }
+}
+
+/// Room that was needed once is used again, but very much of it is not kept.
+#[test]
+fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_not() {
+    for (waiters, kept) in [(KEPT_SLOTS, KEPT_SLOTS), (KEPT_SLOTS + 1, 0)] {
+        let mut queues = Queues::default();
+        let join = |owner| queues.join(waiter(owner, [0], None));
+        let mut ids: Vec<_> = (0..waiters as u32).map(join).collect();
+        let last = ids.pop().expect("somebody");
+        for id in ids {
+            queues.leave(id);
+        }
+        assert!(queues.len() == 1 && queues.get(last).is_some());
+        queues.leave(last);
+        assert_eq!((queues.len(), queues.slots.len()), (0, kept));
+    }
+    for (keys, is_kept) in [(800, true), (3000, false)] {
+        let mut queues = Queues::default();
+        let all = queues.join(waiter(0, 0..keys, None));
+        let one = queues.join(waiter(1, [0], None));
+        queues.leave(all);
+        assert!(queues.at(&key(0)).is_some(), "somebody waits there");
+        queues.leave(one);
+        assert_eq!(queues.by_key.capacity() > 0, is_kept);
+    }
+}
