@@ -411,3 +411,6 @@ impl ReplicationLease {
         &self.connections
     }
 }
+
+#[cfg(test)]
+mod tests;

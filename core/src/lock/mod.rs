@@ -259,3 +259,6 @@ impl Lock {
 
 /// So many holds are looked at to tell how much memory a lock takes.
 const HOLDS_MEASURED: usize = 1000;
+
+#[cfg(test)]
+mod tests;

@@ -1,15 +1,34 @@
 //! One lock: what a request may do to it, when it ends, how late it may end.
 
-use redislock_core::lock::{
-    Hold, Lock, Mode, OverCap, Refusal, SharedHolders, Standing, Terms, Tie,
-};
-use redislock_core::time::{LeaseTime, Micros, Millis};
-use redislock_core::token::Token;
-
-use crate::node::{SHARED, semaphore, terms, token};
+use super::*;
+use crate::time::{Micros, Millis};
 
 const NOW: LeaseTime = LeaseTime(1_000_000);
 const MANY: u32 = 100;
+const SHARED: Mode = Mode::Shared { limit: None };
+
+fn semaphore(limit: u32) -> Mode {
+    Mode::Shared { limit: Some(limit) }
+}
+
+fn token(name: &str) -> Token {
+    Token::new(name.as_bytes()).expect("a token")
+}
+
+/// What is asked for when nothing special is: the exclusive lock.
+fn terms(token: &Token, ttl: Micros) -> Terms {
+    Terms {
+        token: token.clone(),
+        ttl,
+        mode: Mode::Exclusive,
+        once: false,
+        fence: None,
+        max_hold: None,
+        owner: None,
+        ephemeral: false,
+        connection: None,
+    }
+}
 
 fn held(mode: Mode, owners: &[(&str, u64)]) -> Lock {
     let mut lock = Lock::Free;

@@ -1,9 +1,6 @@
 //! The replication lease: which replica counts, from when on and until when.
 
-use redislock_core::replication_lease::{
-    Listed, Look, Off, ReplicationLease, Rule, Settings, Standing,
-};
-use redislock_core::time::{Micros, MonoTime};
+use super::*;
 
 const Q: u64 = 10_000_000;
 const L: u64 = 1_000_000;
