@@ -139,6 +139,21 @@ fn leases_end_one_by_one_in_the_order_of_their_ends() {
 }
 
 #[test]
+fn only_the_owner_finds_and_changes_its_hold_and_it_ends_with_its_lease() {
+    for mode in [Mode::Exclusive, SHARED] {
+        let mut lock = held(mode, &[("a", 10)]);
+        assert_eq!(lock.hold(&token("a")).map(|hold| hold.fence), Some(1));
+        assert_eq!(lock.change(&token("a"), |hold| hold.fence), Some(1));
+        assert!(lock.hold(&token("x")).is_none());
+        assert!(lock.change(&token("x"), |_| ()).is_none());
+        assert!(lock.take_ended(NOW.plus(Micros(9))).is_none() && !lock.is_free());
+        let ended = lock.take_ended(NOW.plus(Micros(10)));
+        assert_eq!(ended.map(|hold| hold.token), Some(token("a")));
+        assert!(lock.is_free() && lock.hold(&token("a")).is_none());
+    }
+}
+
+#[test]
 fn a_lease_that_is_moved_later_ends_later() {
     let mut lock = held(SHARED, &[("a", 10), ("b", 20)]);
     assert_eq!(
