@@ -202,9 +202,11 @@ fn a_claim_needs_a_majority_that_kept_its_leases_all_the_time() {
     assert_eq!(two.confirm(at(9)), Some(at(20)));
     two.forget(0);
     assert_eq!(two.claim(at(9)), Some(at(20)));
-    // An extension never shortens a lease, and leaves it as kept as it was.
+    // An extension lengthens a lease, never shortens it, and leaves it as kept as it was.
+    two.grant(1, 7, at(25));
+    assert_eq!(two.claim(at(9)), Some(at(25)));
     two.grant(1, 7, at(15));
-    assert_eq!(two.claim(at(9)), Some(at(20)));
+    assert_eq!(two.claim(at(9)), Some(at(25)));
     two.grant(1, 8, at(40));
     assert_eq!(two.claim(at(9)), None);
 }
@@ -256,7 +258,8 @@ proptest! {
             prop_assert!(nodes.iter().eq(expected.iter().copied()));
             prop_assert_eq!(nodes, expected.iter().copied().collect::<NodeSet>());
             prop_assert_eq!((nodes.len(), nodes.is_empty()), (expected.len(), expected.is_empty()));
-            prop_assert!((0..MAX_NODES).all(|node| nodes.contains(node) == expected.contains(&node)));
+            let agree = |node: usize| nodes.contains(node) == expected.contains(&node);
+            prop_assert!((0..MAX_NODES).all(agree));
         }
     }
 

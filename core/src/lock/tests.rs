@@ -110,6 +110,14 @@ fn a_semaphore_has_as_many_holders_as_its_limit() {
 }
 
 #[test]
+fn a_lock_says_how_it_is_held() {
+    for mode in [Mode::Exclusive, SHARED, semaphore(2)] {
+        assert_eq!(held(mode, &[("a", 10)]).mode(), mode);
+    }
+    assert_eq!(Lock::Free.mode(), Mode::Exclusive);
+}
+
+#[test]
 fn those_whose_leases_have_ended_exclude_nobody() {
     let lock = held(semaphore(2), &[("a", 10), ("b", 20)]);
     assert!(lock.excludes(semaphore(2), NOW.plus(Micros(9))));
@@ -142,7 +150,11 @@ fn leases_end_one_by_one_in_the_order_of_their_ends() {
 fn only_the_owner_finds_and_changes_its_hold_and_it_ends_with_its_lease() {
     for mode in [Mode::Exclusive, SHARED] {
         let mut lock = held(mode, &[("a", 10)]);
-        assert_eq!(lock.hold(&token("a")).map(|hold| hold.fence), Some(1));
+        let left = |passed| {
+            lock.hold(&token("a"))
+                .map(|hold| hold.left(NOW.plus(Micros(passed))))
+        };
+        assert_eq!([7, 12].map(left), [Some(Micros(3)), Some(Micros(0))]);
         assert_eq!(lock.change(&token("a"), |hold| hold.fence), Some(1));
         assert!(lock.hold(&token("x")).is_none());
         assert!(lock.change(&token("x"), |_| ()).is_none());
