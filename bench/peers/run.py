@@ -1,21 +1,28 @@
 #!/usr/bin/env python3
-"""Each library against the usual lock of its language: run.py [language ...]
+"""Each library against the usual locks of its language: run.py [language ...]
 
-Contended: WORKERS workers of one process compete for one lock on one server, and do nothing while
-they hold it. Libraries and usual locks take turns in one run on the same server.
+WORKERS workers of one process compete for one lock on MASTERS servers, and do nothing while they
+hold it. Libraries and usual locks take turns in one run on the same servers. Both variables may be
+several numbers: WORKERS='2 16 64 256' MASTERS='1 5'. What was found replaces older figures of the
+same locks in results.json.
 
-A worker program is started as `COMMAND PEER PORT WORKERS SECONDS`. It warms up, writes the line
-`ready`, waits for a line, works for SECONDS, and writes one line of JSON: `grants` of each worker,
-`waits` in µs, and `handovers`, the grants to another worker than the last one.
+A worker program is started as `COMMAND PEER PORTS WORKERS SECONDS`, with a comma between two ports.
+It warms up, writes the line `ready`, waits for a line, works for SECONDS, and writes one line of
+JSON: `grants` of each worker, `waits` in µs, and `handovers`, the grants to another worker than the
+last one. If it fails, its last line on stderr says why.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import subprocess
 import sys
+import tempfile
+import threading
+from contextlib import ExitStack, closing
 from pathlib import Path
 from statistics import median
 
@@ -24,19 +31,80 @@ sys.path.insert(0, str(ROOT / "clients/conformance"))
 from servers import MODULE, Server  # noqa: E402 the one harness for servers in Python
 
 HERE = Path(__file__).resolve().parent
-TARGET = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")).absolute() / "peers"
-WORKERS = 16
-SECONDS, ROUNDS = int(os.environ.get("SECONDS", "5")), int(os.environ.get("ROUNDS", "3"))
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "peers"
+KEPT = Path(os.environ.get("RESULTS") or HERE / "results.json")
+SECONDS, ROUNDS = int(os.environ.get("SECONDS") or 5), int(os.environ.get("ROUNDS") or 3)
+WORKERS = [int(number) for number in (os.environ.get("WORKERS") or "16").split()]
+MASTERS = [int(number) for number in (os.environ.get("MASTERS") or "1").split()]
+# Seconds beside SECONDS that a worker program gets: to start, to warm up, and for the waits that
+# go on when the time is over. What needs longer has failed.
+PATIENCE = 30
 TOOLS = {
     "python": ["python3"],
     "node": ["node", "npm"],
     "go": ["go"],
     "java": ["javac", "mvn"],
+    "rust": ["cargo"],
 }
+
+
+class Failed(Exception):
+    """A lock could not be measured."""
 
 
 def filled(text: str) -> str:
     return text.replace("{target}", str(TARGET))
+
+
+class Program:
+    """A running worker program. It is killed when it takes too long."""
+
+    def __init__(self, command: list[str], folder: Path) -> None:
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            command,
+            cwd=folder,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+        )
+        self._is_late = False
+        self._timer = threading.Timer(SECONDS + PATIENCE, self._end)
+        self._timer.start()
+
+    def _end(self) -> None:
+        self._is_late = True
+        self._process.kill()
+
+    def line(self) -> str:
+        assert self._process.stdout
+        line = self._process.stdout.readline()
+        if line:
+            return line
+        self._process.wait()
+        if self._is_late:
+            raise Failed(f"not all workers were served within {PATIENCE} s more")
+        self._errors.seek(0)
+        said = self._errors.read().decode(errors="replace").strip()
+        print(said, file=sys.stderr)
+        raise Failed(said.rpartition("\n")[2][:200] or "it ended without a word")
+
+    def go(self) -> None:
+        assert self._process.stdin
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+
+    def cpu(self) -> float:
+        """Seconds that it has used, its own and those of the kernel for it."""
+        stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+        return sum(map(int, stat.rpartition(")")[2].split()[11:13])) / os.sysconf("SC_CLK_TCK")
+
+    def close(self) -> None:
+        self._timer.cancel()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
 
 
 class Peer:
@@ -45,57 +113,56 @@ class Peer:
     def __init__(self, language: str, name: str, command: list[str]) -> None:
         self.language, self.name = language, name
         self._command = [filled(word) for word in command]
-        self.rounds: list[dict] = []
+        self._rounds: list[dict] = []
+        self._failure: str | None = None
 
-    def measure(self, server: Server) -> None:
-        command = [*self._command, self.name, str(server.port), str(WORKERS), str(SECONDS)]
-        worker = subprocess.Popen(
-            command,
-            cwd=HERE / self.language,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        assert worker.stdout and worker.stdin
+    def measure(self, servers: list[Server], workers: int) -> None:
+        if self._failure:
+            return
+        ports = ",".join(str(server.port) for server in servers)
+        command = [*self._command, self.name, ports, str(workers), str(SECONDS)]
         try:
-            assert worker.stdout.readline() == "ready\n", f"{self.name}: the worker ended"
-            server.wire("CONFIG", "RESETSTAT")
-            before = cpu_time(server), cpu_of(worker.pid)
-            worker.stdin.write("go\n")
-            worker.stdin.flush()
-            told = json.loads(worker.stdout.readline())
-            after = cpu_time(server), cpu_of(worker.pid)
-            cpu = [end - begin for begin, end in zip(before, after, strict=True)]
-            self.rounds.append(figures(told, commands(server), *cpu))
+            with closing(Program(command, HERE / self.language)) as program:
+                self._rounds.append(measured(program, servers))
+        except Failed as failure:
+            self._failure = str(failure)
+            print(f"peers: {self.name} failed: {failure}", file=sys.stderr, flush=True)
         finally:
-            worker.kill()
-            worker.wait()
-            server.wire("FLUSHALL")
+            for server in servers:
+                server.wire("FLUSHALL")
 
     def result(self) -> dict:
         """The median of the rounds, and the worst wait and share of all of them."""
+        about = {"language": self.language, "lock": self.name}
+        if self._failure:
+            return {**about, "failed": self._failure}
         worst = {"wait_max_ms": max, "share": min}
         return {
-            "language": self.language,
-            "lock": self.name,
+            **about,
             **{
-                name: worst.get(name, median)([one[name] for one in self.rounds])
-                for name in self.rounds[0]
+                name: float(f"{worst.get(name, median)(one[name] for one in self._rounds):.5g}")
+                for name in self._rounds[0]
             },
         }
 
 
-def cpu_time(server: Server) -> float:
-    info = dict(
-        line.split(":", 1) for line in server.wire("INFO", "cpu").splitlines() if ":" in line
-    )
-    return float(info["used_cpu_user"]) + float(info["used_cpu_sys"])
+def measured(program: Program, servers: list[Server]) -> dict:
+    program.line()
+    for server in servers:
+        server.wire("CONFIG", "RESETSTAT")
+    before = cpu_time(servers), program.cpu()
+    program.go()
+    told = json.loads(program.line())
+    after = cpu_time(servers), program.cpu()
+    cpu = [end - begin for begin, end in zip(before, after, strict=True)]
+    return figures(told, sum(map(commands, servers)), *cpu)
 
 
-def cpu_of(process: int) -> float:
-    """Seconds that a running process has used, its own and those of the kernel for it."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+def cpu_time(servers: list[Server]) -> float:
+    """Seconds that these servers have used."""
+    used = ("used_cpu_user:", "used_cpu_sys:")
+    lines = [line for server in servers for line in server.wire("INFO", "cpu").splitlines()]
+    return sum(float(line.split(":")[1]) for line in lines if line.startswith(used))
 
 
 def commands(server: Server) -> int:
@@ -110,6 +177,8 @@ def commands(server: Server) -> int:
 def figures(told: dict, calls: int, server_cpu: float, client_cpu: float) -> dict:
     waits, grants = sorted(told["waits"]), sum(told["grants"])
     every = len(waits)  # also the grants after the end of the time, which cost commands, too
+    if grants == 0:
+        raise Failed(f"no grant in {SECONDS} s")
     return {
         "grants_per_second": grants / SECONDS,
         "handovers_per_second": told["handovers"] / SECONDS,
@@ -125,102 +194,133 @@ def figures(told: dict, calls: int, server_cpu: float, client_cpu: float) -> dic
     }
 
 
-def prepared(wanted: list[str]) -> tuple[list[Peer], dict]:
-    """Builds the workers of every language whose tools are installed."""
-    peers, sides = [], json.loads((HERE / "peers.json").read_text())
-    for language, entry in list(sides.items()):
+def prepared(wanted: list[str]) -> dict:
+    """Builds the worker of every language whose tools are installed."""
+    languages = json.loads((HERE / "peers.json").read_text())
+    unknown = [language for language in wanted if language not in languages]
+    if unknown:
+        sys.exit(f"peers: no language {unknown[0]}; there are: {', '.join(languages)}")
+    for language in list(languages):
         missing = [tool for tool in TOOLS[language] if not shutil.which(tool)]
-        if missing and language in (wanted or sides):
+        if language not in (wanted or languages):
+            del languages[language]
+        elif missing:
             print(f"peers: skipping {language}: {' and '.join(missing)} is missing", flush=True)
-        if missing or language not in (wanted or sides):
-            del sides[language]
-            continue
-        print(f"peers: building {language}", flush=True)
-        subprocess.run(["sh", "-ec", filled(entry["build"])], cwd=HERE / language, check=True)
-        usual = [name for names in entry["beside"].values() for name in names]
-        for name in dict.fromkeys([*entry["beside"], *usual]):
-            peers.append(Peer(language, name, entry["command"]))
-    return peers, sides
+            del languages[language]
+        else:
+            print(f"peers: building {language}", flush=True)
+            build = filled(languages[language]["build"])
+            subprocess.run(["sh", "-ec", build], cwd=HERE / language, check=True)
+    return languages
 
 
-COLUMNS = [
-    ("lock", "lock", "{}"),
-    ("grants_per_second", "grants/s", "{:.0f}"),
-    ("handovers_per_second", "hand-overs/s", "{:.0f}"),
-    ("wait_p50_ms", "wait p50 ms", "{:.2f}"),
-    ("wait_p99_ms", "p99 ms", "{:.1f}"),
-    ("wait_max_ms", "longest ms", "{:.0f}"),
-    ("share", "least/most served", "{:.2f}"),
-    ("commands_per_grant", "commands/grant", "{:.2f}"),
-    ("server_cpu_us_per_grant", "server CPU µs/grant", "{:.0f}"),
-    ("client_cpu_us_per_grant", "client CPU µs/grant", "{:.0f}"),
-]
+def peers_of(languages: dict, masters: int) -> list[Peer]:
+    """All locks on one server; on several, those that agree by majority."""
+    peers = []
+    for language, entry in languages.items():
+        if masters == 1:
+            usual = [name for names in entry["beside"].values() for name in names]
+            names = dict.fromkeys([*entry["beside"], *usual, *entry.get("also", [])])
+        else:
+            names = entry.get("majority", [])
+        peers += [Peer(language, name, entry["command"]) for name in names]
+    return peers
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [header, ["-" * width for width in widths], *rows]
-    return "\n".join(
-        "| "
-        + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
-        + " |"
-        for line in lines
-    )
+def progress(line: str) -> None:
+    """On one line of a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\x1b[K{line}", end="", file=sys.stderr, flush=True)
+    elif line:
+        print(line, file=sys.stderr, flush=True)
 
 
-def verdicts(results: list[dict], sides: dict) -> list[list[str]]:
-    """Each library beside the usual locks that do the same work in the same way."""
-    by_name, rows = {one["lock"]: one for one in results}, []
-    for entry in sides.values():
-        for name, beside in entry["beside"].items():
-            own = by_name[name]
-            checks = [
-                ratio("least/most served", own["share"], 1, 0.9),
-                ratio("commands per grant", own["commands_per_grant"], -1, 2.5),
-            ]
-            for usual in (by_name[other] for other in beside):
-                rate = own["grants_per_second"] / usual["grants_per_second"]
-                wait = own["wait_max_ms"] / usual["wait_max_ms"]
-                checks += [
-                    ratio(f"grants/s over {usual['lock']}", rate, 1, 1),
-                    ratio(f"longest wait over {usual['lock']}", wait, -1, 0.5),
-                ]
-            rows += [[name, *rest, "met" if met else "not met"] for *rest, met in checks]
-    return rows
+def contest(peers: list[Peer], masters: int, workers: int) -> list[dict]:
+    """The peers take turns on the same servers; who begins changes from round to round."""
+    load = os.getloadavg()[0]
+    with ExitStack() as stack:
+        servers = [stack.enter_context(closing(Server())) for _ in range(masters)]
+        for number in range(ROUNDS):
+            turn = peers[number % len(peers) :] + peers[: number % len(peers)]
+            for place, peer in enumerate(turn):
+                what = f"{masters} × server, {workers} workers, round {number + 1} of {ROUNDS}"
+                progress(f"peers: {what}, {place + 1} of {len(turn)}: {peer.name}")
+                peer.measure(servers, workers)
+        progress("")
+        about = {
+            "masters": masters,
+            "workers": workers,
+            "server": name_of(servers[0]),
+            "machine": machine(),
+            "load": round(load, 1),
+            "seconds": SECONDS,
+            "rounds": ROUNDS,
+        }
+    return [{**about, **peer.result()} for peer in peers]
 
 
-def ratio(what: str, value: float, sign: int, target: float) -> tuple[str, str, str, bool]:
-    goal = f"{'≥' if sign > 0 else '≤'} {target}"
-    return what, f"{value:.2f}", goal, value * sign >= target * sign
+def name_of(server: Server) -> str:
+    """The kind and version: "Redis 7.0.15"."""
+    lines = server.wire("INFO", "server").splitlines()
+    fields = dict(line.split(":", 1) for line in lines if ":" in line)
+    if "valkey_version" in fields:
+        return f"Valkey {fields['valkey_version']}"
+    return f"Redis {fields['redis_version']}"
+
+
+def machine() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else os.uname().machine
+    return f"{len(os.sched_getaffinity(0))} cores of {model}"
+
+
+def keep(found: list[dict]) -> None:
+    """Replaces what the file has of these locks with as many masters and workers."""
+
+    def place(one: dict) -> tuple:
+        return one["masters"], one["workers"], one["lock"]
+
+    older = json.loads(KEPT.read_text()) if KEPT.exists() else []
+    places = {place(one) for one in found}
+    merged = [one for one in older if place(one) not in places] + found
+    order = known(1) + known(5)
+    merged.sort(key=lambda one: (one["masters"], one["workers"], order.index(one["lock"])))
+    write(KEPT, merged)
+
+
+def write(file: Path, found: list[dict]) -> None:
+    """One line for each lock, so that a difference shows which ones changed."""
+    lines = [json.dumps(one, ensure_ascii=False) for one in found]
+    file.write_text("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def known(masters: int) -> list[str]:
+    """The names of all locks, in the order of peers.json."""
+    languages = json.loads((HERE / "peers.json").read_text())
+    return [peer.name for peer in peers_of(languages, masters)]
 
 
 def main() -> int:
     if not MODULE.exists():
         print("redislock.so is missing: make build", file=sys.stderr)
         return 2
+    # Each waiter is a connection: both sides need a file for it.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     TARGET.mkdir(parents=True, exist_ok=True)
-    peers, sides = prepared(sys.argv[1:])
-    if not peers:
-        print("peers: no language to run", file=sys.stderr)
+    languages = prepared(sys.argv[1:])
+    found = []
+    for masters in MASTERS:
+        for workers in WORKERS:
+            peers = peers_of(languages, masters)
+            if peers:
+                found += contest(peers, masters, workers)
+                keep(found)  # at once: a later one may fail
+    if not found:
+        print("peers: no lock to run", file=sys.stderr)
         return 2
-    server = Server()
-    try:
-        for number in range(ROUNDS):
-            turn = peers[number % len(peers) :] + peers[: number % len(peers)]
-            for place, peer in enumerate(turn):
-                done = f"round {number + 1} of {ROUNDS}, {place + 1} of {len(turn)}"
-                print(f"peers: {done}: {peer.name}", file=sys.stderr, flush=True)
-                peer.measure(server)
-    finally:
-        server.close()
-    results = [peer.result() for peer in peers]
-    print(f"\n{WORKERS} workers, one lock, {ROUNDS} rounds of {SECONDS} s\n")
-    rows = [[form.format(one[name]) for name, _, form in COLUMNS] for one in results]
-    print(table([title for _, title, _ in COLUMNS], rows), end="\n\n")
-    print(table(["library", "what", "figure", "target", ""], verdicts(results, sides)))
-    file = TARGET / "results.json"
-    file.write_text(json.dumps(results, indent=2) + "\n")
-    print(f"\nwritten to {file}")
+    write(TARGET / "results.json", found)
+    print(f"peers: written to {KEPT}")
     return 0
 
 

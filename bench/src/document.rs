@@ -1,11 +1,12 @@
 //! docs/PERFORMANCE.md and its pictures, written from the results.
 //!
 //! A block of the document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
-//! `name` is a section, or `targets`.
+//! `name` is a section, `targets`, `peers`, or `peers-targets`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use crate::peers::Peers;
 use crate::results::{self, Results};
 use crate::{Outcome, SECTIONS, plot, report};
 
@@ -18,21 +19,24 @@ pub fn write(project: &Path) -> Outcome<()> {
     let results = Results::read(&project.join(results::FILE))?;
     let path = project.join(DOCUMENT);
     let text = fs::read_to_string(&path)?;
-    fs::write(&path, with_tables(&text, &results)?)?;
+    let peers = Peers::read(project)?;
+    fs::write(&path, with_tables(&text, &results, &peers)?)?;
     fs::create_dir_all(project.join(PICTURES))?;
-    for (path, picture) in pictures(project, &results) {
+    for (path, picture) in pictures(project, &results, &peers) {
         fs::write(path, picture)?;
     }
     Ok(())
 }
 
 /// The document with the tables of these results.
-fn with_tables(text: &str, results: &Results) -> Outcome<String> {
+fn with_tables(text: &str, results: &Results, peers: &Peers) -> Outcome<String> {
     let mut text = text.to_owned();
     let sections = SECTIONS.iter().map(|section| section.name);
     for name in sections {
         text = with_block(&text, name, &report::section(results, name))?;
     }
+    text = with_block(&text, "peers", &peers.tables())?;
+    text = with_block(&text, "peers-targets", &peers.targets())?;
     with_block(&text, "targets", &report::targets(results))
 }
 
@@ -51,14 +55,16 @@ fn missing(mark: &str) -> String {
     format!("{DOCUMENT} has no line {}", mark.trim_end())
 }
 
-/// The picture of each section that was measured.
-fn pictures(project: &Path, results: &Results) -> Vec<(PathBuf, String)> {
+/// The pictures of what was measured.
+fn pictures(project: &Path, results: &Results, peers: &Peers) -> Vec<(PathBuf, String)> {
     let sections = SECTIONS.iter().filter_map(|section| {
         let servers = results.0.get(section.name)?;
-        let path = project.join(PICTURES).join(format!("{}.svg", section.name));
-        Some((path, plot::picture(section.about, servers)))
+        Some((section.name, plot::picture(section.about, servers)))
     });
-    sections.collect()
+    let all = sections.chain(peers.pictures());
+    let folder = project.join(PICTURES);
+    all.map(|(name, picture)| (folder.join(format!("{name}.svg")), picture))
+        .collect()
 }
 
 #[cfg(test)]
@@ -72,14 +78,17 @@ mod tests {
         let project = project_folder();
         let results = Results::read(&project.join(results::FILE)).unwrap();
         assert!(!results.0.is_empty(), "{} has no results", results::FILE);
+        let peers = Peers::read(&project).unwrap();
+        assert!(!peers.is_empty(), "{} has no results", crate::peers::FILE);
         let text = fs::read_to_string(project.join(DOCUMENT)).unwrap();
         let repair = "write it again: make bench-report";
         assert!(
-            text == with_tables(&text, &results).unwrap(),
-            "{DOCUMENT} shows other figures than {}; {repair}",
-            results::FILE
+            text == with_tables(&text, &results, &peers).unwrap(),
+            "{DOCUMENT} shows other figures than {} and {}; {repair}",
+            results::FILE,
+            crate::peers::FILE
         );
-        for (path, picture) in pictures(&project, &results) {
+        for (path, picture) in pictures(&project, &results, &peers) {
             let drawn = fs::read_to_string(&path).unwrap_or_default();
             assert!(drawn == picture, "{}: {repair}", path.display());
         }

@@ -6,7 +6,8 @@
 //! nothing: the exit code is 0 unless something could not be measured.
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
-//! docs/PERFORMANCE.md from that file.
+//! docs/PERFORMANCE.md from that file and from what `bench/peers/run.py` has found.
+//! `redislock-bench peers file` prints the tables of what it has found.
 
 mod deadlock;
 mod document;
@@ -17,6 +18,7 @@ mod measure;
 mod measured;
 mod memory;
 mod pairs;
+mod peers;
 mod plot;
 mod report;
 mod results;
@@ -25,6 +27,7 @@ mod targets;
 mod waiters;
 mod ways;
 
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -86,6 +89,7 @@ fn main() -> ExitCode {
     let done = wishes.and_then(|wishes| match wishes {
         Wishes::Measure { sections, scale } => run(&sections, &scale),
         Wishes::Report => document::write(&project_folder()),
+        Wishes::Peers(file) => peers::print(&project_folder(), &file),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -103,6 +107,7 @@ enum Wishes {
         scale: Scale,
     },
     Report,
+    Peers(PathBuf),
 }
 
 impl Wishes {
@@ -113,6 +118,10 @@ impl Wishes {
                 None => Ok(Self::Report),
                 Some(word) => Err(format!("report takes no {word}").into()),
             };
+        }
+        if words.next_if(|word| word == "peers").is_some() {
+            let file = words.next().ok_or("peers needs a file")?;
+            return Ok(Self::Peers(file.into()));
         }
         let mut sections = Vec::new();
         let mut scale = Scale {

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::results::{Chart, OURS, Point, Run, grouped};
+use crate::results::{Chart, OURS, Point, Run, Unit, grouped};
 
 const WIDTH: f64 = 860.0;
 /// Left and right of the bars are names and figures.
@@ -51,29 +51,35 @@ pub fn picture(about: &str, servers: &BTreeMap<String, Run>) -> String {
         }
         drawing.curves(server, &curves);
     }
-    let Drawing { body, bottom } = drawing;
-    let about = escape(about);
-    format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {bottom}\" \
-         width=\"{WIDTH}\" height=\"{bottom}\" role=\"img\" aria-label=\"{about}\">\n\
-         {STYLE}{body}</svg>\n"
-    )
+    drawing.finish(about, WIDTH)
 }
 
+/// What is drawn so far.
 #[derive(Default)]
-struct Drawing {
+pub struct Drawing {
     body: String,
     /// Where the next chart begins.
-    bottom: f64,
+    pub bottom: f64,
 }
 
 impl Drawing {
+    /// The whole picture.
+    pub fn finish(self, about: &str, width: f64) -> String {
+        let Self { body, bottom } = self;
+        let about = escape(about);
+        format!(
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {bottom}\" \
+             width=\"{width}\" height=\"{bottom}\" role=\"img\" aria-label=\"{about}\">\n\
+             {STYLE}{body}</svg>\n"
+        )
+    }
+
     /// One element; writing to a string does not fail.
-    fn put(&mut self, element: std::fmt::Arguments<'_>) {
+    pub fn put(&mut self, element: std::fmt::Arguments<'_>) {
         let _ = writeln!(self.body, "{element}");
     }
 
-    fn text(&mut self, class: &str, anchor: &str, (x, y): (f64, f64), text: &str) {
+    pub fn text(&mut self, class: &str, anchor: &str, (x, y): (f64, f64), text: &str) {
         let text = escape(text);
         self.put(format_args!(
             "<text class=\"{class}\" text-anchor=\"{anchor}\" x=\"{x:.1}\" y=\"{y:.1}\">\
@@ -81,7 +87,7 @@ impl Drawing {
         ));
     }
 
-    fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
+    pub fn line(&mut self, class: &str, from: (f64, f64), to: (f64, f64)) {
         let ((x1, y1), (x2, y2)) = (from, to);
         self.put(format_args!(
             "<line class=\"{class}\" x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\"/>"
@@ -141,49 +147,47 @@ impl Drawing {
         let top = self.bottom;
         let title = format!("{}: {}", chart.title, chart.unit.name());
         self.text("title", "start", (left, top + 16.0), &title);
-        let places = Places::of(chart, left, top);
-        let [_, _, right, bottom] = INSIDE;
-        for part in 0..=2 {
-            let figure = places.most * f64::from(part) / 2.0;
-            let y = places.y(figure);
-            self.line("axis", (places.left, y), (left + right, y));
-            let label = chart.unit.show(figure);
-            self.text("small", "end", (places.left - 6.0, y + 4.0), &label);
-        }
-        for at in &places.along {
-            let x = places.x(*at);
-            self.text(
-                "small",
-                "middle",
-                (x, top + bottom + 16.0),
-                &grouped(*at as f64),
-            );
-        }
+        let places = Places::of(chart, left, top, INSIDE);
         let along = chart.along.as_deref().unwrap_or_default();
-        let along = format!("{along} ({server})");
-        let middle = f64::midpoint(places.left, left + right);
-        self.text("small", "middle", (middle, top + bottom + 31.0), &along);
+        self.axes(&places, chart.unit, &format!("{along} ({server})"));
         let mut legend = left;
         for (number, alternative) in chart.alternatives.iter().enumerate() {
             let class = format!("c{}", number.min(2));
-            let y = top + 32.0;
-            self.put(format_args!(
-                "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{y:.1}\" r=\"4\"/>",
-                legend + 5.0
-            ));
-            self.text(
-                "small",
-                "start",
-                (legend + 13.0, y + 4.0),
-                &alternative.name,
-            );
+            self.key(&class, (legend, top + 32.0), &alternative.name);
             // Wide enough for letters of this size.
             legend += 28.0 + 6.0 * alternative.name.chars().count() as f64;
             self.series(&class, &places, &alternative.points);
         }
     }
 
-    fn series(&mut self, class: &str, places: &Places, points: &[Point]) {
+    /// An entry of the legend.
+    pub fn key(&mut self, class: &str, (left, y): (f64, f64), name: &str) {
+        self.put(format_args!(
+            "<circle class=\"{class}\" cx=\"{:.1}\" cy=\"{y:.1}\" r=\"4\"/>",
+            left + 5.0
+        ));
+        self.text("small", "start", (left + 13.0, y + 4.0), name);
+    }
+
+    /// Three lines with their figures, the places along the curve, and what they are.
+    pub fn axes(&mut self, places: &Places, unit: Unit, along: &str) {
+        let [left, _, right, bottom] = places.inside;
+        for part in 0..=2 {
+            let figure = places.most * f64::from(part) / 2.0;
+            let y = places.y(figure);
+            self.line("axis", (left, y), (right, y));
+            let label = unit.show(figure);
+            self.text("small", "end", (left - 6.0, y + 4.0), &label);
+        }
+        for at in &places.along {
+            let place = (places.x(*at), bottom + 16.0);
+            self.text("small", "middle", place, &grouped(*at as f64));
+        }
+        let middle = f64::midpoint(left, right);
+        self.text("small", "middle", (middle, bottom + 31.0), along);
+    }
+
+    pub fn series(&mut self, class: &str, places: &Places, points: &[Point]) {
         let points = points
             .iter()
             .filter_map(|point| Some((point.at?, &point.rounds)));
@@ -205,39 +209,41 @@ impl Drawing {
 }
 
 /// Where the figures of a curve are: numbers along it by their logarithm, figures from 0.
-struct Places {
-    left: f64,
-    top: f64,
+pub struct Places {
+    /// Left, top, right, bottom.
+    inside: [f64; 4],
     along: Vec<u64>,
     most: f64,
 }
 
 impl Places {
-    fn of(chart: &Chart, left: f64, top: f64) -> Self {
+    /// `inside`: the room of the lines, seen from the corner of the chart.
+    pub fn of(chart: &Chart, left: f64, top: f64, inside: [f64; 4]) -> Self {
         let points = || chart.alternatives.iter().flat_map(|each| &each.points);
         let mut along: Vec<_> = points().filter_map(|point| point.at).collect();
         along.sort_unstable();
         along.dedup();
         let most = points().map(|point| point.rounds.most());
+        let [x1, y1, x2, y2] = inside;
         Self {
-            left: left + INSIDE[0],
-            top,
+            inside: [left + x1, top + y1, left + x2, top + y2],
             along,
             most: round_up(most.fold(f64::MIN_POSITIVE, f64::max)),
         }
     }
 
     fn x(&self, at: u64) -> f64 {
+        let [left, _, right, _] = self.inside;
         let ends = [self.along.first(), self.along.last()];
         let [first, last] = ends.map(|end| (*end.unwrap_or(&1) as f64).max(1.0).ln());
-        let width = INSIDE[2] - INSIDE[0] - 40.0;
+        let width = right - left - 40.0;
         let share = ((at as f64).max(1.0).ln() - first) / (last - first).max(f64::MIN_POSITIVE);
-        self.left + 20.0 + width * share.clamp(0.0, 1.0)
+        left + 20.0 + width * share.clamp(0.0, 1.0)
     }
 
     fn y(&self, figure: f64) -> f64 {
-        let [_, top, _, bottom] = INSIDE;
-        self.top + bottom - (bottom - top) * figure / self.most
+        let [_, top, _, bottom] = self.inside;
+        bottom - (bottom - top) * figure / self.most
     }
 }
 

@@ -32,7 +32,8 @@ fn origin(server: &str, run: &Run) -> String {
     format!("{server}, redislock {version}, {machine}, load {load:.1} when it began:")
 }
 
-type Line = Vec<String>;
+/// The cells of a line.
+pub type Line = Vec<String>;
 
 /// Each alternative with its figure, its spread, and what it is beside ours.
 fn bars(charts: &[&Chart]) -> Vec<Line> {
@@ -148,7 +149,7 @@ pub fn targets(results: &Results) -> String {
 }
 
 /// A table whose columns stand below each other in a terminal, too.
-fn table(lines: &[Line]) -> String {
+pub fn table(lines: &[Line]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {
         let cells = lines.iter().filter_map(|line| line.get(column));

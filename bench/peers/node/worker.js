@@ -1,4 +1,4 @@
-// Workers that compete for one lock: worker.js PEER PORT WORKERS SECONDS (protocol: ../run.py)
+// Workers that compete for one lock: worker.js PEER PORTS WORKERS SECONDS (protocol: ../run.py)
 
 import { randomUUID } from "node:crypto";
 import { createInterface } from "node:readline";
@@ -8,9 +8,11 @@ import { createClient } from "redis";
 import Redlock from "redlock";
 import { withLock } from "redislock-client";
 
-const [peer, ...numbers] = process.argv.slice(2);
-const [port, workers, seconds] = numbers.map(Number);
+const [peer, list, ...numbers] = process.argv.slice(2);
+const ports = list.split(",").map(Number);
+const [workers, seconds] = numbers.map(Number);
 const TTL = 30_000;
+const MOST_WAITING = 100; // requests of one client that redislock lets wait at the server
 
 // A lock that polls, as many programs write it by hand.
 const RELEASE = 'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end';
@@ -22,16 +24,22 @@ async function polled(client, work) {
     await client.eval(RELEASE, 1, "bench", token);
 }
 
+// Runs work under a lock of redislock. The workers share as many clients as let all of them wait.
+async function queued(connect) {
+    const clients = [];
+    for (let room = 0; room < workers; room += MOST_WAITING) clients.push(await connect());
+    return (work, worker) =>
+        withLock(clients[worker % clients.length], "bench", { ttl: TTL }, work);
+}
+
 async function locking() {
-    if (peer === "redislock on node-redis") {
-        const client = await createClient({ socket: { port } }).connect();
-        return (work) => withLock(client, "bench", { ttl: TTL }, work);
-    }
-    const client = new Redis({ port });
-    if (peer === "redislock on ioredis")
-        return (work) => withLock(client, "bench", { ttl: TTL }, work);
-    if (peer === "SET NX on ioredis") return (work) => polled(client, work);
-    const redlock = new Redlock([client], { retryCount: -1 });
+    const [port] = ports;
+    if (peer === "redislock on node-redis")
+        return queued(() => createClient({ socket: { port } }).connect());
+    if (peer === "redislock on ioredis") return queued(() => new Redis({ port }));
+    const clients = ports.map((port) => new Redis({ port }));
+    if (peer === "SET NX on ioredis") return (work) => polled(clients[0], work);
+    const redlock = new Redlock(clients, { retryCount: -1 });
     return async (work) => {
         const lock = await redlock.acquire(["bench"], TTL);
         work();
@@ -54,13 +62,18 @@ async function measure(withIt, length) {
                 grants[worker]++;
                 if (last !== worker) handovers++;
                 last = worker;
-            });
+            }, worker);
         }
     };
     await Promise.all(grants.map(work));
     return { grants, waits, handovers };
 }
 
+process.on("uncaughtException", (error) => {
+    console.error(error);
+    console.error(`${error}`);
+    process.exit(1);
+});
 const withIt = await locking();
 await measure(withIt, 1000);
 console.log("ready");

@@ -1,7 +1,8 @@
-"""16 workers, one lock: worker.py PEER PORT WORKERS SECONDS (protocol: ../run.py)"""
+"""Workers that compete for one lock: worker.py PEER PORTS WORKERS SECONDS (protocol: ../run.py)"""
 
 import asyncio
 import json
+import os
 import sys
 import threading
 import time
@@ -16,14 +17,18 @@ import redislock.asyncio  # noqa: E402
 
 peer, port, workers, seconds = sys.argv[1], *map(int, sys.argv[2:])
 TTL = 30
+MOST_WAITING = 100  # requests of one client that redislock lets wait at the server
 
 
 def locks():
-    """A lock for each worker, on one client."""
-    client = (redis.asyncio if "asyncio" in peer else redis).Redis(port=port)
-    module = redislock.asyncio if "asyncio" in peer else redislock
+    """A lock for each worker, on one client as long as it lets all workers wait."""
+    kind = redis.asyncio if "asyncio" in peer else redis
     if peer.startswith("redislock"):
-        return [module.Lock(client, "bench", ttl=TTL) for _ in range(workers)]
+        module = redislock.asyncio if "asyncio" in peer else redislock
+        clients = [kind.Redis(port=port) for _ in range(0, workers, MOST_WAITING)]
+        share = [clients[worker % len(clients)] for worker in range(workers)]
+        return [module.Lock(client, "bench", ttl=TTL) for client in share]
+    client = kind.Redis(port=port, max_connections=max(100, workers))
     return [client.lock("bench", timeout=TTL) for _ in range(workers)]
 
 
@@ -54,6 +59,12 @@ async def work_async(lock, worker, tally):
     while (asked := time.perf_counter()) < tally.end:
         async with lock:
             tally.granted(worker, asked)
+
+
+def fail(thread):
+    """A worker that fails ends the program, which would measure the others otherwise."""
+    sys.__excepthook__(thread.exc_type, thread.exc_value, thread.exc_traceback)
+    os._exit(1)
 
 
 def threads(all_locks, length):
@@ -92,6 +103,7 @@ async def main_async():
 
 
 def main():
+    threading.excepthook = fail
     all_locks = locks()
     threads(all_locks, 1)
     ready()

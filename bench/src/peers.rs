@@ -1,0 +1,328 @@
+//! Our libraries beside the usual locks of each language, as `bench/peers/run.py` has found them.
+
+mod picture;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::Path;
+
+use serde::Deserialize;
+
+use crate::Outcome;
+use crate::report::{Line, table};
+use crate::results::grouped;
+
+/// Where the results are kept, in the folder of the project.
+pub const FILE: &str = "bench/peers/results.json";
+/// Which locks are measured, and which of them ours are compared with.
+const LANGUAGES: &str = "bench/peers/peers.json";
+/// The targets are for so many workers on one server.
+const TARGET: Place = (1, 16);
+
+/// How many masters, and how many workers.
+type Place = (u64, u64);
+
+/// What was found, and what is compared.
+pub struct Peers {
+    found: Vec<Found>,
+    languages: BTreeMap<String, Language>,
+}
+
+/// One lock at one place.
+#[derive(Clone, Deserialize)]
+struct Found {
+    masters: u64,
+    workers: u64,
+    server: String,
+    machine: String,
+    load: f64,
+    seconds: u64,
+    rounds: u64,
+    language: String,
+    lock: String,
+    /// Why it could not be measured.
+    failed: Option<String>,
+    #[serde(flatten)]
+    figures: Option<Figures>,
+}
+
+/// Medians of the rounds; the longest wait and the share are the worst of all rounds.
+#[derive(Clone, Deserialize)]
+struct Figures {
+    grants_per_second: f64,
+    handovers_per_second: f64,
+    wait_p50_ms: f64,
+    wait_p99_ms: f64,
+    wait_max_ms: f64,
+    share: f64,
+    commands_per_grant: f64,
+    server_cpu_us_per_grant: f64,
+    client_cpu_us_per_grant: f64,
+}
+
+#[derive(Deserialize)]
+struct Language {
+    /// Our locks, each with the usual ones that do the same work in the same way.
+    beside: BTreeMap<String, Vec<String>>,
+}
+
+impl Peers {
+    /// What the project keeps.
+    pub fn read(project: &Path) -> Outcome<Self> {
+        Self::of(project, &project.join(FILE))
+    }
+
+    fn of(project: &Path, file: &Path) -> Outcome<Self> {
+        let text = fs::read_to_string(project.join(LANGUAGES))?;
+        Ok(Self {
+            found: serde_json::from_str(&fs::read_to_string(file)?)?,
+            languages: serde_json::from_str(&text)?,
+        })
+    }
+
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+
+    fn places(&self) -> BTreeSet<Place> {
+        self.found.iter().map(Found::place).collect()
+    }
+
+    fn at(&self, place: Place) -> impl Iterator<Item = &Found> {
+        let found = self.found.iter();
+        found.filter(move |found| found.place() == place)
+    }
+
+    /// A table for each place. All but those of the targets' number of workers are folded.
+    pub fn tables(&self) -> String {
+        let mut text = String::new();
+        for place in self.places() {
+            let (masters, workers) = place;
+            let title = format!("{workers} workers, {}", servers(masters));
+            let lines = table(&self.lines(place));
+            let origins: BTreeSet<_> = self.at(place).map(Found::origin).collect();
+            let origins = Vec::from_iter(origins).join("; ");
+            text += &if workers == TARGET.1 {
+                format!("**{title}** ({origins})\n\n{lines}\n")
+            } else {
+                let title = format!("<summary>{title}</summary>");
+                format!("<details>{title}\n\n{origins}\n\n{lines}\n</details>\n\n")
+            };
+        }
+        text
+    }
+
+    fn lines(&self, place: Place) -> Vec<Line> {
+        let heads = [
+            "lock",
+            "grants/s",
+            "hand-overs/s",
+            "wait p50 / p99 / longest, ms",
+            "least/most served",
+            "commands/grant",
+            "server CPU, µs/grant",
+            "client CPU, µs/grant",
+        ];
+        let heads = heads.map(str::to_owned).to_vec();
+        let cells = |found: &Found| {
+            let mut line = vec![found.lock.clone()];
+            line.extend(found.cells());
+            line
+        };
+        [heads]
+            .into_iter()
+            .chain(self.at(place).map(cells))
+            .collect()
+    }
+
+    /// Each library beside the usual locks of its language.
+    pub fn targets(&self) -> String {
+        let heads = ["library", "what", "figure", "target", ""];
+        let mut lines = vec![heads.map(str::to_owned).to_vec()];
+        let figures = |name: &str| {
+            let mut found = self.at(TARGET);
+            found
+                .find(|found| found.lock == name)
+                .and_then(|found| found.figures.as_ref())
+        };
+        for found in self.at(TARGET) {
+            let beside = self.languages.get(&found.language);
+            let beside = beside.and_then(|language| language.beside.get(&found.lock));
+            let (Some(own), Some(beside)) = (&found.figures, beside) else {
+                continue;
+            };
+            let usual = beside
+                .iter()
+                .filter_map(|name| Some((name.as_str(), figures(name)?)));
+            for check in checks(own, usual) {
+                let [what, figure, target, verdict] = check;
+                lines.push(vec![found.lock.clone(), what, figure, target, verdict]);
+            }
+        }
+        table(&lines)
+    }
+
+    /// A picture for one server and one for several, with their names.
+    pub fn pictures(&self) -> impl Iterator<Item = (&'static str, String)> {
+        let drawn = |masters, name| Some((name, picture::of(&self.found, masters)?));
+        drawn(1, "peers")
+            .into_iter()
+            .chain(drawn(5, "peers-five-masters"))
+    }
+}
+
+/// Prints what a file has.
+pub fn print(project: &Path, file: &Path) -> Outcome<()> {
+    let peers = Peers::of(project, file)?;
+    for place in peers.places() {
+        let (masters, workers) = place;
+        println!("\n{workers} workers, {}\n", servers(masters));
+        println!("{}", table(&peers.lines(place)));
+        if place == TARGET {
+            println!("{}", peers.targets());
+        }
+    }
+    Ok(())
+}
+
+fn servers(masters: u64) -> String {
+    match masters {
+        1 => "one server".to_owned(),
+        5 => "five masters".to_owned(),
+        many => format!("{many} masters"),
+    }
+}
+
+/// What, the figure, the target, and whether it is met.
+type Check = [String; 4];
+
+fn checks<'a>(own: &Figures, beside: impl Iterator<Item = (&'a str, &'a Figures)>) -> Vec<Check> {
+    let mut checks = vec![
+        at_least("least/most served".to_owned(), own.share, 0.9),
+        at_most("commands per grant".to_owned(), own.commands_per_grant, 2.5),
+    ];
+    for (name, usual) in beside {
+        let rate = own.grants_per_second / usual.grants_per_second;
+        checks.push(at_least(format!("grants/s over {name}"), rate, 1.0));
+        let wait = own.wait_max_ms / usual.wait_max_ms;
+        checks.push(at_most(format!("longest wait over {name}"), wait, 0.5));
+    }
+    checks
+}
+
+fn at_least(what: String, figure: f64, bound: f64) -> Check {
+    verdict(what, figure, format!("≥ {bound}"), figure >= bound)
+}
+
+fn at_most(what: String, figure: f64, bound: f64) -> Check {
+    verdict(what, figure, format!("≤ {bound}"), figure <= bound)
+}
+
+fn verdict(what: String, figure: f64, target: String, is_met: bool) -> Check {
+    let verdict = if is_met { "met" } else { "not met" };
+    [what, format!("{figure:.2}"), target, verdict.to_owned()]
+}
+
+/// Milliseconds: what is short needs digits.
+fn short(wait: f64) -> String {
+    match wait {
+        ..1.0 => format!("{wait:.2}"),
+        1.0..10.0 => format!("{wait:.1}"),
+        _ => grouped(wait),
+    }
+}
+
+impl Found {
+    fn place(&self) -> Place {
+        (self.masters, self.workers)
+    }
+
+    /// Is it a lock of this project?
+    fn is_ours(&self) -> bool {
+        self.lock.starts_with("redislock ")
+    }
+
+    /// Where the figures come from.
+    fn origin(&self) -> String {
+        let Self {
+            server,
+            machine,
+            load,
+            seconds,
+            rounds,
+            ..
+        } = self;
+        let rounds = match rounds {
+            1 => format!("one round of {seconds} s"),
+            many => format!("{many} rounds of {seconds} s"),
+        };
+        format!("{server}, {machine}, load {load:.1} when it began, {rounds}")
+    }
+
+    fn cells(&self) -> Line {
+        let Some(figures) = &self.figures else {
+            let reason = self.failed.as_deref().unwrap_or("no figures");
+            let mut line = vec![format!("failed: {}", reason.replace('|', "/"))];
+            line.resize(7, String::new());
+            return line;
+        };
+        let waits = [
+            figures.wait_p50_ms,
+            figures.wait_p99_ms,
+            figures.wait_max_ms,
+        ];
+        vec![
+            grouped(figures.grants_per_second),
+            grouped(figures.handovers_per_second),
+            waits.map(short).join(" / "),
+            format!("{:.2}", figures.share),
+            format!("{:.1}", figures.commands_per_grant),
+            grouped(figures.server_cpu_us_per_grant),
+            grouped(figures.client_cpu_us_per_grant),
+        ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(lock: &str, grants: f64, longest: f64) -> Found {
+        let text = format!(
+            r#"{{"masters": 1, "workers": 16, "server": "Redis", "machine": "m", "load": 0,
+            "seconds": 5, "rounds": 3, "language": "go", "lock": "{lock}", "share": 0.9,
+            "grants_per_second": {grants}, "handovers_per_second": 1, "wait_p50_ms": 1,
+            "wait_p99_ms": 1, "wait_max_ms": {longest}, "commands_per_grant": 2.5,
+            "server_cpu_us_per_grant": 1, "client_cpu_us_per_grant": 1}}"#
+        );
+        serde_json::from_str(&text).unwrap()
+    }
+
+    fn targets(ours: (f64, f64)) -> String {
+        let beside = [("redislock on x".to_owned(), vec!["usual".to_owned()])].into();
+        let peers = Peers {
+            found: vec![
+                found("redislock on x", ours.0, ours.1),
+                found("usual", 100.0, 10.0),
+            ],
+            languages: [("go".to_owned(), Language { beside })].into(),
+        };
+        peers.targets()
+    }
+
+    #[test]
+    fn a_library_is_compared_with_the_usual_lock_of_its_language() {
+        assert!(!targets((100.0, 5.0)).contains("not met"));
+        let slower = targets((99.0, 5.1));
+        assert_eq!(slower.matches("not met").count(), 2, "{slower}");
+    }
+
+    #[test]
+    fn a_lock_that_failed_says_why() {
+        let mut found = found("usual", 1.0, 1.0);
+        (found.figures, found.failed) = (None, Some("no grant".to_owned()));
+        assert_eq!(found.cells()[0], "failed: no grant");
+        assert_eq!(found.cells().len(), 7);
+    }
+}
