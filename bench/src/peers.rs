@@ -35,7 +35,8 @@ struct Found {
     workers: u64,
     server: String,
     machine: String,
-    load: f64,
+    /// How many programs wanted a core when it began; none: the machine was idle.
+    load: Option<f64>,
     seconds: u64,
     rounds: u64,
     language: String,
@@ -101,8 +102,7 @@ impl Peers {
             let (masters, workers) = place;
             let title = format!("{workers} workers, {}", servers(masters));
             let lines = table(&self.lines(place));
-            let origins: BTreeSet<_> = self.at(place).map(Found::origin).collect();
-            let origins = Vec::from_iter(origins).join("; ");
+            let origins = self.origins(place);
             text += &if workers == TARGET.1 {
                 format!("**{title}** ({origins})\n\n{lines}\n")
             } else {
@@ -111,6 +111,28 @@ impl Peers {
             };
         }
         text
+    }
+
+    /// Where the figures of a table come from; if from several runs, which of them.
+    fn origins(&self, place: Place) -> String {
+        let mut origins: Vec<(String, Vec<&str>)> = Vec::new();
+        for found in self.at(place) {
+            let origin = found.origin();
+            match origins.iter_mut().find(|(known, _)| *known == origin) {
+                Some((_, locks)) => locks.push(&found.lock),
+                None => origins.push((origin, vec![&found.lock])),
+            }
+        }
+        origins.sort_by_key(|(_, locks)| locks.len());
+        let Some((most, _)) = origins.pop() else {
+            return String::new();
+        };
+        if origins.is_empty() {
+            return most;
+        }
+        let few = origins.iter();
+        let few = few.map(|(origin, locks)| format!("{}: {origin}; ", locks.join(", ")));
+        format!("{}the others: {most}", String::from_iter(few))
     }
 
     fn lines(&self, place: Place) -> Vec<Line> {
@@ -257,7 +279,11 @@ impl Found {
             1 => format!("one round of {seconds} s"),
             many => format!("{many} rounds of {seconds} s"),
         };
-        format!("{server}, {machine}, load {load:.1} when it began, {rounds}")
+        let load = load.map_or_else(
+            || "idle".to_owned(),
+            |load| format!("load {load:.1} when it began"),
+        );
+        format!("{server}, {machine}, {load}, {rounds}")
     }
 
     fn cells(&self) -> Line {
@@ -286,6 +312,8 @@ impl Found {
 
 #[cfg(test)]
 mod tests {
+    use redislock_testkit::project_folder;
+
     use super::*;
 
     fn found(lock: &str, grants: f64, longest: f64) -> Found {
@@ -324,5 +352,34 @@ mod tests {
         (found.figures, found.failed) = (None, Some("no grant".to_owned()));
         assert_eq!(found.cells()[0], "failed: no grant");
         assert_eq!(found.cells().len(), 7);
+    }
+
+    #[test]
+    fn figures_of_several_runs_are_told_apart() {
+        let mut all = ["a", "b", "c"].map(|name| found(name, 1.0, 1.0)).to_vec();
+        all[1].load = None;
+        let languages = BTreeMap::new();
+        let peers = Peers {
+            found: all,
+            languages,
+        };
+        let (busy, idle) = (
+            "load 0.0 when it began, 3 rounds of 5 s",
+            "idle, 3 rounds of 5 s",
+        );
+        assert_eq!(
+            peers.origins(TARGET),
+            format!("b: Redis, m, {idle}; the others: Redis, m, {busy}")
+        );
+    }
+
+    #[test]
+    fn every_library_has_been_measured() {
+        let peers = Peers::read(&project_folder()).unwrap();
+        for language in peers.languages.values() {
+            for name in language.beside.keys() {
+                assert!(peers.at(TARGET).any(|found| found.lock == *name), "{name}");
+            }
+        }
     }
 }
