@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use foldhash::HashMap;
 
-use crate::lock::{Lock, Terms};
+use crate::lock::Terms;
 use crate::slots::LockId;
 use crate::small::{SmallList, SmallSet};
 use crate::time::MonoTime;
@@ -82,6 +82,8 @@ pub struct Queue {
     pub linked: SmallSet<WaiterId>,
     /// The lock at that key when it was last seen; none while the key is free or unknown.
     pub lock: Option<LockId>,
+    /// Which time that all keys were looked at again this one was.
+    pub sweep: u32,
 }
 
 /// All who wait, and the queue of each key.
@@ -231,6 +233,13 @@ impl Queues {
         })
     }
 
+    /// All keys that are waited for are looked at again for the time of this number; whether this
+    /// one is still to be looked at.
+    pub fn is_to_be_swept(&mut self, key: &Key, sweep: u32) -> bool {
+        let queue = self.by_key.get_mut(key);
+        queue.is_some_and(|queue| std::mem::replace(&mut queue.sweep, sweep) != sweep)
+    }
+
     /// Forgets that this lock stands at a key that is waited for.
     pub fn forget_lock(&mut self, key: &Key, lock: LockId) {
         if let Some(queue) = self.by_key.get_mut(key) {
@@ -277,24 +286,10 @@ impl Queues {
         same.flat_map(|same| same.iter().copied())
     }
 
-    /// The owners that wait.
+    /// Whether `token` waits.
     #[must_use]
-    pub fn waiting_owners(&self) -> impl ExactSizeIterator<Item = &Token> {
-        self.by_token.keys()
-    }
-
-    /// The holders of a lock who wait for something themselves. Costs as much as there are
-    /// holders or waiting owners, whichever are fewer.
-    #[must_use]
-    pub fn waiting_holders<'a>(&'a self, lock: &'a Lock) -> Vec<&'a Token> {
-        if lock.holders() <= self.by_token.len() {
-            let holders = lock.holds().map(|hold| &hold.token);
-            let waits = |token: &&Token| self.by_token.contains_key(*token);
-            holders.filter(waits).collect()
-        } else {
-            let owners = self.by_token.keys();
-            owners.filter(|token| lock.hold(token).is_some()).collect()
-        }
+    pub fn has(&self, token: &Token) -> bool {
+        !self.by_token.is_empty() && self.by_token.contains_key(token)
     }
 
     /// The request that gives up first, if its time is up.

@@ -6,7 +6,7 @@ use redislock_core::queue::WaiterId;
 use redislock_core::table::{Answer, Denial, Verdict};
 use redislock_core::time::Wait;
 
-use crate::node::{Node, ROOMY, SECOND, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -236,4 +236,129 @@ fn who_releases_while_others_wait_for_several_keys_pays_nothing_if_nobody_can_be
     assert_eq!(node.granted().len(), 1);
     assert_eq!(node.table.deadlock_steps(), before);
     assert_eq!(node.ask("h", "a", Mode::Exclusive, Wait::No), Verdict::Busy);
+}
+
+/// Owners and keys with more than a letter.
+fn acquire(node: &mut Node, owner: &str, keys: &[&str], mode: Mode, wait: Wait) -> Verdict {
+    let keys: Vec<_> = keys.iter().map(|name| key(name)).collect();
+    let terms = Terms {
+        mode,
+        ..terms(&token(owner), 10 * SECOND)
+    };
+    node.acquire(&keys, &terms, wait)
+}
+
+#[track_caller]
+fn wait_for(node: &mut Node, owner: &str, keys: &[&str]) {
+    let verdict = acquire(node, owner, keys, Mode::Exclusive, Wait::Forever);
+    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+}
+
+/// Each of very many readers may go past each of as many who want what they share, and more: the
+/// readers are compared with them once, and nobody is refused.
+#[test]
+fn very_many_who_may_go_past_very_many_others_are_not_refused() {
+    const MANY: usize = 500;
+    let mut node = node();
+    acquire(&mut node, "holder", &["busy"], Mode::Exclusive, Wait::No);
+    for n in 0..MANY {
+        let reader = format!("reader-{n}");
+        acquire(&mut node, &reader, &["to be shared"], SHARED, Wait::No);
+    }
+    for n in 0..MANY {
+        let own = format!("key-{n}");
+        wait_for(&mut node, &format!("ahead-{n}"), &["busy", "shared", &own]);
+    }
+    for n in 0..MANY {
+        wait_for(&mut node, &format!("reader-{n}"), &["busy"]);
+    }
+    node.rename(&key("to be shared"), &key("shared"));
+    let before = node.table.order_steps();
+    assert_eq!(refused(&mut node), (vec![], 0));
+    let steps = node.table.order_steps() - before;
+    assert!(steps < 20 * MANY as u64, "{steps} comparisons");
+}
+
+/// Very many readers stand in one queue, each for that key alone, and nobody may go past them. What
+/// follows when they have left is found out without comparing each of them with all others.
+#[test]
+fn very_many_readers_in_a_queue_lead_to_no_deadlock_that_is_none() {
+    const MANY: usize = 1000;
+    let mut node = node();
+    for n in 0..MANY {
+        acquire(&mut node, &format!("reader-{n}"), &["r"], SHARED, Wait::No);
+    }
+    for (owner, name) in [("z", "x"), ("z", "y"), ("p", "q"), ("s", "k")] {
+        node.hold(owner, name);
+    }
+    wait_for(&mut node, "writer", &["r"]);
+    for n in 0..MANY {
+        wait_for(&mut node, &format!("reader-{n}"), &["x"]);
+    }
+    wait_for(&mut node, "b", &["x", "y", "r"]);
+    // p may go past m, and then m has what it waits for.
+    wait_for(&mut node, "m", &["y", "q"]);
+    wait_for(&mut node, "p", &["y"]);
+    wait_for(&mut node, "v", &["k"]);
+    wait_for(&mut node, "s", &["y"]);
+    let before = (node.table.deadlock_steps(), node.table.order_steps());
+    node.let_go("s", "k");
+    assert_eq!(refused(&mut node), (vec![], 1), "v has k");
+    let steps = node.table.deadlock_steps() - before.0;
+    assert!(steps > MANY as u64, "all were searched");
+    assert!(steps < 20 * MANY as u64, "{steps} steps");
+    let steps = node.table.order_steps() - before.1;
+    assert!(steps < 10 * MANY as u64, "{steps} comparisons");
+}
+
+/// A shared lock comes to a key for which very many wait, each of whom holds what one of the
+/// sharers waits for.
+#[test]
+fn very_many_deadlocks_that_arise_together_are_found_by_few_searches() {
+    const MANY: usize = 300;
+    let mut node = node();
+    for n in 0..MANY {
+        let (sharer, own) = (format!("sharer-{n}"), format!("own-{n}"));
+        acquire(&mut node, &sharer, &["elsewhere"], SHARED, Wait::No);
+        let other = format!("other-{n}");
+        acquire(&mut node, &other, &[&own], Mode::Exclusive, Wait::No);
+    }
+    node.hold("z", "z");
+    for n in 0..MANY {
+        wait_for(&mut node, &format!("sharer-{n}"), &[&format!("own-{n}")]);
+        wait_for(&mut node, &format!("other-{n}"), &["k", "z"]);
+    }
+    node.rename(&key("elsewhere"), &key("k"));
+    let before = node.table.deadlock_steps();
+    assert_eq!(refused(&mut node).0.len(), MANY, "one for each");
+    let steps = node.table.deadlock_steps() - before;
+    assert!(steps < 300 * MANY as u64, "{steps} steps");
+}
+
+/// Several hundred owners that hold something different each, behind as many who wait for all of
+/// that: it cannot be found out whether somebody is stuck. Those who wait already go on to wait.
+#[test]
+fn nobody_who_waits_is_refused_if_it_cannot_be_found_out_who_is_stuck() {
+    const MANY: usize = 400;
+    let mut node = node();
+    let names = |of: &str| (0..MANY).map(|n| format!("{of}-{n}")).collect::<Vec<_>>();
+    let (owners, elsewhere, wanted) = (names("owner"), names("elsewhere"), names("wanted"));
+    node.hold("z", "x");
+    for (owner, name) in owners.iter().zip(&elsewhere) {
+        acquire(&mut node, owner, &[name], Mode::Exclusive, Wait::No);
+    }
+    for (ahead, other) in names("ahead").iter().zip(&names("other")) {
+        let mut all = vec!["x", other];
+        all.extend(wanted.iter().map(String::as_str));
+        wait_for(&mut node, ahead, &all);
+    }
+    for owner in &owners {
+        wait_for(&mut node, owner, &["x"]);
+    }
+    for (from, to) in elsewhere.iter().zip(&wanted) {
+        node.rename(&key(from), &key(to));
+    }
+    let before = node.table.order_steps();
+    assert_eq!(refused(&mut node), (vec![], 0));
+    assert!(node.table.order_steps() - before >= 100_000);
 }

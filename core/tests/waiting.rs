@@ -369,3 +369,51 @@ fn a_hold_that_two_requests_were_told_of_stands_if_one_of_them_is_delivered() {
         }
     }
 }
+
+/// All waiters are looked at again after a flush of another database.
+#[test]
+fn a_key_that_very_many_wait_for_is_looked_at_once_when_all_keys_are() {
+    let mut node = Node::new(ROOMY);
+    let sharers = || (0..100).map(|n| format!("sharer-{n}"));
+    node.hold("holder", "k");
+    for owner in sharers() {
+        node.ask(&owner, "s", SHARED, Wait::No);
+        node.wait(&owner, "k");
+    }
+    for n in 0..500 {
+        node.wait(&format!("writer-{n}"), "s");
+    }
+    node.serve();
+    let (looks, seen) = (node.table.looks(), node.table.holders_seen());
+    node.flush(Some(3));
+    node.serve();
+    let looks = node.table.looks() - looks;
+    assert!(looks < 1000, "{looks} looks");
+    let seen = node.table.holders_seen() - seen;
+    assert!(seen < 1000, "{seen} holders");
+}
+
+/// Somebody waits for several keys, so holders may go past waiters. None of them waits.
+#[test]
+fn a_permit_of_a_large_semaphore_is_passed_on_without_a_look_at_each_holder() {
+    let mut node = Node::new(ROOMY);
+    let mode = semaphore(5000);
+    for n in 0..5000 {
+        node.ask(&format!("owner-{n}"), "k", mode, Wait::No);
+    }
+    for n in 0..100 {
+        node.wait_in(&format!("waiter-{n}"), "k", mode);
+    }
+    node.hold("holder", "a");
+    node.wait("several", "ab");
+    node.take();
+    let seen = node.table.holders_seen();
+    for n in 0..100 {
+        node.let_go(&format!("owner-{n}"), "k");
+        let granted = node.granted();
+        assert_eq!(granted.len(), 1);
+        node.table.delivered(granted[0]);
+    }
+    let seen = node.table.holders_seen() - seen;
+    assert!(seen < 100, "{seen} holders");
+}

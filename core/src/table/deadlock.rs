@@ -19,14 +19,16 @@ mod progress;
 mod queue;
 mod search;
 
-use foldhash::HashMap;
+use std::cell::Cell;
+
+use foldhash::{HashMap, HashSet};
 
 use progress::Progress;
 use search::Search;
 
 use super::{Answer, Denial, Table};
 use crate::lock::{Lock, Mode, Terms};
-use crate::queue::WaiterId;
+use crate::queue::{Queues, WaiterId};
 use crate::slots::LockId;
 use crate::small::SmallSet;
 use crate::time::LeaseTime;
@@ -35,39 +37,87 @@ use crate::token::{Key, Token};
 /// What each owner holds that others may wait for: every shared lock (who waits for one is not told
 /// to each of its holders), and each exclusive lock that is waited for.
 #[derive(Debug, Default)]
-pub(super) struct Holdings(HashMap<Token, SmallSet<LockId>>);
+pub(super) struct Holdings {
+    by_owner: HashMap<Token, SmallSet<LockId>>,
+    /// Those of the owners who wait themselves: mostly nobody, whatever the number of the others.
+    waiting: HashSet<Token>,
+    /// How many holders or owners [`Holdings::waiting_holders`] has looked at.
+    seen: Cell<u64>,
+}
 
 impl Holdings {
-    pub(super) fn add(&mut self, token: &Token, id: LockId) {
-        match self.0.get_mut(token) {
+    pub(super) fn add(&mut self, token: &Token, id: LockId, queues: &Queues) {
+        match self.by_owner.get_mut(token) {
             Some(held) => held.insert(id),
             None => {
                 let mut held = SmallSet::default();
                 held.insert(id);
-                self.0.insert(token.clone(), held);
+                self.by_owner.insert(token.clone(), held);
+                if queues.has(token) {
+                    self.waiting.insert(token.clone());
+                }
             }
         }
     }
 
     pub(super) fn remove(&mut self, token: &Token, id: LockId) {
-        if let Some(held) = self.0.get_mut(token) {
+        if let Some(held) = self.by_owner.get_mut(token) {
             held.remove(&id);
             if held.is_empty() {
-                self.0.remove(token);
+                self.by_owner.remove(token);
+                if self.by_owner.is_empty() && self.by_owner.capacity() > KEPT {
+                    self.by_owner = HashMap::default();
+                }
+                self.waits_no_more(token);
             }
         }
     }
 
     pub(super) fn of(&self, token: &Token) -> Option<&SmallSet<LockId>> {
-        self.0.get(token)
+        self.by_owner.get(token)
+    }
+
+    /// The holders of a lock who wait for something themselves. Costs as much as there are holders
+    /// or owners who hold and wait, whichever are fewer.
+    pub(super) fn waiting_holders<'a>(&'a self, lock: &'a Lock, queues: &Queues) -> Vec<&'a Token> {
+        let fewer = lock.holders().min(self.waiting.len());
+        self.seen.set(self.seen.get() + fewer as u64);
+        // An exclusive lock that nobody waits for is not among the holdings.
+        if lock.holders() <= self.waiting.len().max(1) {
+            let holders = lock.holds().map(|hold| &hold.token);
+            holders.filter(|token| queues.has(token)).collect()
+        } else {
+            let owners = self.waiting.iter();
+            owners.filter(|token| lock.hold(token).is_some()).collect()
+        }
+    }
+
+    /// An owner waits.
+    pub(super) fn waits(&mut self, token: &Token) {
+        if self.by_owner.contains_key(token) {
+            self.waiting.insert(token.clone());
+        }
+    }
+
+    /// An owner does not wait any more, or holds nothing.
+    pub(super) fn waits_no_more(&mut self, token: &Token) {
+        if !self.waiting.is_empty() {
+            self.waiting.remove(token);
+            if self.waiting.is_empty() && self.waiting.capacity() > KEPT {
+                self.waiting = HashSet::default();
+            }
+        }
     }
 }
+
+/// Room for so many owners is kept when there are none any more: maps do not shrink by themselves.
+const KEPT: usize = 1024;
 
 /// An owner with more holdings than this is searched for without looking at each of them first.
 const HOLDINGS_LOOKED_AT: usize = 64;
 
 /// So many steps of a search take as long as a look at a waiter.
-const STEPS_IN_A_LOOK: u64 = 16;
+pub(super) const STEPS_IN_A_LOOK: u64 = 16;
 
 impl Table {
     /// How many waiters, holders and queues all searches for a deadlock have looked at so far.
@@ -76,10 +126,16 @@ impl Table {
         self.deadlock_steps
     }
 
+    /// How many holders were looked at so far to find those of them who wait.
+    #[must_use]
+    pub fn holders_seen(&self) -> u64 {
+        self.holdings.seen.get()
+    }
+
     /// How many owners are known to hold something that others may wait for.
     #[must_use]
     pub fn holding_owners(&self) -> usize {
-        self.holdings.0.len()
+        self.holdings.by_owner.len()
     }
 
     /// Somebody waits for a lock, or other owners than before hold it.
@@ -87,7 +143,7 @@ impl Table {
         if let Some(entry) = self.slots.get(id).filter(|entry| entry.queued)
             && let Lock::Exclusive(hold) = &entry.lock
         {
-            self.holdings.add(&hold.token, id);
+            self.holdings.add(&hold.token, id, &self.queues);
         }
     }
 
@@ -139,8 +195,8 @@ impl Table {
     /// Those who hold a lock that was moved or is gone are to be searched again, if they wait.
     pub(super) fn suspect_holders(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty()) {
-            let holders = self.queues.waiting_holders(&entry.lock).into_iter();
-            self.suspects.extend(holders.cloned());
+            let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
+            self.suspects.extend(holders.into_iter().cloned());
         }
     }
 
@@ -161,8 +217,8 @@ impl Table {
         self.suspect(owner);
     }
 
-    /// Refuses one of the waits of suspects that has become part of a deadlock. If there is none,
-    /// nobody is suspect any more.
+    /// Refuses waits of suspects that have become part of a deadlock, one for each. If there are
+    /// none, nobody is suspect any more.
     pub(super) fn resolve_deadlock(&mut self, now: LeaseTime) {
         if !self.may_be_stuck(now) {
             self.suspects.clear();
@@ -173,30 +229,32 @@ impl Table {
         suspects.for_each(|owner| search.reach_owner(owner));
         search.reach_all();
         let may_be_stuck = search.has_waiting_holder();
-        let victim = may_be_stuck.then(|| search.find_victim()).flatten();
+        let victims = may_be_stuck.then(|| search.find_victims());
+        let victims = victims.unwrap_or_default();
         let steps = search.steps;
         self.deadlock_steps += steps;
         self.looks += 1 + steps / STEPS_IN_A_LOOK;
-        match victim {
-            Some(id) => {
-                self.counters.deadlocks += 1;
-                self.dismiss(id, Answer::Denied(Denial::Deadlock));
-            }
-            None => self.suspects.clear(),
+        if victims.is_empty() {
+            self.suspects.clear();
+        }
+        for id in victims {
+            self.counters.deadlocks += 1;
+            self.dismiss(id, Answer::Denied(Denial::Deadlock));
         }
     }
 
     /// Whether somebody who waits holds what others wait for. Without that there is no deadlock:
     /// who is ahead in a wait queue came earlier.
     fn may_be_stuck(&mut self, now: LeaseTime) -> bool {
-        let (mut holding, waiting) = (self.holdings.0.keys(), self.queues.waiting_owners());
-        self.looks += 1 + self.holdings.0.len().min(waiting.len()) as u64 / STEPS_IN_A_LOOK;
-        let holds = |owner: &Token| self.holds_what_is_waited_for(owner, now);
-        if self.holdings.0.len() < waiting.len() {
-            holding.any(|owner| self.queues.of(owner).next().is_some() && holds(owner))
-        } else {
-            waiting.into_iter().any(holds)
-        }
+        let waiting = &self.holdings.waiting;
+        self.looks += 1 + waiting.len() as u64 / STEPS_IN_A_LOOK;
+        let mut owners = waiting.iter();
+        owners.any(|owner| self.holds_what_is_waited_for(owner, now))
+    }
+
+    /// [`Holdings::waiting_holders`].
+    pub(super) fn waiting_holders<'a>(&'a self, lock: &'a Lock) -> Vec<&'a Token> {
+        self.holdings.waiting_holders(lock, &self.queues)
     }
 
     pub(super) fn holds(&self, lock: Option<&Lock>, owner: &Token, now: LeaseTime) -> bool {
@@ -216,18 +274,40 @@ impl Table {
     }
 }
 
+/// So many deadlocks are resolved by one search.
+const RESOLVED_AT_ONCE: usize = 64;
+
 impl Search<'_> {
-    /// The request to be refused, if some of those that were reached are stuck: of a cycle of
+    /// The requests to be refused, if some of those that were reached are stuck: of each cycle of
     /// requests that wait for each other, the last one of a suspect. One behind a deadlock of
     /// others would go on without them, and is spared.
-    fn find_victim(&mut self) -> Option<WaiterId> {
+    fn find_victims(&mut self) -> Vec<WaiterId> {
         let suspects = &self.table.suspects;
         let mut progress = Progress::by_request(self);
-        let of_suspect = progress.last_stuck(|owner| suspects.contains(owner));
-        let start = of_suspect.or_else(|| progress.last_stuck(|_| true))?;
-        let cycle = progress.cycle_from(start);
-        let of_suspects = cycle.iter().filter(|(_, owner)| suspects.contains(owner));
-        let last = of_suspects.map(|(id, _)| *id).max();
-        last.or_else(|| cycle.iter().map(|(id, _)| *id).max())
+        let is_suspect = |owner: &Token| suspects.contains(owner);
+        let mut starts = progress.stuck(is_suspect);
+        if starts.is_empty() {
+            starts = progress.stuck(|_| true);
+        }
+        let mut victims = Vec::new();
+        while let Some(start) = starts.last().copied()
+            && victims.len() < RESOLVED_AT_ONCE
+        {
+            if !progress.is_stuck(start) {
+                starts.pop();
+                continue;
+            }
+            let cycle = progress.cycle_from(start);
+            let of_suspects = cycle.iter().filter(|(_, owner)| is_suspect(owner));
+            let last = of_suspects.map(|(id, _)| *id).max();
+            let Some(victim) = last.or_else(|| cycle.iter().map(|(id, _)| *id).max()) else {
+                // Not enough is known about who may go past whom: then nobody is refused who waits
+                // already.
+                return Vec::new();
+            };
+            victims.push(victim);
+            progress.is_refused(victim);
+        }
+        victims
     }
 }

@@ -1,6 +1,7 @@
 //! What happens without being asked: time passes, keys come and go, connections end, data is
 //! loaded.
 
+use super::deadlock::STEPS_IN_A_LOOK;
 use super::{
     Closing, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
 };
@@ -162,7 +163,7 @@ impl Table {
         }
         if change.is_shared() {
             for token in change.put() {
-                self.holdings.add(token, id);
+                self.holdings.add(token, id, &self.queues);
             }
         }
         change.apply(&mut entry.lock);
@@ -181,7 +182,7 @@ impl Table {
     fn note_sharers(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id) {
             for hold in entry.lock.holds() {
-                self.holdings.add(&hold.token, id);
+                self.holdings.add(&hold.token, id, &self.queues);
             }
         }
     }
@@ -214,10 +215,11 @@ impl Table {
             return;
         };
         if let Lock::Exclusive(hold) = &entry.lock {
-            self.holdings.add(&hold.token, id);
+            self.holdings.add(&hold.token, id, &self.queues);
         }
         self.unserved.extend(self.spaces.outside(&entry.key));
-        let holders = self.queues.waiting_holders(&entry.lock);
+        let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
+        self.looks += holders.len() as u64 / STEPS_IN_A_LOOK;
         self.suspects.extend(holders.iter().copied().cloned());
         let holders = holders.into_iter();
         self.next_up
@@ -319,6 +321,7 @@ impl Table {
     /// Every key that is waited for is to be looked at again.
     pub(super) fn start_sweep(&mut self) {
         self.sweep = (!self.queues.is_empty()).then(Place::default);
+        self.sweeps = self.sweeps.wrapping_add(1);
     }
 
     /// Whether keys that are waited for are still to be looked at again.
@@ -330,8 +333,9 @@ impl Table {
     /// Looks again at what stands at keys that are waited for, at most at so many of them; those
     /// who wait there are to be served.
     pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
+        let looked = self.looks;
         for _ in 0..most {
-            let Some(place) = self.sweep else {
+            let Some(place) = self.sweep.filter(|_| !self.has_looked_enough(looked)) else {
                 return;
             };
             let Some((key, next)) = self.queues.key_from(place) else {
@@ -339,6 +343,10 @@ impl Table {
                 return;
             };
             self.sweep = Some(next);
+            // It comes once for each request for it.
+            if !self.queues.is_to_be_swept(&key, self.sweeps) {
+                continue;
+            }
             // One that this decision has made is not in the keyspace yet.
             let found = self
                 .lock_in_queue(&key)
@@ -417,6 +425,7 @@ impl Table {
             remains: _,
             untied,
             sweep,
+            sweeps: _,
         } = self;
         *replication = None;
         *sweep = None;

@@ -18,6 +18,9 @@ impl Table {
     /// Takes a waiter out of its queues. Those behind it may be next.
     pub(super) fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
         let (waiter, emptied) = self.queues.leave(id)?;
+        if !self.queues.has(&waiter.terms.token) {
+            self.holdings.waits_no_more(&waiter.terms.token);
+        }
         if !self.leaving.is_empty() {
             self.leaving.remove(&id);
         }

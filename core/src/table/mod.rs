@@ -188,6 +188,8 @@ pub struct Table {
     untied: Vec<Untied>,
     /// Every key that is waited for is to be looked at again, from this place of the queue on.
     sweep: Option<Place>,
+    /// How often that was begun.
+    sweeps: u32,
     /// In a place of its own, so that it is handed over without being copied.
     output: Box<Output>,
 }
@@ -229,6 +231,7 @@ impl Table {
             remains: Vec::new(),
             untied: Vec::new(),
             sweep: None,
+            sweeps: 0,
             output: Box::default(),
         }
     }

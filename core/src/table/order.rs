@@ -105,7 +105,7 @@ impl Table {
             let locks = others
                 .filter_map(|other| self.lock_in_queue(other))
                 .filter_map(|id| self.lock(id));
-            let owners = locks.flat_map(|lock| self.queues.waiting_holders(lock));
+            let owners = locks.flat_map(|lock| self.waiting_holders(lock));
             let waiting = owners
                 .flat_map(|owner| self.queues.of(owner))
                 .filter(|id| queue.waiting.contains(id));

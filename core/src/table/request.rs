@@ -384,7 +384,7 @@ impl Table {
                 entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
                 self.counters.grants += 1;
                 if entry.is_known() {
-                    self.holdings.add(&terms.token, id);
+                    self.holdings.add(&terms.token, id, &self.queues);
                 }
                 is_news = entry.queued;
                 if is_news && self.queues.has_several_keys() {
@@ -403,11 +403,11 @@ impl Table {
     /// on: these may go past them in the queues of other keys.
     fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
-        if let Some(lock) = lock.filter(|lock| mode != Mode::Exclusive && lock.excludes(mode, now))
-        {
-            let holders = self.queues.waiting_holders(lock).into_iter();
-            self.next_up
-                .extend(holders.flat_map(|token| self.queues.of(token)));
+        let is_full = |lock: &&Lock| mode != Mode::Exclusive && lock.excludes(mode, now);
+        if let Some(lock) = lock.filter(is_full) {
+            let holders = self.holdings.waiting_holders(lock, &self.queues);
+            let requests = holders.iter().flat_map(|token| self.queues.of(token));
+            self.next_up.extend(requests);
         }
     }
 
@@ -471,6 +471,7 @@ impl Table {
             held_up_at: HeldUpAt::default(),
         };
         let id = self.queues.join(waiter);
+        self.holdings.waits(&terms.token);
         for (key, lock) in keys.iter().zip(locks) {
             self.attach_queue(key, *lock);
         }

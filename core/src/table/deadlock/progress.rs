@@ -44,20 +44,35 @@ impl<'s, 'a> Progress<'s, 'a> {
         Self::new(search, Together::ByRequest)
     }
 
-    /// The last request that cannot go on, of those whose owners are as wanted.
-    pub(super) fn last_stuck(&self, is_wanted: impl Fn(&Token) -> bool) -> Option<WaiterId> {
+    /// The requests that cannot go on, of those whose owners are as wanted, by arrival.
+    pub(super) fn stuck(&self, is_wanted: impl Fn(&Token) -> bool) -> Vec<WaiterId> {
         let stuck = self.obstacles.iter().filter(|(_, (_, count))| *count > 0);
         let wanted = stuck.filter(|(_, (owner, _))| is_wanted(owner));
-        wanted.map(|(id, _)| *id).max()
+        let mut wanted: Vec<_> = wanted.map(|(id, _)| *id).collect();
+        wanted.sort_unstable();
+        wanted
+    }
+
+    /// A request is refused: it is in nobody's way any more, nor is its owner, if that waits for
+    /// nothing else.
+    pub(super) fn is_refused(&mut self, id: WaiterId) {
+        if let Some((_, obstacles)) = self.obstacles.get_mut(&id) {
+            *obstacles = 0;
+            self.going_on.push(id);
+            self.go_on();
+        }
     }
 
     /// Requests each of which waits for the next one, and the last one for the first: those to
     /// which a request that cannot go on leads, if it is followed to one that is in its way, and so
-    /// on. It is one of them itself or behind them.
+    /// on. It is one of them itself or behind them. None, if not enough is known about who may go
+    /// past whom.
     pub(super) fn cycle_from(&mut self, start: WaiterId) -> Vec<(WaiterId, &'a Token)> {
         let (mut path, mut places) = (Vec::new(), HashMap::default());
         let mut next = start;
-        while let Some((owner, _)) = self.obstacles.get(&next).copied() {
+        while let Some((owner, _)) = self.obstacles.get(&next).copied()
+            && !self.search.is_order_exhausted()
+        {
             if let Some(first) = places.insert(next, path.len()) {
                 return path.split_off(first);
             }
@@ -67,9 +82,7 @@ impl<'s, 'a> Progress<'s, 'a> {
                 None => break,
             }
         }
-        // Not enough is known about who may go past whom.
-        path.truncate(1);
-        path
+        Vec::new()
     }
 
     /// A request that is in the way of this one, and cannot go on either.
@@ -88,14 +101,15 @@ impl<'s, 'a> Progress<'s, 'a> {
         })
     }
 
-    fn is_stuck(&self, id: WaiterId) -> bool {
+    /// Whether a request cannot go on.
+    pub(super) fn is_stuck(&self, id: WaiterId) -> bool {
         self.obstacles.get(&id).is_some_and(|(_, count)| *count > 0)
     }
 
     /// A holder of the lock of a queue that cannot go on.
     fn stuck_holder(&self, at: usize) -> Option<&'a Token> {
         let lock = self.search.reached.get(at)?.lock?;
-        let holders = self.search.table.queues.waiting_holders(lock);
+        let holders = self.search.table.waiting_holders(lock);
         holders.into_iter().find(|owner| {
             let is_stuck = self.owners.get(owner).is_some_and(|count| *count > 0);
             is_stuck && self.search.table.holds(Some(lock), owner, self.search.now)
@@ -125,10 +139,15 @@ impl<'s, 'a> Progress<'s, 'a> {
         for (owner, _) in progress.obstacles.values() {
             *progress.owners.entry(owner).or_default() += 1;
         }
-        while let Some(id) = progress.going_on.pop() {
-            progress.goes_on(id);
-        }
+        progress.go_on();
         progress
+    }
+
+    /// Those who can go on do, and so do those whom they were in the way of.
+    fn go_on(&mut self) {
+        while let Some(id) = self.going_on.pop() {
+            self.goes_on(id);
+        }
     }
 
     fn add_queue(&mut self, queue: &'a Queue, lock: Option<&'a Lock>) {
@@ -210,8 +229,8 @@ impl<'s, 'a> Progress<'s, 'a> {
     }
 
     /// An owner can go on: it is in nobody's way at the locks that it holds.
-    fn leave_locks(&mut self, owner: &Token) {
-        for at in self.search.queues_for(owner) {
+    fn leave_locks(&mut self, owner: &'a Token) {
+        for at in self.search.waited_for_of(owner).iter().copied() {
             let Some(queue) = self.queues.get_mut(at) else {
                 continue;
             };
@@ -238,7 +257,9 @@ impl<'s, 'a> Progress<'s, 'a> {
     }
 
     fn remove_obstacle(&mut self, id: WaiterId) {
-        if let Some((_, obstacles)) = self.obstacles.get_mut(&id) {
+        // One that was refused has gone already.
+        let obstacles = self.obstacles.get_mut(&id).map(|(_, obstacles)| obstacles);
+        if let Some(obstacles) = obstacles.filter(|obstacles| **obstacles > 0) {
             *obstacles -= 1;
             if *obstacles == 0 {
                 self.going_on.push(id);

@@ -1,9 +1,14 @@
 //! Who stands where in one wait queue, and whom somebody ahead keeps from going on.
 //!
 //! Most may go past nobody: the first that does not go on is in the way of all behind it. An owner
-//! that holds something may go past some of those ahead; for all its places in a queue together,
-//! the first one that it may not go past is known. So each place is looked at a fixed number of
-//! times, but for comparisons of who may go past whom, which are counted and limited.
+//! that holds what others wait for may go past some of those ahead. Those who hold the same are in
+//! one group, for which the first place that they may not go past is known. Nobody may go past a
+//! request for this key alone: a group behind one is not looked at before that one has left. So
+//! each place is looked at a fixed number of times, but for comparisons of groups with requests for
+//! several keys, which are counted and limited.
+
+use std::collections::BTreeMap;
+use std::rc::Rc;
 
 use foldhash::HashMap;
 
@@ -23,12 +28,30 @@ pub(super) struct Place<'a> {
     pub(super) needs_any: bool,
     /// Whether somebody ahead is in its way.
     is_behind_others: bool,
-    /// Those of [`Standing::passing`] for which this is the first in the way.
+    /// The groups for which this is the first in the way.
     in_the_way_of: Vec<usize>,
 }
 
-/// All places of an owner that may go past others.
-struct Passing {
+impl Place<'_> {
+    /// Whether nobody behind it may go past it: it waits for this lock alone.
+    fn is_barrier(&self) -> bool {
+        self.waiter.keys.len() == 1
+    }
+
+    /// Nobody ahead is in its way any more.
+    fn is_released(&mut self, free: &mut Vec<WaiterId>) {
+        if std::mem::take(&mut self.is_behind_others) {
+            free.push(self.id);
+        }
+    }
+}
+
+/// The places of those who may go past the same others.
+struct Group<'a> {
+    /// One of them.
+    owner: &'a Token,
+    /// Whether this is one owner whose places are not in each other's way.
+    passes_itself: bool,
     places: Vec<usize>,
     /// How many of them have nobody in their way any more.
     free: usize,
@@ -40,8 +63,14 @@ struct Passing {
 #[derive(Default)]
 pub(super) struct Standing<'a> {
     pub(super) places: Vec<Place<'a>>,
-    passing: Vec<Passing>,
+    /// The places of each owner that may go past others.
+    passing: HashMap<&'a Token, Vec<usize>>,
+    groups: Vec<Group<'a>>,
     by_owner: HashMap<&'a Token, usize>,
+    /// The groups that are behind the barrier, by the first of their places there.
+    asleep: BTreeMap<usize, Vec<usize>>,
+    /// The first that has not left, and that nobody may go past.
+    barrier: usize,
     /// For each place, one that is not behind the next that has not left.
     next: Vec<usize>,
     /// The first that has not left.
@@ -77,20 +106,10 @@ impl<'a> Standing<'a> {
         });
     }
 
-    /// The owner of the last place that was added may go past others.
+    /// The owner of the last place that was added holds something, and may go past others.
     pub(super) fn may_pass(&mut self, owner: &'a Token) {
-        let Some(at) = self.places.len().checked_sub(1).filter(|at| *at > 0) else {
-            return;
-        };
-        let new = self.passing.len();
-        let known = *self.by_owner.entry(owner).or_insert(new);
-        match self.passing.get_mut(known) {
-            Some(passing) => passing.places.push(at),
-            None => self.passing.push(Passing {
-                places: vec![at],
-                free: 0,
-                held_up_at: 0,
-            }),
+        if let Some(at) = self.places.len().checked_sub(1) {
+            self.passing.entry(owner).or_default().push(at);
         }
     }
 
@@ -106,11 +125,53 @@ impl<'a> Standing<'a> {
     /// All places are there: those whom nobody ahead keeps from going on.
     pub(super) fn begin(&mut self, search: &mut Search<'a>, together: Together) -> Vec<WaiterId> {
         let mut free = Vec::new();
-        for owner in 0..self.passing.len() {
-            self.look_ahead(owner, 0, search, together, &mut free);
+        self.form_groups(search, together);
+        self.find_barrier(0);
+        for group in 0..self.groups.len() {
+            self.look_ahead(group, 0, search, &mut free);
         }
         self.advance(search, together, &mut free);
         free
+    }
+
+    /// Puts those together who hold the same of what others wait for. An owner that may go past its
+    /// own places has a group of its own.
+    fn form_groups(&mut self, search: &mut Search<'a>, together: Together) {
+        let mut by_held: HashMap<Rc<[usize]>, usize> = HashMap::default();
+        for (owner, places) in std::mem::take(&mut self.passing) {
+            let held = search.waited_for_of(owner);
+            if held.is_empty() {
+                continue;
+            }
+            let passes_itself = together == Together::ByOwner && places.len() > 1;
+            let new = self.groups.len();
+            let at = if passes_itself {
+                new
+            } else {
+                *by_held.entry(held).or_insert(new)
+            };
+            self.by_owner.insert(owner, at);
+            match self.groups.get_mut(at) {
+                Some(group) => group.places.extend(places),
+                None => self.groups.push(Group {
+                    owner,
+                    passes_itself,
+                    places,
+                    free: 0,
+                    held_up_at: 0,
+                }),
+            }
+        }
+        for group in &mut self.groups {
+            group.places.sort_unstable();
+        }
+    }
+
+    /// Goes on to the first place, from this one on, that nobody may go past.
+    fn find_barrier(&mut self, from: usize) {
+        let mut rest = self.places.iter().skip(from);
+        let ahead = rest.position(|place| !place.has_left && place.is_barrier());
+        self.barrier = ahead.map_or(self.places.len(), |ahead| from + ahead);
     }
 
     /// A request leaves the queue: those whom nobody ahead keeps from going on any more.
@@ -129,8 +190,11 @@ impl<'a> Standing<'a> {
         if let Some(next) = self.next.get_mut(at) {
             *next = at + 1;
         }
-        for owner in std::mem::take(&mut place.in_the_way_of) {
-            self.look_ahead(owner, at + 1, search, together, &mut free);
+        for group in std::mem::take(&mut place.in_the_way_of) {
+            self.look_ahead(group, at + 1, search, &mut free);
+        }
+        if at == self.barrier {
+            self.lift_barrier(search, &mut free);
         }
         self.advance(search, together, &mut free);
         free
@@ -142,12 +206,20 @@ impl<'a> Standing<'a> {
         self.places.get(at.ok()?)
     }
 
-    /// The first request ahead of this one that is in its way.
+    /// A request ahead of this one that is in its way.
     pub(super) fn first_in_the_way(&self, id: WaiterId) -> Option<WaiterId> {
-        let place = self.place(id).filter(|place| place.is_behind_others)?;
-        let passing = self.by_owner.get(&place.waiter.terms.token);
-        let passing = passing.and_then(|owner| self.passing.get(*owner));
-        let first = passing.map_or(self.first, |passing| passing.held_up_at);
+        let at = self
+            .places
+            .binary_search_by_key(&id, |place| place.id)
+            .ok()?;
+        let place = self.places.get(at).filter(|place| place.is_behind_others)?;
+        let group = self.by_owner.get(&place.waiter.terms.token);
+        let group = group.and_then(|group| self.groups.get(*group));
+        let first = match group {
+            Some(group) if group.passes_itself || self.barrier >= at => group.held_up_at,
+            Some(_) => self.barrier,
+            None => self.first,
+        };
         self.places.get(first).map(|place| place.id)
     }
 
@@ -157,10 +229,8 @@ impl<'a> Standing<'a> {
 
     /// Nobody ahead of a place is in its way any more.
     fn release(&mut self, at: usize, free: &mut Vec<WaiterId>) {
-        if let Some(place) = self.places.get_mut(at)
-            && std::mem::take(&mut place.is_behind_others)
-        {
-            free.push(place.id);
+        if let Some(place) = self.places.get_mut(at) {
+            place.is_released(free);
         }
     }
 
@@ -176,52 +246,93 @@ impl<'a> Standing<'a> {
         at
     }
 
-    /// Goes on to the first place, from this one on, that an owner may not go past.
+    /// The barrier has left: those who were asleep until the next one are looked at.
+    fn lift_barrier(&mut self, search: &mut Search<'a>, free: &mut Vec<WaiterId>) {
+        let before = self.barrier;
+        self.find_barrier(before + 1);
+        search.steps += (self.barrier - before) as u64;
+        while let Some(first) = self.asleep.first_entry()
+            && *first.key() <= self.barrier
+        {
+            for group in first.remove() {
+                let from = self.groups.get(group).map_or(0, |group| group.held_up_at);
+                self.look_ahead(group, from, search, free);
+            }
+        }
+    }
+
+    /// Goes on to the first place, from this one on, that a group may not go past.
     fn look_ahead(
         &mut self,
-        owner: usize,
+        at_group: usize,
         from: usize,
         search: &mut Search<'a>,
-        together: Together,
         free: &mut Vec<WaiterId>,
     ) {
-        let places = self.passing.get(owner).map(|passing| &passing.places);
-        let ends = places.and_then(|places| Some((*places.first()?, *places.last()?)));
-        let Some((token, last)) = ends.and_then(|(first, last)| Some((self.owner(first)?, last)))
-        else {
+        if self.sleeps(at_group, from) {
+            return;
+        }
+        let at = self.first_not_passed(at_group, from, search);
+        let Some(group) = self.groups.get_mut(at_group) else {
             return;
         };
+        while let Some(next) = group
+            .places
+            .get(group.free)
+            .copied()
+            .filter(|next| *next <= at)
+        {
+            group.free += 1;
+            if let Some(place) = self.places.get_mut(next) {
+                place.is_released(free);
+            }
+        }
+        let is_done = group.free == group.places.len();
+        // When the search is too long, nobody may go past others any more.
+        if !is_done
+            && !self.sleeps(at_group, at)
+            && !search.is_order_exhausted()
+            && let Some(place) = self.places.get_mut(at)
+        {
+            place.in_the_way_of.push(at_group);
+        }
+    }
+
+    /// Whether a group, which may go past all before this place, is not looked at any more before
+    /// the barrier has left.
+    fn sleeps(&mut self, at_group: usize, at: usize) -> bool {
+        let Some(group) = self.groups.get_mut(at_group) else {
+            return true;
+        };
+        group.held_up_at = at;
+        let behind = group
+            .places
+            .get(group.free)
+            .filter(|_| !group.passes_itself);
+        let behind = behind.copied().filter(|behind| self.barrier < *behind);
+        if let Some(behind) = behind {
+            self.asleep.entry(behind).or_default().push(at_group);
+        }
+        behind.is_some()
+    }
+
+    /// The first place that has not left, from this one on, that a group may not go past.
+    fn first_not_passed(&mut self, at_group: usize, from: usize, search: &mut Search<'a>) -> usize {
         let mut at = self.staying(from);
+        let Some(group) = self.groups.get(at_group) else {
+            return at;
+        };
+        let (owner, last) = (group.owner, group.places.last().copied().unwrap_or(0));
+        let passes_itself = group.passes_itself;
         while let Some(place) = self.places.get(at).filter(|_| at < last) {
             search.steps += 1;
-            let is_own = place.waiter.terms.token == *token;
-            let may_pass = if is_own {
-                together == Together::ByOwner
-            } else {
-                search.may_pass(place.id, place.waiter, token)
-            };
-            if !may_pass {
+            let is_own = passes_itself && place.waiter.terms.token == *owner;
+            if !is_own && !search.may_pass(place.id, place.waiter, owner) {
                 break;
             }
             at = self.staying(at + 1);
         }
-        if let Some(passing) = self.passing.get_mut(owner) {
-            passing.held_up_at = at;
-        }
-        while let Some(passing) = self.passing.get_mut(owner)
-            && let Some(next) = passing.places.get(passing.free).copied()
-            && next <= at
-        {
-            passing.free += 1;
-            self.release(next, free);
-        }
-        // When the search is too long, nobody may go past others any more.
-        if at < last
-            && !search.is_order_exhausted()
-            && let Some(place) = self.places.get_mut(at)
-        {
-            place.in_the_way_of.push(owner);
-        }
+        at
     }
 
     /// Goes on to the first place that has not left: nobody is in its way, nor, where an owner's

@@ -1,6 +1,7 @@
 //! The search: what a new wait depends on, and who of them waits for the newcomer.
 
 use std::cell::RefCell;
+use std::rc::Rc;
 
 use foldhash::{HashMap, HashSet};
 
@@ -58,6 +59,8 @@ pub(super) struct Search<'a> {
     order_began: u64,
     /// Which owners may go past which waiters, as far as that was looked at.
     passing: RefCell<HashMap<(WaiterId, &'a Token), bool>>,
+    /// What each owner holds, as far as that was looked at: see [`Search::queues_for`].
+    held: HashMap<&'a Token, Rc<[usize]>>,
 }
 
 impl<'a> Search<'a> {
@@ -75,6 +78,7 @@ impl<'a> Search<'a> {
             steps: 0,
             order_began: table.order_steps(),
             passing: RefCell::default(),
+            held: HashMap::default(),
         }
     }
 
@@ -109,7 +113,7 @@ impl<'a> Search<'a> {
     }
 
     fn reach_holders(&mut self, lock: Option<&'a Lock>) {
-        for owner in lock.map_or_else(Vec::new, |lock| self.table.queues.waiting_holders(lock)) {
+        for owner in lock.map_or_else(Vec::new, |lock| self.table.waiting_holders(lock)) {
             self.reach_owner(owner);
         }
     }
@@ -168,7 +172,7 @@ impl<'a> Search<'a> {
 
     /// How many holders of a lock wait; the newcomer is about to.
     pub(super) fn waiting_holders(&self, lock: &Lock) -> usize {
-        let others = self.table.queues.waiting_holders(lock).into_iter();
+        let others = self.table.waiting_holders(lock).into_iter();
         let others = others.filter(|owner| {
             Some(*owner) != self.newcomer && self.table.holds(Some(lock), owner, self.now)
         });
@@ -223,6 +227,18 @@ impl<'a> Search<'a> {
         } else {
             (0..self.reached.len()).filter(holds).collect()
         }
+    }
+
+    /// [`Search::queues_for`] an owner, in order; each owner is looked at once.
+    pub(super) fn waited_for_of(&mut self, owner: &'a Token) -> Rc<[usize]> {
+        if let Some(held) = self.held.get(owner) {
+            return Rc::clone(held);
+        }
+        let mut held = self.queues_for(owner);
+        held.sort_unstable();
+        let held = Rc::from(held);
+        self.held.insert(owner, Rc::clone(&held));
+        held
     }
 
     /// A waiter for something that a stuck owner holds is stuck.
