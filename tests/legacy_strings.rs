@@ -7,7 +7,7 @@ use redislock_testkit::cluster::{Cluster, MASTERS};
 use redislock_testkit::load::rounds;
 use redislock_testkit::lock::{counter, wait_for_waiters};
 use redislock_testkit::{
-    Connection, Options, Server, Value, granted, refused, wait_for_sync, wait_until,
+    Connection, Options, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
 };
 
 use crate::waiting::{assert_holds, waiter};
@@ -154,6 +154,18 @@ fn whatever_removes_the_string_serves_the_waiters_in_order() {
         c.ok("LOCK.RELEASE job first");
         assert!(granted(&second.receive()) > fence, "{removal}");
     }
+}
+
+#[test]
+fn a_string_that_is_changed_very_often_at_once_is_noted_once() {
+    let (server, mut c) = held_by_an_old_client();
+    let _waiter = waiter(&server, "you", "BLOCK 0");
+    let used = |c: &mut Connection| info_number(c, "memory", "used_memory");
+    let before = used(&mut c);
+    let script = "for n = 1, 200000 do redis.call('PEXPIRE', 'job', 600000) end";
+    c.call_args(&["EVAL", script, "0"]);
+    // 200,000 notes take 6 MB.
+    wait_until("the memory is free", || used(&mut c) < before + 2_000_000);
 }
 
 #[test]

@@ -39,10 +39,7 @@ fn look(ctx: Ctx) {
 
 /// Counts and logs locks that were removed while they were held, some at a time.
 pub fn tell_removals(ctx: Ctx) {
-    let some = node::with(|node| {
-        let many = node.removals.len().min(BATCH);
-        node.removals.drain(..many).collect::<Vec<_>>()
-    });
+    let some = node::with(|node| node.take_removals(BATCH));
     // What a replica is told to remove, its master has logged.
     if some.is_empty() || server::is_replica() {
         return;

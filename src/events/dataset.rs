@@ -1,5 +1,6 @@
 //! The dataset as a whole: it is loaded, flushed, swapped, saved.
 
+use std::collections::VecDeque;
 use std::ffi::c_void;
 
 use redis_module::raw;
@@ -41,7 +42,7 @@ fn loads(ctx: Ctx, stage: u64, now: MonoTime) {
     let waits = node::with(|node| {
         node.table.loading_ended(now);
         // What the AOF says again was logged when it happened.
-        node.removals.clear();
+        node.removals = VecDeque::new();
         node.counter_is_due = true;
         node.listened_to = true;
         if is_master {

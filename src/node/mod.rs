@@ -7,7 +7,7 @@
 mod lend;
 mod notices;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -56,8 +56,9 @@ pub struct Node {
     pub table: Table,
     /// Grants that could not be delivered, to be taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
-    /// Strings that somebody waits for and that were changed, to be looked at.
-    changed_strings: Vec<Key>,
+    /// Strings that somebody waits for and that were changed, to be looked at: each once, as often
+    /// as it was changed.
+    changed_strings: BTreeSet<Key>,
     /// Locks whose values were freed, to be forgotten.
     freed: Vec<Vec<LockId>>,
     /// What removed the keys of those of them that are not forgotten yet, and who, where it is
@@ -80,11 +81,14 @@ pub struct Node {
     pub longest_slice_cpu: Micros,
 }
 
+/// Room for so many of what comes and goes is kept: lists and maps do not shrink by themselves.
+const KEPT: usize = 1024;
+
 lazy_static! {
     static ref NODE: Global<Node> = Global::new(Node {
         table: Table::new(Limits::DEFAULT),
         undeliverable: Vec::new(),
-        changed_strings: Vec::new(),
+        changed_strings: BTreeSet::new(),
         freed: Vec::new(),
         removed_by: HashMap::default(),
         removals: VecDeque::new(),
@@ -203,11 +207,13 @@ impl Node {
 
     /// Notes of strings that were changed that they are due, of at most so many.
     pub fn note_changed_strings(&mut self, most: usize) -> More {
-        let first = self.changed_strings.len().saturating_sub(most);
-        for key in self.changed_strings.drain(first..) {
-            self.table.string_has_changed(&key);
+        for _ in 0..most {
+            match self.changed_strings.pop_first() {
+                Some(key) => self.table.string_has_changed(&key),
+                None => return More::No,
+            }
         }
-        if first == 0 { More::No } else { More::Soon }
+        More::Soon
     }
 
     /// Forgets what nobody can reach any more, of at most so many locks or holds.
@@ -248,6 +254,9 @@ impl Node {
         } else {
             self.removed_by.remove(&id)
         };
+        if self.removed_by.is_empty() && self.removed_by.capacity() > KEPT {
+            self.removed_by = HashMap::default();
+        }
         if self.table.lock(id).is_some() && !self.table.is_attached(id) {
             let now = self.table.lease_now(clock::mono());
             let (cause, caller) = by.unwrap_or((Cause::Other, None));
@@ -256,6 +265,16 @@ impl Node {
                 self.removals.push_back(removal);
             }
         }
+    }
+
+    /// Takes some of the locks that were removed while they were held, to tell of them.
+    pub fn take_removals(&mut self, most: usize) -> Vec<Removal> {
+        let many = self.removals.len().min(most);
+        let some = self.removals.drain(..many).collect();
+        if self.removals.is_empty() && self.removals.capacity() > KEPT {
+            self.removals = VecDeque::new();
+        }
+        some
     }
 
     /// Goes on with what is done in slices: `most` things of those that are due.

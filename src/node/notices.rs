@@ -212,7 +212,7 @@ pub(super) fn read_all(node: &mut Node) {
                 node.undeliverable.push(id);
             }
             Notice::Delivered(id) => node.table.delivered(id),
-            Notice::StringChanged(key) => node.changed_strings.push(key),
+            Notice::StringChanged(key) => _ = node.changed_strings.insert(key),
         }
     }
     // What was unlinked before it was freed has been told of by now.

@@ -16,6 +16,9 @@ use crate::token::Key;
 /// The longest time between two looks at a string. Not every change of a key is told.
 const LOOK_AGAIN: Micros = Micros(1_000_000);
 
+/// Room for so many is kept when there are none any more: maps do not shrink by themselves.
+const KEPT: usize = 1024;
+
 /// A string at a key, which counts as a lock of a client that does not know this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegacyString {
@@ -56,6 +59,9 @@ impl Strings {
         let Some((key, look)) = self.looks.remove_entry(key) else {
             return false;
         };
+        if self.looks.is_empty() && self.looks.capacity() > KEPT {
+            self.looks = HashMap::default();
+        }
         self.by_time.remove(&(look, key))
     }
 
@@ -69,8 +75,7 @@ impl Strings {
     }
 
     pub(super) fn clear(&mut self) {
-        self.looks.clear();
-        self.by_time.clear();
+        *self = Self::default();
     }
 }
 

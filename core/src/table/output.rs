@@ -25,6 +25,10 @@ pub struct Events {
 
 /// Changed holds of a shared lock that are written one by one.
 const PARTS: usize = 160;
+
+/// The largest effect whose memory is used again.
+const KEPT: usize = 64 * 1024;
+
 /// What a decision means for the key of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
@@ -86,10 +90,11 @@ impl Output {
         }
     }
 
-    /// Forgets everything but the memory.
+    /// Forgets everything but the memory; of a lock with very many holders that, too.
     pub fn clear(&mut self) {
         self.touched.clear();
         self.effect.clear();
+        self.effect.shrink_to(KEPT);
         self.answers.clear();
         self.ended_before.clear();
         self.soonest_end = None;
