@@ -180,8 +180,8 @@ async fn replicate(
         let (node, spec, token) = (Arc::clone(node), Arc::clone(spec), *token);
         round.push(Question::new(place, Moment::now()), async move {
             // WAIT speaks of what this connection has done, so it does something: an extension
-            // comes after the grant.
-            let extend = command::extend(&spec.keys, token, spec.ttl, None);
+            // comes after the grant. By half of the ttl: the whole could end after MAXHOLD.
+            let extend = command::extend(&spec.keys, token, spec.ttl / 2, None);
             let wait = command::wait(&spec, replicas, deadline.remaining());
             confirm(&node, &extend, &wait, replicas).await
         });

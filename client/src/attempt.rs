@@ -4,13 +4,16 @@
 mod queue;
 
 use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future::join_all;
 
 use crate::client::Client;
-use crate::command::{self, Spec, Token, Wait};
+use crate::command::{self, Request, Spec, Token, Wait};
 use crate::error::{Reports, Verdict};
 use crate::host::Moment;
 use crate::link::Own;
-use crate::quorum::{Ballot, Decision, NodeSet, is_shortage};
+use crate::quorum::{Ballot, Decision, NodeSet, is_shortage, lease_end};
 use crate::release::Release;
 use crate::reply::Reply;
 use crate::round::{Late, Question, Round};
@@ -72,7 +75,7 @@ impl Attempt {
     pub(crate) fn new(client: Arc<Client>, spec: Arc<Spec>) -> Self {
         let nodes = client.fleet.nodes.len();
         Self {
-            ballot: Ballot::new(nodes, NodeSet::default(), spec.ttl),
+            ballot: Ballot::new(nodes, NodeSet::default()),
             verdicts: vec![Verdict::NotAsked; nodes],
             token: Token::fresh(),
             owing: NodeSet::default(),
@@ -126,17 +129,14 @@ impl Attempt {
         let mut electorate = fleet.electorate();
         held.iter().for_each(|place| electorate.insert(place));
         let electorate = fleet.askable(electorate, self.unsettled);
-        let extend = (!held.is_empty()).then(|| {
-            let ttl = self.spec.ttl;
-            Arc::new(command::extend(&self.spec.keys, self.token, ttl, proposal))
-        });
+        let extend = (!held.is_empty()).then(|| Arc::new(self.extend(proposal)));
         let acquire = Arc::new(command::acquire(
             &self.spec,
             self.token,
             proposal,
             Wait::Not,
         ));
-        let ballot = Ballot::new(fleet.nodes.len(), electorate, self.spec.ttl);
+        let ballot = Ballot::new(fleet.nodes.len(), electorate);
         let earlier = std::mem::replace(&mut self.ballot, ballot);
         self.late.clear();
         self.generation = fleet.nodes[0].standing().generation;
@@ -206,8 +206,7 @@ impl Attempt {
 
     /// Asks nodes that have granted to raise their fence to this one, and to keep the lease.
     fn raise(&mut self, round: &mut Round, fence: u64, at: NodeSet) {
-        let (keys, ttl) = (&self.spec.keys, self.spec.ttl);
-        let raise = Arc::new(command::extend(keys, self.token, ttl, Some(fence)));
+        let raise = Arc::new(self.extend(Some(fence)));
         for place in at.iter() {
             self.ballot.reopen(place);
             let question = Question::new(place, Moment::now()).about(Some(fence));
@@ -216,13 +215,29 @@ impl Attempt {
         round.start_again();
     }
 
+    /// How long an extension asks for. What is extended was granted up to two node timeouts ago:
+    /// the whole ttl could end after MAXHOLD or `lock.max-hold`, and nodes refuse that.
+    fn extension(&self) -> Duration {
+        let since_the_grant = self.client.fleet.node_timeout * 2;
+        self.spec.ttl.saturating_sub(since_the_grant)
+    }
+
+    fn extend(&self, fence: Option<u64>) -> Request {
+        command::extend(&self.spec.keys, self.token, self.extension(), fence)
+    }
+
     fn count(&mut self, question: Question, reply: Reply) {
         let place = question.place;
+        let lease = match question.exactly {
+            Some(_) => self.extension(),
+            None => self.spec.ttl,
+        };
         let node = &self.client.fleet.nodes[place];
         match &reply {
             Reply::Yes(fence) => {
                 node.fences.saw(*fence);
-                self.ballot.grant(place, *fence, question.sent);
+                let end = lease_end(question.sent, lease);
+                self.ballot.grant(place, *fence, end);
             }
             _ => self.ballot.deny(place),
         }
@@ -271,21 +286,21 @@ impl Attempt {
     /// whom; of several locks the one is named that is held for longest.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        let mut round: Round<Verdict> = fleet.round();
+        // Many locks may take longer than this: that says nothing about the node.
+        let mut round: Round<Verdict> = Round::unlimited(fleet.nodes.len());
+        round.end_in(fleet.node_timeout);
         for (place, node) in fleet.nodes.iter().enumerate() {
             if !matches!(self.verdicts[place], Verdict::Held { .. }) {
                 continue;
             }
             let (node, spec) = (Arc::clone(node), Arc::clone(&self.spec));
             round.push(Question::new(place, Moment::now()), async move {
-                let mut longest = Verdict::held_by_somebody();
-                for key in &spec.keys {
-                    let status = node.lock_status(key, HOLDERS_SHOWN).await;
-                    let said = status.ok().flatten().map(|status| status.verdict());
-                    let longer = said.filter(|said| said.remaining() >= longest.remaining());
-                    longest = longer.unwrap_or(longest);
-                }
-                longest
+                let asked = spec.keys.iter();
+                let asked = asked.map(|key| node.lock_status(key, HOLDERS_SHOWN));
+                let said = join_all(asked).await.into_iter();
+                let said = said.filter_map(|status| Some(status.ok()??.verdict()));
+                let longest = said.max_by_key(Verdict::remaining);
+                longest.unwrap_or_else(Verdict::held_by_somebody)
             });
         }
         while let Some((question, said)) = round.next().await {

@@ -283,7 +283,8 @@ impl Deref for Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.take() {
-            self.background.run(inner.release());
+            // A second panic would end the process.
+            let _ = self.background.try_run(inner.release());
         }
     }
 }
@@ -327,14 +328,20 @@ impl Background {
     /// Has the thread do the work, and waits for its result. This only blocks the caller's thread,
     /// while `block_on` panics inside of another runtime.
     fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
+        let done = self.try_run(work);
+        done.expect("the thread of the blocking client panicked")
+    }
+
+    /// The same; `None`: the work has panicked.
+    fn try_run<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
         let (sender, receiver) = mpsc::sync_channel(1);
         self.runtime.spawn(async move {
             // The caller waits for it.
             let _ = sender.send(work.await);
         });
-        match receiver.recv() {
-            Ok(result) => result,
-            Err(_) => panic!("the thread of the blocking client panicked"),
-        }
+        receiver.recv().ok()
     }
 }

@@ -1,9 +1,11 @@
 //! All nodes of a client: their first connection, and the watch over them in the background.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use futures_util::future::FutureExt;
 use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
@@ -146,7 +148,11 @@ impl Fleet {
                         },
                     }
                 }
-                self.reach(place, &keeper).await;
+                // A subscriber of `tracing` that panics must not end the watch.
+                let reached = AssertUnwindSafe(self.reach(place, &keeper));
+                if reached.catch_unwind().await.is_err() {
+                    tokio::time::sleep(LONGEST_PAUSE).await;
+                }
             }
         };
         tokio::select! {

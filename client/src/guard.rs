@@ -11,17 +11,16 @@ use tokio_util::sync::CancellationToken;
 
 use crate::command;
 use crate::error::{Error, Loss, Verdict};
-use crate::hold::{Ending, Hold, Left, Part};
+use crate::hold::{Ending, Hold, Joint, Left, Part};
 use crate::host::Moment;
 use crate::release::Released;
 
 /// A view of a hold: for those who work under the lock, without the power to release it.
-#[derive(Clone)]
 pub struct Held {
     /// One hold; several where an owner has entered what it acquired piece by piece.
     holds: Vec<Arc<Hold>>,
     /// The token for the end of any of several holds.
-    joint: OnceLock<CancellationToken>,
+    joint: OnceLock<Arc<Joint>>,
 }
 
 impl Held {
@@ -66,15 +65,16 @@ impl Held {
     pub fn lost_token(&self) -> CancellationToken {
         match self.holds.as_slice() {
             [hold] => hold.ending.token.child_token(),
-            several => {
-                let joint = self.joint.get_or_init(|| {
-                    let token = CancellationToken::new();
-                    several.iter().for_each(|hold| hold.ending.also(&token));
-                    token
-                });
-                joint.child_token()
-            }
+            _ => self.joint().0.child_token(),
         }
+    }
+
+    fn joint(&self) -> &Arc<Joint> {
+        self.joint.get_or_init(|| {
+            let joint = Arc::default();
+            self.endings().for_each(|ending| ending.also(&joint));
+            joint
+        })
     }
 
     /// An error that says that the lock is lost.
@@ -103,6 +103,19 @@ impl Held {
             hold.extend(ttl).await?;
         }
         Ok(self.valid_until())
+    }
+}
+
+impl Clone for Held {
+    fn clone(&self) -> Self {
+        if self.holds.len() > 1 {
+            // A guard and its views share one token.
+            self.joint();
+        }
+        Self {
+            holds: self.holds.clone(),
+            joint: self.joint.clone(),
+        }
     }
 }
 

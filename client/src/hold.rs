@@ -3,7 +3,7 @@
 mod entries;
 mod renewal;
 
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, Weak};
 use std::time::Duration;
 
 use tokio::sync::Notify;
@@ -23,35 +23,47 @@ use crate::round::Late;
 
 use entries::Entries;
 pub(crate) use entries::{Left, Part};
+use renewal::first_renewal;
 
-/// Renewal starts when this part of the ttl has passed.
-pub(crate) const RENEW_AFTER: u32 = 3;
 /// The end of a hold, for those who wait for it.
 #[derive(Default)]
 pub(crate) struct Ending {
     loss: OnceLock<Loss>,
     pub(crate) token: CancellationToken,
-    /// Tokens for guards of several holds.
-    joint: Mutex<Vec<CancellationToken>>,
+    joint: Mutex<Vec<Weak<Joint>>>,
+}
+
+/// The token of a guard of several holds, and of its views. It is cancelled by the first end of a
+/// hold, and when nobody is left who could look at it.
+#[derive(Default)]
+pub(crate) struct Joint(pub(crate) CancellationToken);
+
+impl Drop for Joint {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 impl Ending {
-    /// Only the first reason counts.
+    /// Only the first reason counts. Nobody is told yet.
     fn set(&self, loss: Loss) -> bool {
-        let first = self.loss.set(loss).is_ok();
+        self.loss.set(loss).is_ok()
+    }
+
+    fn tell(&self) {
         self.token.cancel();
-        locked(&self.joint)
-            .drain(..)
-            .for_each(|token| token.cancel());
-        first
+        let joint = std::mem::take(&mut *locked(&self.joint));
+        let joint = joint.iter().filter_map(Weak::upgrade);
+        joint.for_each(|joint| joint.0.cancel());
     }
 
     /// Cancels this token, too.
-    pub(crate) fn also(&self, token: &CancellationToken) {
+    pub(crate) fn also(&self, token: &Arc<Joint>) {
         let mut joint = locked(&self.joint);
+        joint.retain(|other| other.strong_count() > 0);
         match self.is_set() {
-            true => token.cancel(),
-            false => joint.push(token.clone()),
+            true => token.0.cancel(),
+            false => joint.push(Arc::downgrade(token)),
         }
     }
 
@@ -130,15 +142,17 @@ impl Hold {
         }
         let now = Moment::now();
         let spec = Arc::clone(&attempt.spec);
+        let valid_until = leases.claim(now).unwrap_or(now);
+        let renew_in = first_renewal(spec.ttl, valid_until.since(now));
         let state = State {
-            valid_until: leases.claim(now).unwrap_or(now),
+            valid_until,
             entries: Entries::new(spec.keys.len()),
             spec: Arc::clone(&spec),
             leases,
             asked,
             ttl: spec.ttl,
             longest: spec.ttl,
-            renew_at: spec.renew.then(|| now + spec.ttl / RENEW_AFTER),
+            renew_at: spec.renew.then(|| now + renew_in),
             reports: None,
             missed: (NodeSet::default(), 0),
             bound: None,
@@ -206,7 +220,11 @@ impl Hold {
     }
 
     pub(crate) fn is_valid(&self) -> bool {
-        let (state, now) = (self.lock(), Moment::now());
+        self.is_valid_by(&self.lock())
+    }
+
+    fn is_valid_by(&self, state: &State) -> bool {
+        let now = Moment::now();
         let closed = self.client.fleet.nodes[0].standing().closed;
         let mut bound = state.bound.iter();
         !state.over
@@ -226,19 +244,28 @@ impl Hold {
         if !matches!(loss, Loss::Expired { .. }) {
             state.valid_until = state.valid_until.min(Moment::now());
         }
+        // Before a release can look whether the hold is valid.
+        let first = self.ending.set(loss);
         drop(state);
-        self.end_with(loss);
+        self.tell_if(first);
     }
 
     fn end_with(&self, loss: Loss) {
-        if self.ending.set(loss.clone()) {
-            let held = Moment::now().since(self.since);
-            let event = match &loss {
-                Loss::Released | Loss::Detached => Event::Released { held },
-                loss => Event::Lost { held, loss },
-            };
-            self.client.record(&self.spec, event);
-        }
+        self.tell_if(self.ending.set(loss));
+    }
+
+    /// Tells those who wait for the end and those who measure, if this is the first reason for it.
+    fn tell_if(&self, first: bool) {
+        let Some(loss) = self.ending.loss.get().filter(|_| first) else {
+            return;
+        };
+        self.ending.tell();
+        let held = Moment::now().since(self.since);
+        let event = match loss {
+            Loss::Released | Loss::Detached => Event::Released { held },
+            loss => Event::Lost { held, loss },
+        };
+        self.client.record(&self.spec, event);
     }
 
     /// One more guard, in those of these locks that it holds. `None`: in none of them, or the hold
@@ -260,8 +287,8 @@ impl Hold {
 
     /// Ends the hold, once: nothing is renewed from here on. Says whether it was valid until now.
     fn end(&self) -> Option<bool> {
-        let valid = self.is_valid();
         let mut state = self.lock();
+        let valid = self.is_valid_by(&state);
         if std::mem::replace(&mut state.over, true) {
             return None;
         }
@@ -415,5 +442,29 @@ impl Drop for Leaving {
             background.spawn(async move { hold.final_release().await.run().await });
         }
         self.hold.end_with(Loss::Released);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tokens_of_guards_that_are_gone_do_not_pile_up() {
+        let ending = Ending::default();
+        let last = (0..1_000).fold(None, |_, _| {
+            let joint: Arc<Joint> = Arc::default();
+            ending.also(&joint);
+            Some(joint.0.child_token())
+        });
+        assert!(last.unwrap().is_cancelled());
+        assert_eq!(locked(&ending.joint).len(), 1);
+        let joint: Arc<Joint> = Arc::default();
+        ending.also(&joint);
+        let child = joint.0.child_token();
+        assert!(!child.is_cancelled());
+        ending.set(Loss::Released);
+        ending.tell();
+        assert!(child.is_cancelled());
     }
 }

@@ -68,9 +68,8 @@ pub(crate) enum Connection {
 }
 
 impl Link {
-    /// Whether a broken connection to one server is replaced without our doing: a cluster has
-    /// others.
-    pub(crate) fn heals(&self) -> bool {
+    /// Whether it leads to a cluster, which replaces broken connections without our doing.
+    pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
             Self::Cluster(_) => true,

@@ -132,7 +132,7 @@ impl Lock {
     async fn enter(&self, may_wait: bool, deadline: Option<Moment>) -> Result<Guard, Error> {
         let fleet = &self.client.fleet;
         self.spec.check(fleet.nodes.len(), fleet.node_timeout)?;
-        if self.spec.ephemeral && fleet.nodes.iter().any(|node| node.is_cluster()) {
+        if self.spec.ephemeral && fleet.nodes.iter().any(|node| node.link.is_cluster()) {
             let problem = "ephemeral needs a single server, this client has a cluster: the end of \
                            a connection does not show there";
             return Err(Error::Invalid(problem.to_owned()));

@@ -1,7 +1,7 @@
 //! One node: its connections, and whether it is believed up.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use redis::{RedisResult, Value};
@@ -9,7 +9,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 
 use crate::command::{self, Request};
 use crate::error::Verdict;
-use crate::host::Moment;
+use crate::host::{Moment, locked};
 use crate::link::{Connection, Idle, Link, Own};
 use crate::quorum::FenceClock;
 use crate::reply::{LockStatus, NodeStatus, Reply, knows_no_count, trouble, value_of};
@@ -24,7 +24,7 @@ pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) link: Link,
     pub(crate) connect_timeout: Duration,
-    state: RwLock<State>,
+    state: Mutex<State>,
     standing: watch::Sender<Standing>,
     /// What is known of its clock and counter.
     pub(crate) fences: FenceClock,
@@ -45,7 +45,7 @@ struct State {
     down: Option<Verdict>,
     incarnations: Vec<String>,
     /// The longest lease that it allows, as it said last.
-    #[cfg(feature = "observe")]
+    #[cfg_attr(not(feature = "observe"), expect(dead_code))]
     max_ttl: Option<Duration>,
 }
 
@@ -103,14 +103,13 @@ impl Node {
             connection: None,
             down: Some(Verdict::unreachable("not connected yet")),
             incarnations: Vec::new(),
-            #[cfg(feature = "observe")]
             max_ttl: None,
         };
         Self {
             name,
             link,
             connect_timeout,
-            state: RwLock::new(state),
+            state: Mutex::new(state),
             standing: watch::Sender::default(),
             fences: FenceClock::default(),
             trouble: Notify::new(),
@@ -122,12 +121,8 @@ impl Node {
         }
     }
 
-    fn state(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn state_mut(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        locked(&self.state)
     }
 
     pub(crate) fn standing(&self) -> Standing {
@@ -192,7 +187,7 @@ impl Node {
         match value_of(result) {
             // A cluster settles down; one node of it that was taken for all stays the wrong one.
             Err(Verdict::Refused(error))
-                if self.link.heals() && matches!(error.code(), Some("MOVED" | "ASK")) =>
+                if self.link.is_cluster() && matches!(error.code(), Some("MOVED" | "ASK")) =>
             {
                 Err(Verdict::Unreachable(error))
             }
@@ -204,10 +199,9 @@ impl Node {
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
     /// slot. An error says that no answer came: the server may have carried it out.
     pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
-        let quiet = Moment::now()
-            .millis()
-            .saturating_sub(self.heard_at.load(Ordering::Relaxed));
-        let mut own = match self.link.heals() {
+        let heard_at = self.heard_at.load(Ordering::Relaxed);
+        let quiet = Moment::now().millis().saturating_sub(heard_at);
+        let mut own = match self.link.is_cluster() {
             true => self.own_connection().await?,
             false => {
                 // It may have been closed meanwhile: something that may be repeated finds out.
@@ -227,7 +221,7 @@ impl Node {
                 Err(Verdict::Unreachable(error))
             }
             answered => {
-                if self.link.heals() {
+                if self.link.is_cluster() {
                     self.keep_idle(own);
                 }
                 Ok(answered)
@@ -250,7 +244,7 @@ impl Node {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
         match result {
-            Err(error) if error.code().is_none() && self.link.heals() => self.complain(),
+            Err(error) if error.code().is_none() && self.link.is_cluster() => self.complain(),
             Err(error) if error.code().is_none() => {
                 self.ended(generation, Verdict::Unreachable(error.clone()));
             }
@@ -264,7 +258,7 @@ impl Node {
 
     /// The shared connection has ended: nothing more is sent on it.
     pub(crate) fn ended(&self, generation: u64, why: Verdict) {
-        let mut state = self.state_mut();
+        let mut state = self.state();
         if self.standing().generation != generation {
             return;
         }
@@ -280,19 +274,14 @@ impl Node {
 
     /// It did not answer in time. What was sent may still arrive, so the connection stays.
     pub(crate) fn suspect(&self, why: Verdict) {
-        let mut state = self.state_mut();
+        let mut state = self.state();
         if state.down.is_none() {
-            tracing::debug!(node = %self.name, verdict = %why, "node believed down");
-            state.down = Some(why);
+            state.down = Some(why.clone());
             self.change(&mut state, |standing| standing.up = false);
             drop(state);
             self.complain();
+            tracing::debug!(node = %self.name, verdict = %why, "node believed down");
         }
-    }
-
-    /// Whether it is a cluster, which replaces broken connections without our doing.
-    pub(crate) fn is_cluster(&self) -> bool {
-        self.link.heals()
     }
 
     /// Whether anything can be sent to it, now or in a moment.
@@ -308,7 +297,7 @@ impl Node {
     /// Whether a request that was asked on this connection may have been sent on another one, too:
     /// then the reply does not say what becomes of the first.
     pub(crate) fn may_have_repeated(&self, generation: u64) -> bool {
-        self.link.heals() || self.standing().generation != generation
+        self.link.is_cluster() || self.standing().generation != generation
     }
 
     pub(crate) fn is_up(&self) -> bool {
@@ -413,21 +402,20 @@ impl Node {
             self.fences.set(one.wall_at_boot);
             self.fences.saw(one.fence);
         }
-        let mut state = self.state_mut();
+        let mut state = self.state();
         let is_new = new.is_some();
         state.connection = new.or(state.connection.take());
         if state.connection.is_none() {
             return Err(state.why_down());
         }
-        #[cfg(feature = "observe")]
-        let () = state.max_ttl = status.iter().map(|one| one.max_ttl).min();
-        let known = state.meet(status, self.link.heals());
+        state.max_ttl = status.iter().map(|one| one.max_ttl).min();
+        let known = state.meet(status, self.link.is_cluster());
         state.down = None;
         self.change(&mut state, |standing| {
             (standing.up, standing.redialling) = (true, false);
             standing.generation += u64::from(is_new);
             // A waiter of a cluster is at one master of many: its own connection tells.
-            standing.process += u64::from(known == Known::Restarted && !self.link.heals());
+            standing.process += u64::from(known == Known::Restarted && !self.link.is_cluster());
         });
         drop(state);
         if is_new {
@@ -439,7 +427,7 @@ impl Node {
     /// It cannot serve, or not be reached, for this reason. A connection that may still deliver is
     /// kept.
     pub(crate) fn bar(&self, why: Verdict) {
-        let mut state = self.state_mut();
+        let mut state = self.state();
         if matches!(
             why,
             Verdict::Replica | Verdict::SameAs { .. } | Verdict::ModuleMissing

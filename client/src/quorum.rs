@@ -229,24 +229,22 @@ pub(crate) enum Decision {
 /// One attempt's votes.
 #[derive(Clone, Debug)]
 pub(crate) struct Ballot {
-    ttl: Duration,
     votes: Vec<Vote>,
 }
 
 impl Ballot {
     /// A ballot among `nodes`, of which `asked` are asked; the others count as against.
-    pub(crate) fn new(nodes: usize, asked: NodeSet, ttl: Duration) -> Self {
+    pub(crate) fn new(nodes: usize, asked: NodeSet) -> Self {
         let vote = |node| match asked.contains(node) {
             true => Vote::Open,
             false => Vote::Against,
         };
         let votes = (0..nodes).map(vote).collect();
-        Self { ttl, votes }
+        Self { votes }
     }
 
-    /// The node granted, or raised its grant, in answer to a command sent at `sent`.
-    pub(crate) fn grant(&mut self, node: usize, fence: u64, sent: Moment) {
-        let end = lease_end(sent, self.ttl);
+    /// The node granted, or raised its grant, for a lease that lasts until `end`.
+    pub(crate) fn grant(&mut self, node: usize, fence: u64, end: Moment) {
         if let Some(vote) = self.votes.get_mut(node) {
             *vote = Vote::Granted { fence, end };
         }

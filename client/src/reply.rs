@@ -1,6 +1,7 @@
 //! What a reply means: of the commands that acquire, extend and release, and what a node says about
 //! itself (LOCK.NODE) and about a lock (LOCK.INFO).
 
+use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use redis::{ErrorKind, RedisError, RedisResult, ServerErrorKind, Value};
@@ -128,37 +129,20 @@ fn milliseconds_in(text: &str) -> Option<Duration> {
 /// The fields of a map, as RESP2 (a flat array) and RESP3 (a map) write it.
 pub(crate) struct Fields {
     command: &'static str,
-    pairs: Vec<(Value, Value)>,
+    values: HashMap<String, Value>,
 }
 
 impl Fields {
     /// Reads what `command` answered.
     pub(crate) fn read(value: Value, command: &'static str) -> Result<Self, Verdict> {
-        let pairs = match value {
-            Value::Map(pairs) => pairs,
-            Value::Array(items) if items.len() % 2 == 0 => {
-                let mut pairs = Vec::with_capacity(items.len() / 2);
-                let mut items = items.into_iter();
-                while let (Some(name), Some(value)) = (items.next(), items.next()) {
-                    pairs.push((name, value));
-                }
-                pairs
-            }
-            _ => return Err(Verdict::Garbage(format!("{command} without fields"))),
-        };
-        Ok(Self { command, pairs })
+        let values = redis::from_redis_value(value);
+        let values = values.map_err(|_| Verdict::Garbage(format!("{command} without fields")))?;
+        Ok(Self { command, values })
     }
 
     pub(crate) fn value(&self, wanted: &str) -> Result<&Value, Verdict> {
-        let named = |name: &Value| match name {
-            Value::BulkString(bytes) => bytes == wanted.as_bytes(),
-            Value::SimpleString(text) => text == wanted,
-            _ => false,
-        };
-        let found = self.pairs.iter().find(|(name, _)| named(name));
-        found
-            .map(|(_, value)| value)
-            .ok_or_else(|| self.without(wanted))
+        let found = self.values.get(wanted);
+        found.ok_or_else(|| self.without(wanted))
     }
 
     fn without(&self, field: &str) -> Verdict {

@@ -127,7 +127,7 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 
     /// What was asked now has the whole time to be answered.
     pub(crate) fn start_again(&mut self) {
-        self.timer = None;
+        (self.timer, self.over) = (None, false);
     }
 
     /// All that is left is waited for no longer than this.
@@ -191,5 +191,28 @@ async fn time_out(timer: &mut Option<Pin<Box<Sleep>>>, patience: Option<Duration
 impl<T> From<Verdict> for Result<T, Verdict> {
     fn from(verdict: Verdict) -> Self {
         Err(verdict)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_question_that_is_asked_late_has_the_whole_time() {
+        let ask = || Question::new(0, Moment::now());
+        let mut round: Round<Result<u8, Verdict>> = Round::unlimited(2);
+        round.end_in(Duration::from_millis(50));
+        round.push(ask(), std::future::pending());
+        let late = round.next().await.unwrap().1;
+        assert!(matches!(late, Err(Verdict::TimedOut(_))), "{late:?}");
+        round.end_in(Duration::from_secs(60));
+        round.push(ask(), async {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+            Ok(7)
+        });
+        round.start_again();
+        assert_eq!(round.next().await.unwrap().1, Ok(7));
+        assert!(round.next().await.is_none());
     }
 }

@@ -18,7 +18,7 @@ use crate::error::Verdict;
 use crate::host::{Moment, pauses, sleep};
 use crate::link::{Connection, Own};
 use crate::node::Node;
-use crate::quorum::NodeSet;
+use crate::quorum::{NodeSet, lease_end};
 use crate::release::Release;
 use crate::reply::Reply;
 use crate::round::Question;
@@ -284,13 +284,15 @@ impl Attempt {
                     let timeout = self.client.fleet.node_timeout;
                     self.since = sent.max(Moment::now().minus(timeout));
                 }
-                self.ballot.grant(place, *fence, sent);
+                let end = lease_end(sent, self.spec.ttl);
+                self.ballot.grant(place, *fence, end);
                 Ok(())
             }
-            Reply::No | Reply::Part => {
+            Reply::No => {
                 self.owing.remove(place);
                 Err(Stop::Over(Outcome::Busy))
             }
+            Reply::Part => Err(Stop::Over(Outcome::NoQuorum)),
             // A connection that breaks may have been granted something on the way.
             Reply::Trouble(Verdict::Unreachable(_)) => Err(Stop::Over(Outcome::NoQuorum)),
             Reply::Trouble(_) => Err(Stop::Unfit),

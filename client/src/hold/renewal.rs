@@ -1,13 +1,14 @@
 //! Renewal: the same question to the nodes again, what their answers mean for the hold, and what
 //! the keeper calls for it.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
 use tracing::Instrument;
 
-use super::{Hold, RENEW_AFTER};
+use super::Hold;
 use crate::command::{self, Request, SHORTEST, Spec, Wait, check_ttl};
 use crate::error::{Error, Loss, Reports, Verdict};
 use crate::host::{Moment, locked};
@@ -16,6 +17,8 @@ use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
 use crate::round::{Question, Round, answered};
 
+/// Renewal starts when this part of the ttl has passed.
+const RENEW_AFTER: u32 = 3;
 /// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
 /// too, and then each time after twice as long, up to the time between renewals.
 const RETRY_AFTER: u32 = 12;
@@ -26,6 +29,12 @@ const SOON_AGAIN: u32 = 2;
 const WARN_BEFORE: u32 = 10;
 /// … but no earlier than this.
 const LONGEST_WARNING: Duration = Duration::from_secs(1);
+
+/// When a hold is first renewed of whose ttl so much is left. After a wait that may be half of it,
+/// and a renewal that fails must leave time for two more.
+pub(super) fn first_renewal(ttl: Duration, left: Duration) -> Duration {
+    (ttl / RENEW_AFTER).min(left * 2 / 5)
+}
 
 /// One round of renewal.
 struct Renewal<'a> {
@@ -198,7 +207,14 @@ impl Hold {
 impl Kept for Hold {
     fn attend(self: Arc<Self>) {
         let background = self.client.background.clone();
-        background.spawn(self.look_after());
+        background.spawn(async move {
+            let looked = AssertUnwindSafe(Arc::clone(&self).look_after());
+            if looked.catch_unwind().await.is_err() {
+                // A subscriber of `tracing` has panicked: nobody renews it any more.
+                let nodes = self.reports(Verdict::NotAsked);
+                self.lose(Loss::Expired { nodes });
+            }
+        });
     }
 
     fn ask_again(self: Arc<Self>) {
@@ -280,7 +296,11 @@ impl<'a> Renewal<'a> {
             // A key that has become something else is no lock any more.
             (Reply::No | Reply::Part | Reply::Trouble(Verdict::WrongType), Some(_)) => {
                 state.leases.forget(place);
-                let lost = state.leases.claim(Moment::now()).is_none();
+                let now = Moment::now();
+                let claim = state.leases.claim(now);
+                let lost = claim.is_none();
+                // At once: the rest of the round may be cancelled.
+                state.valid_until = state.valid_until.min(claim.unwrap_or(now));
                 drop(state);
                 if !lost {
                     // The node has forgotten the hold; it may grant it again.
@@ -349,5 +369,22 @@ impl<'a> Renewal<'a> {
     fn reports(&self) -> Reports {
         let fleet = &self.hold.client.fleet;
         fleet.reports(|place| self.verdicts[place].clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_first_renewal_that_fails_leaves_time_for_two_more() {
+        let ttl = Duration::from_secs(10);
+        for percent in 50..=98 {
+            let left = ttl * percent / 100;
+            let retries = ttl / RETRY_AFTER * 2;
+            let told = left - ttl / WARN_BEFORE;
+            assert!(first_renewal(ttl, left) + retries < told, "{percent} %");
+        }
+        assert_eq!(first_renewal(ttl, ttl * 98 / 100), ttl / RENEW_AFTER);
     }
 }

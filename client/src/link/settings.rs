@@ -1,11 +1,13 @@
 //! What all connections of a client have in common: credentials, certificates, names.
 
 use std::fmt;
+use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::Arc;
 #[cfg(feature = "cluster")]
 use std::time::Duration;
 
+use futures_util::future::FutureExt;
 use redis::{ConnectionInfo, ErrorKind, RedisError, RedisResult};
 
 #[cfg(feature = "cluster")]
@@ -89,7 +91,11 @@ impl Provider {
             let what = "no credentials for the connection";
             RedisError::from((ErrorKind::Client, what, error.to_string()))
         };
-        (self.0)().await.map_err(failed)
+        // A panic here would end the watch over the node.
+        let asked = AssertUnwindSafe(async { (self.0)().await });
+        let asked = asked.catch_unwind().await;
+        let asked = asked.unwrap_or_else(|_| Err("the provider has panicked".into()));
+        asked.map_err(failed)
     }
 }
 

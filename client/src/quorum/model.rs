@@ -268,10 +268,12 @@ impl World {
     fn decide(&mut self, owner: usize, flaw: Flaw) -> Result<(), String> {
         let mut everybody = NodeSet::default();
         (0..NODES).for_each(|node| everybody.insert(node));
-        let mut ballot = Ballot::new(NODES, everybody, TTL);
+        let mut ballot = Ballot::new(NODES, everybody);
         for (node, column) in self.columns.iter().enumerate() {
             match column.views[owner].said {
-                Said::Granted(fence, sent) => ballot.grant(node, u64::from(fence), at(sent)),
+                Said::Granted(fence, sent) => {
+                    ballot.grant(node, u64::from(fence), lease_end(at(sent), TTL));
+                }
                 Said::Denied => ballot.deny(node),
                 _ => {}
             }

@@ -19,16 +19,21 @@ fn at(millis: u64) -> Moment {
     Moment::at_millis(millis)
 }
 
+/// The end of a lease that was asked for then.
+fn asked_at(millis: u64) -> Moment {
+    lease_end(at(millis), TTL)
+}
+
 /// `5`: granted with fence 5; `.`: not heard yet; `x`: against.
 fn ballot(votes: &str) -> Ballot {
     let votes: Vec<&str> = votes.split(' ').collect();
     let all: Vec<usize> = (0..votes.len()).collect();
-    let mut ballot = Ballot::new(votes.len(), set(&all), TTL);
+    let mut ballot = Ballot::new(votes.len(), set(&all));
     for (node, vote) in votes.iter().enumerate() {
         match *vote {
             "." => {}
             "x" => ballot.deny(node),
-            fence => ballot.grant(node, fence.parse().unwrap(), at(0)),
+            fence => ballot.grant(node, fence.parse().unwrap(), asked_at(0)),
         }
     }
     ballot
@@ -130,19 +135,19 @@ fn a_win_that_comes_too_late_is_none() {
 
 #[test]
 fn validity_is_that_of_the_best_majority() {
-    let mut ballot = Ballot::new(3, set(&[0, 1, 2]), TTL);
-    ballot.grant(0, 7, at(0));
-    ballot.grant(1, 7, at(500));
-    ballot.grant(2, 7, at(800));
+    let mut ballot = Ballot::new(3, set(&[0, 1, 2]));
+    ballot.grant(0, 7, asked_at(0));
+    ballot.grant(1, 7, asked_at(500));
+    ballot.grant(2, 7, asked_at(800));
     match ballot.decide(at(900)) {
-        Decision::Won { valid_until, .. } => assert_eq!(valid_until, lease_end(at(500), TTL)),
+        Decision::Won { valid_until, .. } => assert_eq!(valid_until, asked_at(500)),
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
 fn a_node_that_was_not_asked_counts_against() {
-    let mut ballot = Ballot::new(3, set(&[0, 1]), TTL);
+    let mut ballot = Ballot::new(3, set(&[0, 1]));
     assert_eq!(ballot.decide(at(0)), Decision::Open);
     ballot.deny(0);
     assert_eq!(ballot.decide(at(0)), Decision::Failed);
@@ -155,7 +160,7 @@ fn a_write_back_that_is_refused_leaves_the_rest_to_decide() {
     assert_eq!(ballot.decide(at(1)), Decision::Open);
     ballot.deny(0);
     assert_eq!(ballot.decide(at(1)), Decision::Open);
-    ballot.grant(3, 8, at(0));
+    ballot.grant(3, 8, asked_at(0));
     assert_eq!(shown(ballot.decide(at(1))), "won 8 by 1,2,3");
 }
 
@@ -230,10 +235,10 @@ fn events() -> impl Strategy<Value = (usize, Vec<Event>)> {
 }
 
 fn played(nodes: usize, events: &[Event]) -> Ballot {
-    let mut ballot = Ballot::new(nodes, set(&(0..nodes).collect::<Vec<_>>()), TTL);
+    let mut ballot = Ballot::new(nodes, set(&(0..nodes).collect::<Vec<_>>()));
     for event in events {
         match event {
-            Event::Grant(node, fence) => ballot.grant(*node, *fence, at(0)),
+            Event::Grant(node, fence) => ballot.grant(*node, *fence, asked_at(0)),
             Event::Deny(node) => ballot.deny(*node),
             Event::Reopen(node) => ballot.reopen(*node),
         }
@@ -297,7 +302,7 @@ proptest! {
             prop_assert!(!to.is_empty());
             for node in to.iter() {
                 prop_assert!(ballot.grant_of(node).is_some_and(|grant| grant.0 < fence));
-                ballot.grant(node, fence, at(0));
+                ballot.grant(node, fence, asked_at(0));
             }
             let Decision::Won { fence: won, .. } = ballot.decide(at(1)) else {
                 return Err(TestCaseError::fail(format!("{ballot:?}")));
@@ -314,7 +319,7 @@ proptest! {
         let mut ballot = played(nodes, &events);
         if ballot.decide(at(1)) == Decision::Failed {
             for node in ballot.open().iter() {
-                ballot.grant(node, fence, at(0));
+                ballot.grant(node, fence, asked_at(0));
             }
             prop_assert_eq!(ballot.decide(at(1)), Decision::Failed);
         }

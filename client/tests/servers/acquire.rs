@@ -97,17 +97,18 @@ async fn one_round_trip_is_enough_however_slow_it_is_while_counters_lead_the_clo
     assert_eq!(commands(&servers), after, "acquire, extend, release");
 }
 
+/// Puts the counter of a node ahead of anything that a client has seen.
+pub fn ahead(server: &Server, micros: u64) -> u64 {
+    let time: Vec<u64> = server.run(&["TIME"]);
+    let fence = (time[0] * 1_000_000 + time[1] + micros).to_string();
+    let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1000", "FENCE", &fence]);
+    fence.parse().unwrap()
+}
+
 #[tokio::test]
 async fn a_quorum_whose_counters_differ_agrees_on_one_fence_by_write_back() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
-    // A counter that is ahead of anything the client has seen.
-    let ahead = |server: &Server, micros: u64| {
-        let time: Vec<u64> = server.run(&["TIME"]);
-        let fence = (time[0] * 1_000_000 + time[1] + micros).to_string();
-        let _: u64 = server.run(&["LOCK.ACQUIRE", "other", "t", "1000", "FENCE", &fence]);
-        fence.parse::<u64>().unwrap()
-    };
     let low = ahead(&servers[0], 3_000_000);
     let high = ahead(&servers[1], 4_000_000);
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
@@ -382,6 +383,27 @@ async fn a_wait_for_replicas_that_hangs_does_not_make_the_node_seem_down() {
         "{refused:?}"
     );
     assert!(proxy.has_snared());
+    let about = crate::log::lines(&format!("127.0.0.1:{}", proxy.port()));
+    let down = about.iter().find(|line| line.contains("believed down"));
+    assert_eq!(down, None);
+}
+
+#[tokio::test]
+async fn a_report_on_many_busy_locks_does_not_make_the_node_seem_down() {
+    crate::log::start();
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
+    let client = client.connect().await.unwrap();
+    let names: Vec<String> = (0..400).map(|number| number.to_string()).collect();
+    let owner = redislock_client::Owner::named("nightly-report");
+    let held = client.lock_all(&names).owner(&owner).ttl(TTL * 20);
+    let _guard = held.acquire().await.unwrap();
+    // One after the other, the questions about all of them would take longer than a node may.
+    proxy.delay_replies(TTL / 200);
+    let asked = client.lock_all(&names).ttl(TTL * 20).try_acquire().await;
+    let error = asked.unwrap_err();
+    assert!(error.to_string().contains("nightly-report"), "{error}");
     let about = crate::log::lines(&format!("127.0.0.1:{}", proxy.port()));
     let down = about.iter().find(|line| line.contains("believed down"));
     assert_eq!(down, None);

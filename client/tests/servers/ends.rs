@@ -428,3 +428,35 @@ async fn a_metrics_hook_that_panics_stops_neither_a_release_nor_the_watch_over_a
     let again = client.lock("y").wait(TTL * 10).acquire().await.unwrap();
     again.release().await;
 }
+
+/// A release at the moment at which the holder is told of the end.
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+async fn a_release_and_a_loss_at_the_same_moment_agree() {
+    let server = Server::start();
+    let builder = Redlock::builder().node(server.url());
+    let client = builder.node_timeout(NODE_TIMEOUT).connect().await.unwrap();
+    let ttl = NODE_TIMEOUT * 4;
+    for round in 0..3 {
+        let mut releases = Vec::new();
+        for number in 0..400 {
+            let lock = client.lock(format!("{round}:{number}"));
+            let guard = lock.ttl(ttl).renew(false).acquire().await.unwrap();
+            releases.push(tokio::spawn(async move {
+                // The holder is told a tenth of the ttl before the end; here others come close.
+                let left = guard.valid_until().remaining();
+                let held = guard.held();
+                tokio::time::sleep(left.saturating_sub(ttl / 10)).await;
+                let released = guard.release().await;
+                (released, held.lost().await)
+            }));
+        }
+        for release in releases {
+            let (released, loss) = release.await.unwrap();
+            let agree = match released {
+                Released::WasLost => loss != Loss::Released,
+                _ => loss == Loss::Released,
+            };
+            assert!(agree, "{released:?} but {loss:?}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! A lock whose holds may last no longer than one lease: nodes refuse an extension by the whole
+//! ttl, and nothing that the client extends on the way to a guard may need one.
+
+use std::time::Duration;
+
+use redislock_client::{Lock, Redlock, Released};
+use redislock_testkit::Server;
+
+use crate::acquire::{ahead, once_replicas_confirm};
+use crate::contention::waiters;
+use crate::{TTL, connect, patient, until};
+
+/// Waits for so long that the lease is extended before it counts.
+async fn waits_for_more_than_half_of_its_ttl(client: &Redlock, lock: Lock, server: &Server) {
+    let first = client.lock("x").acquire().await.unwrap();
+    let waiting = tokio::spawn(async move { lock.wait(TTL * 10).acquire().await });
+    until("it waits", || waiters(server, "x") == 1).await;
+    tokio::time::sleep(TTL * 3 / 4).await;
+    first.release().await;
+    let guard = waiting.await.unwrap().unwrap();
+    assert!(guard.is_valid());
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn a_wait_for_longer_than_half_of_it_succeeds() {
+    let server = Server::start();
+    let client = Redlock::connect([server.url()]).await.unwrap();
+    let lock = client.lock("x").ttl(TTL).max_hold(TTL);
+    waits_for_more_than_half_of_its_ttl(&client, lock, &server).await;
+}
+
+#[tokio::test]
+async fn a_wait_succeeds_where_the_node_has_the_limit() {
+    let server = Server::with([format!("lock.max-hold {}", TTL.as_millis())]);
+    let client = Redlock::connect([server.url()]).await.unwrap();
+    let holder = client.lock("x").ttl(TTL / 2).renew(false);
+    let _first = holder.acquire().await.unwrap();
+    let guard = client.lock("x").ttl(TTL).wait(TTL * 10).acquire().await;
+    assert_eq!(guard.unwrap().release().await, Released::WasHeld);
+    // One that waits for longer than half of its ttl.
+    let lock = client.lock("x").ttl(TTL);
+    let _first = lock.clone().renew(false).acquire().await.unwrap();
+    let guard = lock.wait(TTL * 10).acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn fences_that_differ_are_raised() {
+    let servers = Server::start_many::<3>();
+    let client = connect(&servers).await;
+    ahead(&servers[0], 3_000_000);
+    ahead(&servers[1], 4_000_000);
+    let lock = client.lock("x").ttl(TTL).max_hold(TTL);
+    let guard = lock.try_acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+#[tokio::test]
+async fn replicas_confirm_it() {
+    let servers = [Server::with(["repl-diskless-sync-delay 0"])];
+    let client = patient(&servers).await;
+    let replica = Server::options().replica_of(&servers[0]).start();
+    until("the replica is in step", || {
+        let info = servers[0].run::<String>(&["INFO", "replication"]);
+        info.contains("state=online")
+    })
+    .await;
+    let ttl = Duration::from_secs(20);
+    let lock = client.lock("x").ttl(ttl).replicas(1);
+    once_replicas_confirm(&lock).await.release().await;
+    let guard = lock.max_hold(ttl).acquire().await.unwrap();
+    assert!(!replica.is_free("x"), "the replica has what was confirmed");
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
