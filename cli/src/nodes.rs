@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use crate::args::Nodes;
 use crate::duration::shown;
 use crate::exit::{Failure, UNAVAILABLE};
+use crate::names::printable;
 use crate::output::{Colors, Output};
 use crate::summary::millis;
 use crate::table::table;
@@ -57,7 +58,7 @@ pub fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
         return Some("stopped by an internal error: restart the server".to_owned());
     }
     if node.role != "master" {
-        return Some(format!("a {}, not a master", node.role));
+        return Some(format!("a {}, not a master", printable(&node.role)));
     }
     let left = node.quarantine;
     (!left.is_zero()).then(|| format!("quarantined for {}", shown(left)))
@@ -112,8 +113,8 @@ fn row(answer: &Answer<NodeStatus>) -> Vec<String> {
     };
     vec![
         answer.node.clone(),
-        node.version.clone(),
-        node.role.clone(),
+        printable(&node.version),
+        printable(&node.role),
         quarantine,
         if node.durable { "yes" } else { "no" }.to_owned(),
         // The round trip makes anything below a millisecond meaningless.

@@ -7,6 +7,7 @@ use nix::unistd::{getpgrp, tcgetpgrp};
 use serde_json::Value;
 
 use crate::exit::Failure;
+use crate::names::printable;
 
 /// Prints text or JSON.
 pub struct Output {
@@ -40,7 +41,7 @@ impl Output {
         let line = if self.json {
             fields.to_string()
         } else {
-            format!("redlock: {text}")
+            format!("redlock: {}", printable(text))
         };
         // If standard error is closed, nobody wants to read it.
         let _ = writeln!(std::io::stderr().lock(), "{line}");
@@ -76,7 +77,7 @@ impl Output {
         if self.json {
             self.print(&format!("{value}\n"))
         } else {
-            self.print(text)
+            self.print(&harmless(text))
         }
     }
 
@@ -96,6 +97,28 @@ impl Output {
         out.write_all(text.as_bytes())?;
         out.flush()
     }
+}
+
+/// The text without what others may have put into it to control the terminal: of escape sequences
+/// only the colors that [`Colors`] writes pass.
+fn harmless(text: &str) -> String {
+    const CODES: [&str; 6] = ["0m", "1m", "2m", "31m", "32m", "33m"];
+    let mut parts = text.split("\x1b[");
+    let first = parts.next().unwrap_or_default();
+    let mut shown = by_line(first);
+    for part in parts {
+        let is_color = CODES.iter().any(|code| part.starts_with(code));
+        shown.push_str(if is_color { "\x1b[" } else { "\\u{1b}[" });
+        shown.push_str(&by_line(part));
+    }
+    shown
+}
+
+fn by_line(text: &str) -> String {
+    text.split('\n')
+        .map(printable)
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 /// Whether the terminal cannot move its cursor.
@@ -138,5 +161,21 @@ impl Colors {
 
     pub fn faint(self, text: &str) -> String {
         self.with("2", text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_own_colors_reach_the_terminal() {
+        let own = format!("{}\n", Colors(true).bad("down"));
+        assert_eq!(harmless(&own), own);
+        let hostile = "a\x1b[2Jb\x1b]0;title\x07\n\u{202e}c\x1b[";
+        assert_eq!(
+            harmless(hostile),
+            "a\\u{1b}[2Jb\\u{1b}]0;title\\u{7}\n\\u{202e}c\\u{1b}["
+        );
     }
 }

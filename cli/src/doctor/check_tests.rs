@@ -177,6 +177,10 @@ fn behind_sentinel_a_replaced_master_must_stop() {
             .insert("connected_slaves".to_owned(), "1".to_owned());
     }
     assert_eq!(found(&deployment), []);
+    if let Ok(state) = &mut deployment.nodes[0].state {
+        set(state, "min-replicas-max-lag", "0");
+    }
+    assert_eq!(found(&deployment), [("min-replicas", Error)]);
 }
 
 /// The findings of a master behind Sentinel, after a change of its replica.
@@ -220,6 +224,7 @@ fn a_replica_must_be_fit_to_take_over() {
     let other = [("replica-settings", Warning)];
     assert_eq!(setting("lock.quarantine", "10000"), other);
     assert_eq!(setting("min-replicas-max-lag", "5"), other);
+    assert_eq!(setting("min-replicas-max-lag", "0"), off);
     let older = after_replica(|node| {
         if let Ok(state) = &mut node.state {
             state.version = "0.0.9".to_owned();
@@ -278,4 +283,23 @@ fn keys_that_are_locked_together_share_a_slot() {
     assert_eq!(found(&deployment), [("hash-tags", Warning)]);
     deployment.slots[1].1 = 1;
     assert_eq!(found(&deployment), []);
+}
+
+#[test]
+fn what_the_server_refuses_is_told_once() {
+    let refused =
+        |error: &'static str| move |state: &mut State| state.unserved = Some(error.into());
+    assert_eq!(after(refused("OOM used memory")), [("refused", Error)]);
+    assert_eq!(after(refused("no reply")), [("refused", Error)]);
+    let disk = after(|state| {
+        refused("MISCONF errors")(state);
+        let status = ("aof_last_write_status".to_owned(), "err".to_owned());
+        state.info.extend([status]);
+    });
+    assert_eq!(disk, [("aof", Error)]);
+    let quarantined = after(|state| {
+        refused("NOREPLICAS not enough")(state);
+        state.quarantine = Duration::from_secs(1);
+    });
+    assert_eq!(quarantined, [("quarantine-running", Warning)]);
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use redis::{Cmd, Value};
-use redislock_client::{Answer, NodeStatus};
+use redislock_client::{Answer, NodeStatus, Verdict};
 
 use crate::args::Where;
 use crate::exit::Failure;
@@ -20,6 +20,10 @@ const SAMPLES: usize = 5;
 const PROBE_KEY: &str = "redlock-doctor";
 /// Holds nothing anywhere: with it, the probes below change nothing.
 const PROBE_TOKEN: &str = "redlock-doctor-holds-nothing";
+/// How many of the commands that are tried write.
+const WRITES: usize = 3;
+/// A node that replies to questions, but not to these.
+pub const NO_REPLY: &str = "no reply";
 /// The settings that are read.
 const SETTINGS: [&str; 8] = [
     "maxmemory-policy",
@@ -80,6 +84,8 @@ pub struct State {
     pub settings: BTreeMap<String, String>,
     /// Commands that the user may not run, with the error.
     pub refused: Vec<(String, String)>,
+    /// Why it does not serve LOCK.ACQUIRE, if that is not about permissions.
+    pub unserved: Option<String>,
     /// Its replicas, where one may take over.
     pub replicas: Vec<Node>,
 }
@@ -257,6 +263,8 @@ async fn add_permissions(view: &View, keys: &[String], nodes: &mut [&mut State])
 
 /// Without a given key, only the commands themselves are in question.
 async fn try_key(view: &View, key: &str, is_given: bool, nodes: &mut [&mut State]) {
+    // How many of the commands that write each node has not replied to.
+    let mut unanswered = vec![0; nodes.len()];
     for (name, arguments) in [
         ("LOCK.ACQUIRE", &[key, PROBE_TOKEN, "0"][..]),
         ("LOCK.EXTEND", &[key, PROBE_TOKEN, "1"]),
@@ -266,22 +274,51 @@ async fn try_key(view: &View, key: &str, is_given: bool, nodes: &mut [&mut State
         let mut probe = redis::cmd(name);
         probe.arg(arguments);
         let answers = view.observer.command(&probe).await;
-        for (state, answer) in nodes.iter_mut().zip(answers) {
+        let nodes = nodes.iter_mut().zip(&mut unanswered);
+        for ((state, unanswered), answer) in nodes.zip(answers) {
+            if is_silent(&answer.result) {
+                *unanswered += 1;
+            } else if name == "LOCK.INFO" && *unanswered == WRITES {
+                state.unserved = Some(NO_REPLY.to_owned());
+            }
             let Err(verdict) = answer.result else {
                 continue;
             };
-            let error = verdict.to_string();
-            let refused = match error.contains("command") {
-                true => name.to_owned(),
-                false => format!("{name} on the key {}", shown_key(key.as_bytes())),
-            };
-            // A command that is refused is refused for every key.
-            let is_known = state.refused.iter().any(|(known, _)| *known == refused);
-            let matters = is_given || error.contains("command");
-            if error.contains("NOPERM") && matters && !is_known {
-                state.refused.push((refused, error));
+            if name == "LOCK.ACQUIRE" && state.unserved.is_none() {
+                state.unserved = unserved(&verdict);
             }
+            note_refusal(state, name, key, is_given, &verdict);
         }
+    }
+}
+
+/// A node that replies to a question, but to none of the commands before it, holds them back. A
+/// single reply that is late says nothing.
+fn is_silent(result: &Result<Value, Verdict>) -> bool {
+    matches!(result, Err(Verdict::TimedOut(_) | Verdict::Unreachable(_)))
+}
+
+fn note_refusal(state: &mut State, name: &str, key: &str, is_given: bool, verdict: &Verdict) {
+    let error = verdict.to_string();
+    let refused = match error.contains("command") {
+        true => name.to_owned(),
+        false => format!("{name} on the key {}", shown_key(key.as_bytes())),
+    };
+    // A command that is refused is refused for every key.
+    let is_known = state.refused.iter().any(|(known, _)| *known == refused);
+    let matters = is_given || error.contains("command");
+    if error.contains("NOPERM") && matters && !is_known {
+        state.refused.push((refused, error));
+    }
+}
+
+/// What keeps a node from serving the probe. That the probe itself is wrong (ERR), that the user
+/// may not send it, and that another node has the key is no reason.
+fn unserved(verdict: &Verdict) -> Option<String> {
+    const EXPECTED: [&str; 5] = ["ERR", "NOPERM", "MOVED", "ASK", "READONLY"];
+    match verdict {
+        Verdict::Refused(error) if !EXPECTED.contains(&error.code()?) => Some(error.to_string()),
+        _ => None,
     }
 }
 

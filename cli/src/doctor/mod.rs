@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 
 use crate::args::{DEFAULT_TTL, Doctor};
 use crate::exit::Failure;
+use crate::names::printable;
 use crate::output::{Colors, Output};
 
 use self::facts::Deployment;
@@ -73,7 +74,7 @@ fn text(findings: &[Finding], summary: &str, colors: Colors) -> String {
         };
         let node = finding.node.as_ref().map(|node| format!("{node}: "));
         let node = node.unwrap_or_default();
-        text.push_str(&format!("{word}: {node}{}\n", finding.problem));
+        text.push_str(&format!("{word}: {node}{}\n", printable(&finding.problem)));
         text.push_str(&format!("  fix: {}\n", finding.fix));
     }
     text.push_str(&format!("{summary}\n"));

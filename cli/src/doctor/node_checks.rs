@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::facts::{Deployment, Kind, State};
+use super::facts::{Deployment, Kind, NO_REPLY, State};
 use super::finding::Severity::{Error, Note, Warning};
 use super::finding::{Finding, Severity};
 use crate::duration::shown;
@@ -62,6 +62,7 @@ impl<'a> Checks<'a> {
         self.eviction(state);
         self.clock(state);
         self.connections(state);
+        self.refusal(state);
         self.permissions(state);
         self.own_warnings(state);
     }
@@ -140,6 +141,24 @@ impl<'a> Checks<'a> {
         }
     }
 
+    /// Whether the server itself refuses what the module would grant.
+    fn refusal(&mut self, state: &State) {
+        let Some(error) = &state.unserved else {
+            return;
+        };
+        let found = |check: &str| self.findings.iter().any(|found| found.check == check);
+        let is_said = match error {
+            _ if state.failed || state.role != "master" => true,
+            error if error.contains("MISCONF") => found("aof"),
+            error if error.contains("NOREPLICAS") => found("quarantine-running"),
+            _ => false,
+        };
+        if !is_said {
+            let problem = format!("it does not serve LOCK.ACQUIRE: {error}");
+            self.add(Error, "refused", problem, refusal_advice(error));
+        }
+    }
+
     /// Whether it can lose grants at a restart without pausing.
     fn memory_of_grants(&mut self, state: &State) {
         if state.settings.is_empty() {
@@ -198,6 +217,19 @@ impl<'a> Checks<'a> {
                 "set lock.quarantine (30000 is usual) on the master and on its replicas",
             );
         }
+        self.min_replicas(state, severity);
+        if fails_over && replicas == 0 {
+            self.add(
+                Warning,
+                "replicas",
+                "it has no connected replica: nothing can take over".to_owned(),
+                "connect at least one replica, better two",
+            );
+        }
+    }
+
+    /// Whether a master that was replaced stops.
+    fn min_replicas(&mut self, state: &State, severity: Severity) {
         if state.number("min-replicas-to-write") == Some(0) {
             self.add(
                 severity,
@@ -209,12 +241,15 @@ impl<'a> Checks<'a> {
                  replicas",
             );
         }
-        if fails_over && replicas == 0 {
+        let counts_none = state.number("min-replicas-max-lag") == Some(0);
+        if counts_none && state.number("min-replicas-to-write").unwrap_or(0) > 0 {
             self.add(
-                Warning,
-                "replicas",
-                "it has no connected replica: nothing can take over".to_owned(),
-                "connect at least one replica, better two",
+                severity,
+                "min-replicas",
+                "min-replicas-max-lag is 0, which turns min-replicas-to-write off: a master that \
+                 was replaced continues to grant and extend locks"
+                    .to_owned(),
+                "set min-replicas-max-lag 10 on the master and on its replicas, and restart them",
             );
         }
     }
@@ -326,6 +361,36 @@ impl<'a> Checks<'a> {
             }
         }
     }
+}
+
+/// What to do about a server that refuses LOCK.ACQUIRE, by its error.
+fn refusal_advice(error: &str) -> &'static str {
+    const ADVICE: [(&str, &str); 5] = [
+        (
+            "OOM",
+            "free memory (MEMORY STATS), or raise maxmemory; leave maxmemory-policy at noeviction",
+        ),
+        (
+            "MISCONF",
+            "free disk space, or repair the disk, then BGSAVE; INFO persistence and the log of the \
+             server name the error",
+        ),
+        (
+            "NOREPLICAS",
+            "start or reconnect its replicas (INFO replication)",
+        ),
+        (
+            "CLUSTERDOWN",
+            "bring back the masters that are missing (CLUSTER INFO, CLUSTER NODES)",
+        ),
+        (
+            NO_REPLY,
+            "wait if a failover runs; if writes are paused (CLIENT PAUSE), end that with CLIENT \
+             UNPAUSE",
+        ),
+    ];
+    let known = ADVICE.iter().find(|(word, _)| error.contains(word));
+    known.map_or("the error says what the server needs", |(_, advice)| advice)
 }
 
 /// Why a node is quarantined, and what to do, by the reason that `INFO lock` names.

@@ -31,7 +31,8 @@ pub struct Node {
     pub name: String,
     /// None if it does not reply to LOCK.NODE.
     pub status: Option<NodeStatus>,
-    /// Its fence counter less its clock, in µs, and how many warnings it has.
+    /// Its fence counter less its clock, in µs (0 before its first fence), and how many warnings it
+    /// has.
     pub details: Option<(i64, usize)>,
     /// The fields of `INFO server lock`; empty if they cannot be read.
     pub info: BTreeMap<String, String>,
@@ -199,7 +200,11 @@ fn details(raw: Value) -> (i64, usize) {
         Some(Value::Array(warnings)) => warnings.len(),
         _ => 0,
     };
-    (number("fence").saturating_sub(number("time")), warnings)
+    let lead = match number("fence") {
+        0 => 0,
+        fence => fence.saturating_sub(number("time")),
+    };
+    (lead, warnings)
 }
 
 /// The kinds of problems, as few as alerts need.
@@ -213,5 +218,22 @@ fn kind_of(verdict: &Verdict) -> &'static str {
             Some(_) => "refused",
         },
         _ => "other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_node_that_has_given_no_fence_is_not_behind_its_clock() {
+        let node = |fence: i64| {
+            let name = |text: &str| Value::SimpleString(text.to_owned());
+            let pairs = [(name("fence"), fence), (name("time"), 5)];
+            let pairs = pairs.map(|(name, number)| (name, Value::Int(number)));
+            details(Value::Map(pairs.into()))
+        };
+        assert_eq!(node(0), (0, 0));
+        assert_eq!(node(7), (2, 0));
     }
 }

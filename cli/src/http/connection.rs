@@ -9,7 +9,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep};
 
-/// A connection on which nothing happens ends after this time.
+/// A connection on which nothing happens ends after this time, and so does a request that takes
+/// longer to arrive.
 const IDLE: Duration = Duration::from_secs(30);
 /// A client has this long to read what it asked for.
 const STALLED: Duration = Duration::from_secs(10);
@@ -22,6 +23,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 pub struct Bounded {
     stream: Box<dyn Stream>,
     idle: Pin<Box<Sleep>>,
+    /// Something was sent since the client began to send its last request.
+    answered: bool,
     /// Runs while something waits to be written.
     stalled: Option<Pin<Box<Sleep>>>,
     _permit: OwnedSemaphorePermit,
@@ -32,6 +35,7 @@ impl Bounded {
         Self {
             stream,
             idle: Box::pin(sleep(IDLE)),
+            answered: true,
             stalled: None,
             _permit: permit,
         }
@@ -49,6 +53,7 @@ impl Bounded {
     ) -> Poll<io::Result<T>> {
         if result.is_ready() {
             self.stalled = None;
+            self.answered = true;
             self.progress();
             return result;
         }
@@ -67,7 +72,10 @@ impl AsyncRead for Bounded {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if read.is_ready() {
-            self.progress();
+            // A request that arrives byte by byte gets no more time with each of them.
+            if std::mem::take(&mut self.answered) {
+                self.progress();
+            }
             return read;
         }
         ready!(self.idle.as_mut().poll(context));
@@ -93,5 +101,58 @@ impl AsyncWrite for Bounded {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let ended = Pin::new(&mut self.stream).poll_shutdown(context);
         self.written(context, ended)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+    use tokio::sync::Semaphore;
+
+    async fn connected() -> (DuplexStream, Bounded) {
+        let (client, server) = duplex(1_024);
+        let Ok(permit) = Arc::new(Semaphore::new(1)).acquire_owned().await else {
+            panic!("no permit")
+        };
+        (client, Bounded::new(Box::new(server), permit))
+    }
+
+    /// Sends one byte after another, with pauses.
+    fn drip(mut client: DuplexStream) -> tokio::task::JoinHandle<()> {
+        tokio::spawn(async move {
+            while client.write_all(b"x").await.is_ok() {
+                sleep(Duration::from_secs(7)).await;
+            }
+        })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_request_that_arrives_byte_by_byte_is_dropped() {
+        let (client, mut connection) = connected().await;
+        let sent = drip(client);
+        let mut byte = [0];
+        let begun = Instant::now();
+        let failed = loop {
+            if let Err(error) = connection.read_exact(&mut byte).await {
+                break error;
+            }
+            assert!(begun.elapsed() < 2 * IDLE, "it is not dropped");
+        };
+        assert_eq!(failed.kind(), io::ErrorKind::TimedOut);
+        sent.abort();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_that_gets_replies_is_not_dropped() {
+        let (client, mut connection) = connected().await;
+        let sent = drip(client);
+        let mut byte = [0];
+        for _ in 0..50 {
+            assert!(connection.read_exact(&mut byte).await.is_ok());
+            assert!(connection.write_all(b"y").await.is_ok());
+        }
+        sent.abort();
     }
 }

@@ -18,6 +18,7 @@ use crate::exit::Failure;
 /// The shortest token that is accepted, in bytes: shorter ones can be guessed.
 const SHORTEST_TOKEN: usize = 16;
 const LONGEST_TOKEN: usize = 1_024;
+const SCHEME: &[u8] = b"Bearer ";
 const COOKIE_NAME: &str = "redlock";
 /// What everybody may read: it contains no data.
 const OPEN_PATHS: [&str; 6] = [
@@ -91,7 +92,11 @@ impl Token {
 
     fn admits(&self, headers: &HeaderMap) -> bool {
         let bearer = headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let bearer = bearer.and_then(|value| value.strip_prefix(b"Bearer "));
+        let bearer = bearer.and_then(|value| {
+            // The name of the scheme may be written in any case.
+            let (scheme, shown) = value.split_at_checked(SCHEME.len())?;
+            scheme.eq_ignore_ascii_case(SCHEME).then_some(shown)
+        });
         let cookies = headers.get_all(COOKIE).iter();
         let cookies = cookies.filter_map(|value| value.to_str().ok());
         let session = cookies
@@ -227,6 +232,8 @@ mod tests {
         };
         let session = format!("a=b; redlock={}", token.session);
         assert!(token.admits(&headers(AUTHORIZATION, "Bearer 0123456789abcdef")));
+        assert!(token.admits(&headers(AUTHORIZATION, "bearer 0123456789abcdef")));
+        assert!(!token.admits(&headers(AUTHORIZATION, "Bearer")));
         assert!(token.admits(&headers(COOKIE, &session)));
         assert!(!token.admits(&headers(AUTHORIZATION, "Bearer 0123456789abcdeg")));
         assert!(!token.admits(&headers(AUTHORIZATION, "0123456789abcdef")));

@@ -120,6 +120,7 @@ fn overview(seen: &Seen) -> Value {
         "level": level.word(),
         "verdict": printable(&verdict),
         "complete": seen.is_complete(),
+        "blind": seen.is_blind(),
         "asked": seen.locks.asked,
         "oldest_ms": millis(seen.oldest_look()),
         "list_age_ms": seen.list_age().map(millis),

@@ -37,6 +37,10 @@ impl Notes {
 }
 
 fn tail(file: &PathBuf) -> std::io::Result<String> {
+    // Opening a pipe that nobody writes to would wait forever.
+    if !std::fs::metadata(file)?.is_file() {
+        return Err(std::io::Error::other("it is not a regular file"));
+    }
     let mut file = File::open(file)?;
     let length = file.metadata()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(BYTES)))?;
@@ -91,6 +95,9 @@ mod tests {
     fn a_file_that_is_not_there_is_told() {
         let notes = Notes::new(Some("/no/such/file".into()));
         assert_eq!(notes.read()[0]["kind"], "alarm");
+        let folder = Notes::new(Some(std::env::temp_dir()));
+        let text = "--notes: it is not a regular file";
+        assert_eq!(folder.read()[0]["text"], text);
         assert!(Notes::new(None).read().is_empty());
     }
 }

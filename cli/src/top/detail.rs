@@ -12,7 +12,7 @@ use super::app::App;
 use super::draw::{FAINT, STRONG, color, state_of};
 use crate::duration::shown;
 use crate::names::{shown_key, shown_text};
-use crate::summary::{Holding, LockSummary};
+use crate::summary::{Holding, LockSummary, State};
 use crate::watch::{History, Hold, Level, Lock, Queue, Seen};
 
 /// How far back the timeline goes, in ms.
@@ -62,7 +62,9 @@ fn lines(lock: &Lock, seen: &Seen, width: usize) -> Vec<Line<'static>> {
         lines.push(Line::default());
         let title = format!("HISTORY: {} holds seen since the start", history.count);
         lines.push(Line::styled(title, FAINT));
-        let past = |hold: &Hold| past(hold, seen.now());
+        let is_unknown = |all: &LockSummary| all.state == State::Unknown;
+        let is_old = passed > seen.stale_after() || lock.summary.as_ref().is_some_and(is_unknown);
+        let past = |hold: &Hold| past(hold, seen.now(), is_old);
         lines.extend(history.holds.iter().rev().map(past));
     }
     lines
@@ -166,14 +168,18 @@ fn timeline(history: &History, now: i64, width: usize) -> Vec<Line<'static>> {
     ]
 }
 
-fn past(hold: &Hold, now: i64) -> Line<'static> {
+fn past(hold: &Hold, now: i64, is_old: bool) -> Line<'static> {
     let span = |millis: i64| shown(Duration::from_millis(u64::try_from(millis).unwrap_or(0)));
     let owner = name(hold.owner.as_deref());
     let fence = hold.fence;
     match hold.end {
         None => {
             let held = span(now - hold.start);
-            Line::from(format!("{owner}  for {held}, holds it now, fence {fence}"))
+            let state = match is_old {
+                true => "held when it was seen last",
+                false => "holds it now",
+            };
+            Line::from(format!("{owner}  for {held}, {state}, fence {fence}"))
         }
         Some(end) => {
             let (held, ago) = (span(end - hold.start), span(now - end));

@@ -75,7 +75,7 @@ fn draw_head(frame: &mut Frame, area: Rect, seen: &Seen) {
     let stale = seen.rounds > 0 && age > seen.stale_after();
     let mut first = vec![
         Span::styled("redlock top  ", STRONG),
-        Span::styled(text, color(level).add_modifier(Modifier::BOLD)),
+        Span::styled(printable(&text), color(level).add_modifier(Modifier::BOLD)),
     ];
     if stale {
         let text = format!("  OLD: this was {} ago", shown(age));
@@ -176,6 +176,7 @@ fn draw_locks(frame: &mut Frame, area: Rect, app: &mut App, seen: &mut Seen) {
     let ids: Vec<u64> = visible.iter().map(|lock| lock.id).collect();
     if rows.is_empty() {
         let text = match (app.query.filter.is_empty(), seen.is_complete()) {
+            _ if seen.is_blind() && seen.rounds > 0 => "not known: too few nodes list their locks",
             (false, _) => "no lock matches the filter",
             (true, true) => "nobody holds a lock, and nobody waits",
             (true, false) => "looking for locks",

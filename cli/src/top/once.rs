@@ -26,7 +26,7 @@ pub async fn print(args: Top, output: &Output) -> Result<u8, Failure> {
     let mut watch = Watch::start(args.place, args.interval).await?;
     let mut app = App::new(args.sort, args.filter);
     let begun = Moment::now();
-    while !watch.seen().is_complete() && Moment::now().since(begun) < LIMIT {
+    while !watch.seen().is_settled() && Moment::now().since(begun) < LIMIT {
         let _ = tokio::time::timeout(args.interval, watch.changed()).await;
     }
     let (text, value) = {

@@ -1,6 +1,7 @@
 //! The terminal: it is given back as it was, however the program ends.
 
 use std::io::{Stdout, Write, stdout};
+use std::mem::ManuallyDrop;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -18,8 +19,9 @@ static HOOK: Once = Once::new();
 /// Whether we have the terminal: giving it back twice would move the cursor.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// The whole screen, until it is dropped.
-pub struct Screen(Terminal<CrosstermBackend<Stdout>>);
+/// The whole screen, until it is dropped. The terminal itself is not: to be dropped it shows the
+/// cursor, and panics if the terminal is gone and with it standard error.
+pub struct Screen(ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>);
 
 impl Screen {
     pub fn enter() -> std::io::Result<Self> {
@@ -33,7 +35,8 @@ impl Screen {
         });
         take()?;
         let screen = Terminal::new(CrosstermBackend::new(stdout()));
-        screen.map(Self).inspect_err(|_| give_back())
+        let screen = screen.map(ManuallyDrop::new).map(Self);
+        screen.inspect_err(|_| give_back())
     }
 
     pub fn draw(&mut self, draw: impl FnOnce(&mut Frame)) -> std::io::Result<()> {
@@ -51,7 +54,11 @@ impl Screen {
         execute!(stdout(), Clear(ClearType::All))?;
         // A new one knows nothing of what was drawn. To clear the old one, it would ask for the
         // position of the cursor, and the thread that reads the keys would get the answer.
-        self.0 = Terminal::new(CrosstermBackend::new(stdout()))?;
+        let new = ManuallyDrop::new(Terminal::new(CrosstermBackend::new(stdout()))?);
+        let mut old = std::mem::replace(&mut self.0, new);
+        if old.show_cursor().is_ok() {
+            drop(ManuallyDrop::into_inner(old));
+        }
         Ok(())
     }
 }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use crate::summary::LockSummary;
+use crate::summary::{LockSummary, State};
 
 /// Spans that are remembered for one lock.
 const SPANS: usize = 100;
@@ -45,6 +45,9 @@ pub struct History {
 impl History {
     /// Takes in what a look at the time `now` found.
     pub fn note(&mut self, now: i64, seen: &LockSummary) {
+        if seen.state == State::Unknown {
+            return; // Too few nodes reply: nothing has begun or ended as far as is known.
+        }
         for holder in &seen.holders {
             // A minority is a hold that begins, ends, or failed.
             if holder.nodes() >= seen.majority() {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::history::{Hold, Wait};
-use crate::summary::LockSummary;
+use crate::summary::{LockSummary, State};
 
 use super::history::History;
 
@@ -60,4 +60,17 @@ fn the_history_of_a_busy_lock_is_bounded() {
     }
     assert_eq!((history.holds.len(), history.waits.len()), (100, 100));
     assert_eq!(history.count, 999);
+}
+
+#[test]
+fn what_too_few_nodes_say_ends_nothing() {
+    let mut history = History::default();
+    history.note(1_000, &look(Some(("ada", 7, 300)), 1));
+    let mut unknown = look(None, 0);
+    unknown.state = State::Unknown;
+    history.note(1_500, &unknown);
+    assert_eq!((history.holds[0].end, history.waits[0].end), (None, None));
+    history.note(2_000, &look(Some(("ada", 7, 1_300)), 1));
+    assert_eq!((history.holds.len(), history.count), (1, 1));
+    assert_eq!((history.holds[0].end, history.waits.len()), (None, 1));
 }

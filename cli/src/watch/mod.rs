@@ -86,9 +86,20 @@ impl Seen {
         self.nodes.iter().filter(grants).count()
     }
 
-    /// All keys of each node that replies were visited, and all locks found were asked about.
+    /// All locks are known: enough nodes list theirs, and all that were found were asked about.
     pub fn is_complete(&self) -> bool {
+        self.is_settled() && !self.is_blind()
+    }
+
+    /// All keys of each node that replies were visited, and all locks found were asked about.
+    pub fn is_settled(&self) -> bool {
         self.rounds > 0 && self.all_listed() && self.locks.all_asked()
+    }
+
+    /// So few nodes list their locks that a lock may be held on others only.
+    pub fn is_blind(&self) -> bool {
+        let lists = |node: &&Node| node.is_up() && node.sweep_problem.is_none();
+        self.nodes.iter().filter(lists).count() < self.quorum
     }
 
     fn all_listed(&self) -> bool {
@@ -109,7 +120,8 @@ impl Seen {
         self.locks.oldest.map_or(Duration::ZERO, passed)
     }
 
-    /// What is missing or old among the locks because there are many, in one sentence.
+    /// What is missing or old among the locks because there are many, or because too few nodes
+    /// list theirs, in one sentence.
     pub fn gaps(&self) -> Option<String> {
         if self.rounds == 0 {
             return None;
@@ -117,6 +129,9 @@ impl Seen {
         let (asked, all) = (self.locks.asked, self.locks.iter().len());
         let is_old = |age: &Duration| *age > self.stale_after();
         let mut parts = Vec::new();
+        if self.is_blind() {
+            parts.push("too few nodes list their locks".to_owned());
+        }
         if !self.all_listed() {
             parts.push(format!(
                 "{all} of {} locks listed so far",

@@ -156,7 +156,10 @@ pub struct Node {
     pub warnings: Vec<String>,
     /// Why its locks cannot be listed.
     pub sweep_problem: Option<String>,
+    /// Names of the last visit to all keys that are too long to ask about.
     pub too_long: usize,
+    /// The same of the visit that is under way.
+    too_long_so_far: usize,
     /// How often all its keys were visited.
     pub sweeps: u64,
     /// When the last visit to all of them began: locks that are newer may not be listed.
@@ -186,6 +189,7 @@ impl Node {
             warnings: Vec::new(),
             sweep_problem: None,
             too_long: 0,
+            too_long_so_far: 0,
             sweeps: 0,
             listed: None,
             rates: None,
@@ -232,11 +236,13 @@ impl Node {
             self.count(counters);
         }
         let sweep = report.sweep;
+        self.too_long_so_far += sweep.too_long;
+        self.too_long = self.too_long.max(self.too_long_so_far);
         if sweep.complete {
             self.sweeps += 1;
             self.listed = sweep.begun;
+            self.too_long = std::mem::take(&mut self.too_long_so_far);
         }
-        self.too_long = self.too_long.max(sweep.too_long);
         self.sweep_problem = sweep.problem;
         sweep.names
     }
@@ -252,6 +258,8 @@ impl Node {
             self.status = None;
             self.rates = None;
             self.counters = None;
+            self.warnings.clear();
+            self.sweep_problem = None;
         }
         self.verdict = verdict;
     }
@@ -311,7 +319,33 @@ mod tests {
         node.count(counters(Moment::now(), 1));
         node.count(counters(Moment::now() + Duration::from_secs(1), 2));
         assert!(node.rates.is_some());
+        node.warnings.push("this crash may lose grants".to_owned());
+        node.sweep_problem = Some("SCAN: refused".to_owned());
         node.set_verdict(Some(Verdict::TimedOut(Duration::ZERO)));
         assert!(node.rates.is_none() && node.status.is_none() && !node.is_up());
+        assert!(node.warnings.is_empty() && node.sweep_problem.is_none());
+    }
+
+    #[test]
+    fn long_names_that_are_gone_are_not_told_for_ever() {
+        let mut node = Node::new("a".to_owned());
+        let mut visit = |too_long, complete| {
+            node.learn(Report {
+                name: "a".to_owned(),
+                status: Err(Verdict::NotAsked),
+                counters: None,
+                sweep: Sweep {
+                    too_long,
+                    complete,
+                    ..Sweep::default()
+                },
+            });
+            node.too_long
+        };
+        assert_eq!(
+            (visit(1, false), visit(1, true), visit(0, false)),
+            (1, 2, 2)
+        );
+        assert_eq!(visit(0, true), 0);
     }
 }

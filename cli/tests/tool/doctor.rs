@@ -9,12 +9,12 @@ use crate::masters;
 use crate::tool::{Json, redlock};
 
 /// Settings under which a node has no problem; it grants soon after its start.
-const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
+pub const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
 
 /// The name of a check, and its severity.
 type Expected = (&'static str, &'static str);
 
-fn ask(nodes: &[String], words: &[&str]) -> Outcome {
+pub fn ask(nodes: &[String], words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
     command
         .env("REDLOCK_NODES", nodes.join(","))
@@ -23,12 +23,12 @@ fn ask(nodes: &[String], words: &[&str]) -> Outcome {
     outcome(command)
 }
 
-fn urls(servers: &[Server]) -> Vec<String> {
+pub fn urls(servers: &[Server]) -> Vec<String> {
     servers.iter().map(Server::url).collect()
 }
 
 /// A server that grants locks.
-fn sound() -> Server {
+pub fn sound() -> Server {
     let server = Server::with(SOUND);
     wait_until("the quarantine is over", || {
         server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
@@ -48,7 +48,7 @@ fn findings(ended: &Outcome) -> Vec<(String, String)> {
 }
 
 #[track_caller]
-fn found(nodes: &[String], words: &[&str], code: i32, expected: &[Expected]) -> Outcome {
+pub fn found(nodes: &[String], words: &[&str], code: i32, expected: &[Expected]) -> Outcome {
     let ended = ask(nodes, &[words, &["--json"]].concat());
     let owned = |(check, severity): &Expected| ((*check).to_owned(), (*severity).to_owned());
     let expected: Vec<_> = expected.iter().map(owned).collect();

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use redislock_testkit::process::outcome;
 use redislock_testkit::tmux::Tmux;
-use redislock_testkit::{Connection, Server};
+use redislock_testkit::{Connection, Server, wait_until};
 
 use crate::masters;
 use crate::page::picture;
@@ -275,4 +275,23 @@ fn hostile_names_cannot_move_the_cursor_or_hide_text() {
     assert_eq!(tmux.variable("pane_title"), title);
     tmux.press(&["q"]);
     is_clean(&tmux, "0");
+}
+
+#[test]
+fn a_terminal_that_is_gone_is_an_end_by_signal() {
+    let servers = masters::<1>();
+    let Some(tmux) = terminal(&servers, 100, 30) else {
+        return;
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let code = folder.path().join("code");
+    // The shell goes on after the hang-up; what it starts gets the signal as usual.
+    let script = format!("trap : HUP; $R top; echo $? > {}", code.display());
+    tmux.type_in(&format!("sh -c '{script}'\n"));
+    tmux.shows("Locks are granted: 1 of 1 node");
+    drop(tmux);
+    wait_until("it has ended", || code.exists());
+    wait_until("by the signal", || {
+        std::fs::read_to_string(&code).unwrap() == "129\n"
+    });
 }

@@ -285,14 +285,16 @@ function showPaging(news) {
   const all = news.overview;
   find("none").hidden = news.locks.length > 0;
   const empty = wanted.filter ? "No lock matches the filter." : "Nobody holds a lock, and nobody waits.";
-  put(find("none"), all.complete || wanted.filter ? empty : "Looking for locks…");
+  const looking = all.blind ? "Not known: too few nodes list their locks." : "Looking for locks…";
+  put(find("none"), all.complete || (wanted.filter && !all.blind) ? empty : looking);
   find("paging").hidden = news.pages < 2 && news.page === 0;
   put(find("page"), `Page ${news.page + 1} of ${news.pages}, ${news.matching} locks`);
   find("previous").disabled = news.page === 0;
   find("next").disabled = news.page + 1 >= news.pages;
   const gaps = all.gaps || "";
   find("gaps").hidden = !gaps;
-  put(find("gaps"), gaps && `There are too many locks to ask about each of them at once: ${gaps}. The order and the filter use what is known.`);
+  const why = all.blind ? "The list may be old and incomplete" : "There are too many locks to ask about each of them at once";
+  put(find("gaps"), gaps && `${why}: ${gaps}. The order and the filter use what is known.`);
   let title = "Locks";
   if (all.overflow) title += ` (only ${all.locks} of them are listed)`;
   if (all.too_long_names) title += " (names of more than 4096 bytes are not listed)";
@@ -372,7 +374,8 @@ function pastOf(lock, now) {
   const items = (lock.holds || []).map((hold) => {
     const item = make("li");
     const length = (hold.end === null ? now : hold.end) - hold.start;
-    const when = hold.end === null ? "holds it now" : `until ${span(now - hold.end)} ago`;
+    const open = lock.stale || lock.state === "unknown" ? "held when it was seen last" : "holds it now";
+    const when = hold.end === null ? open : `until ${span(now - hold.end)} ago`;
     item.append(make("bdi", "", hold.owner || "an unnamed client"), ` · ${span(length)}, ${when} · fence ${hold.fence}`);
     return item;
   });
