@@ -222,7 +222,7 @@ impl LoadedBytes {
     }
 
     fn get(&self) -> &[u8] {
-        // SAFETY: so many bytes, which nobody else knows.
+        // SAFETY: this many bytes, which nobody else knows.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -246,8 +246,9 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
     if !can_load(version) {
         let known = wire::RDB_VERSION;
         let text = format!(
-            "these locks were saved by another version of redislock (form {version}, this version \
-             reads form {known}): start the server with the version that saved them, or a newer one"
+            "these locks were saved by another version of redislock (format {version}, this \
+             version reads format {known}): start the server with the version that saved them, or \
+             a newer one"
         );
         ffi::log(Level::Warning, &text);
         return error;

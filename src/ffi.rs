@@ -35,9 +35,9 @@ macro_rules! there {
 }
 pub(crate) use there;
 
-/// A function that was there at load is gone: nothing can be done but to stop before harm is done.
+/// Stops the server: a function that it provided at load is missing, so nothing is safe now.
 pub fn missing(name: &str) -> ! {
-    eprintln!("redislock: the server has lost {name}");
+    eprintln!("redislock: the server no longer provides {name}");
     std::process::abort()
 }
 
@@ -56,7 +56,7 @@ pub fn detach(ctx: Ctx) {
     if !there!(RedisModule_GetDetachedThreadSafeContext) {
         return;
     }
-    // SAFETY: a valid context, during load; the detached one stays for as long as the module does.
+    // SAFETY: a valid context, during load; the detached one stays as long as the module is loaded.
     let detached = unsafe { api!(RedisModule_GetDetachedThreadSafeContext(ctx.raw())) };
     DETACHED.store(detached, Ordering::Relaxed);
 }
@@ -77,7 +77,7 @@ pub fn detached() -> Option<Ctx> {
 }
 
 /// When the running command, script or transaction began, µs: another one has another number. None
-/// on Redis 7.0, which does not tell.
+/// on Redis 7.0, which does not report it.
 pub fn time_of_command() -> Option<u64> {
     // SAFETY: a function that is there, or not; it takes nothing and returns a number.
     let time = unsafe { raw::RedisModule_CachedMicroseconds.map(|time| time()) };

@@ -16,7 +16,7 @@
 //! | `warnings.rs` | what an operator should change: for the log and LOCK.NODE |
 //! | `replication/` | whether another node may be a master at the same time |
 //! | `quarantine.rs` | the node's quarantine: log, alarm, unreadable settings |
-//! | `reply.rs` | how outcomes are worded, for those who waited and those who did not |
+//! | `reply.rs` | how outcomes are worded, for waiters and for other callers |
 //! | `info.rs` | what INFO shows |
 //! | `config.rs` | the options, their defaults and ranges |
 //! | `node/` | the node's state, and how callbacks reach it |

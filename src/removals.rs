@@ -24,7 +24,7 @@ pub enum Cause {
     Force,
     Deletion,
     Eviction,
-    /// An overwrite, an EXPIRE: the server does not tell us.
+    /// An overwrite, an EXPIRE: the server does not report it.
     Other,
 }
 

@@ -36,7 +36,7 @@ impl From<&'static str> for Failure {
 pub struct Shape {
     /// An array of fences, a key each.
     pub several: bool,
-    /// The token that the server made, to be told with the fence.
+    /// The token that the server made, to be sent with the fence.
     pub made_token: Option<String>,
 }
 

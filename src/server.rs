@@ -16,7 +16,7 @@ use crate::ffi::{Ctx, OwnedString, ServerInfo, api};
 /// Does nothing. Whether the server would run it tells whether a write on its key is allowed.
 pub const PROBE: &CStr = c"lock._probe";
 
-/// Settings that only CONFIG tells; none of what cannot be read.
+/// Settings that only CONFIG shows; none of what cannot be read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Settings {
     /// min-replicas-to-write and min-replicas-max-lag.
@@ -57,7 +57,7 @@ pub enum ReplicaRule {
     Unknown,
 }
 
-/// Reads what only CONFIG tells: at the start, and when the configuration has changed. Says whether
+/// Reads what only CONFIG shows: at the start, and when the configuration has changed. Says whether
 /// from now on, and not before, every write is followed by fsync.
 pub fn read_settings(ctx: Ctx) -> bool {
     let number = |name| ctx.config(name)?.parse().ok();
@@ -269,7 +269,7 @@ pub fn may_rewrite_without_preamble() -> bool {
     settings().rdb_preamble != Some(true)
 }
 
-/// What tells that the server's statistics were reset.
+/// Shows that the server's statistics were reset.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ResetMarks {
     total_commands: u64,
@@ -279,7 +279,7 @@ struct ResetMarks {
     micros: u64,
 }
 
-/// Whether CONFIG RESETSTAT ran since this was asked last. No event tells of it. It makes a total
+/// Whether CONFIG RESETSTAT ran since this was asked last. No event reports it. It makes a total
 /// fall that nothing else does, and its own call is the first that is counted afterwards.
 pub fn statistics_were_reset() -> bool {
     static SEEN: Mutex<ResetMarks> = Mutex::new(ResetMarks {

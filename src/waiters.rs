@@ -58,11 +58,11 @@ impl Places {
     }
 }
 
-/// Everything about those who wait that the server does not keep.
+/// Everything about the waiters that the server does not keep.
 #[derive(Default)]
 struct Waiters {
     places: Places,
-    /// Answers to those who are still blocked.
+    /// Replies to waiters that are still blocked.
     answers: Vec<(WaiterId, Answer)>,
     /// Those who are still blocked and are to come again: very many may be at once.
     dismissed: VecDeque<WaiterId>,
@@ -72,12 +72,12 @@ struct Waiters {
 }
 
 impl Waiters {
-    fn owes_answers(&self) -> bool {
+    fn has_pending_replies(&self) -> bool {
         !(self.answers.is_empty() && self.dismissed.is_empty())
     }
 }
 
-/// So many who are to come again are told so in one turn of the event loop.
+/// This many waiters get `-UNBLOCKED` in one iteration of the event loop.
 const DISMISSED_AT_ONCE: usize = 32;
 
 /// When nobody was answered for so long, the server need not call at the end of each turn. While a
@@ -149,7 +149,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
     WAITERS.with(|waiters| waiters.places.insert(id, Place { client, parked }));
 }
 
-/// Answers those who waited, as soon as the server has done with what it is doing.
+/// Replies to the waiters as soon as the server has finished its current work.
 ///
 /// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in
 /// EXEC), and then the answer is not the one that counts. So it waits for the end of the turn. If
@@ -186,7 +186,7 @@ fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _
         unblock_dismissed(DISMISSED_AT_ONCE);
         let is_more = WAITERS.with(|waiters| {
             waiters.turn = Turn::Over;
-            waiters.owes_answers()
+            waiters.has_pending_replies()
         });
         if is_more {
             alarm::nudge();
@@ -207,7 +207,7 @@ fn look_again_for_quiet() {
 fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
     let is_quiet = WAITERS.with(|waiters| {
         let has_answered = std::mem::take(&mut waiters.has_answered);
-        let is_quiet = !has_answered && !waiters.owes_answers();
+        let is_quiet = !has_answered && !waiters.has_pending_replies();
         if is_quiet {
             waiters.turn = Turn::Untold;
         }
@@ -220,7 +220,7 @@ fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// Lets the server reply to those who were answered.
+/// Lets the server send the replies of the waiters.
 fn unblock_answered() {
     let mut answers = WAITERS.with(|waiters| std::mem::take(&mut waiters.answers));
     for (id, answer) in answers.drain(..) {
@@ -234,7 +234,7 @@ fn unblock_answered() {
     });
 }
 
-/// Lets the server tell those who are to come again, at most so many.
+/// Lets the server send `-UNBLOCKED` to dismissed waiters, at most this many.
 fn unblock_dismissed(most: usize) {
     for _ in 0..most {
         let Some(id) = WAITERS.with(|waiters| waiters.dismissed.pop_front()) else {
@@ -248,7 +248,7 @@ fn unblock_dismissed(most: usize) {
 fn tell(id: WaiterId, answer: Answer) {
     match WAITERS.with(|waiters| waiters.places.remove(id)) {
         Some(place) => unblock(place, answer),
-        // Gone before it could be told.
+        // Disconnected before it could be notified.
         None => has_left(id),
     }
 }
@@ -263,7 +263,7 @@ fn unblock(place: Place, answer: Answer) {
     }
 }
 
-/// The module has failed and grants nothing any more: those who wait are told so.
+/// The module has failed and grants nothing any more: the waiters are notified.
 pub fn give_up() {
     unblock_answered();
     while let Some(place) = WAITERS.with(|waiters| {

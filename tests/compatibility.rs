@@ -158,7 +158,7 @@ fn of_the_next_form(name: &str) -> Vec<u8> {
 #[test]
 fn an_rdb_file_of_a_newer_form_is_refused_with_one_line() {
     let log = refused_file("dump.rdb", &of_the_next_form("dump.rdb"), "save 3600 1");
-    assert_told_once(&log, "saved by another version of redislock (form 3");
+    assert_told_once(&log, "saved by another version of redislock (format 3");
 }
 
 #[test]

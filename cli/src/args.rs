@@ -279,16 +279,16 @@ pub struct Exporter {
 pub struct Top {
     #[command(flatten)]
     pub place: Where,
-    /// How often the nodes are asked: 100ms to 10s
+    /// How often to query the nodes: 100ms to 10s
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = interval)]
     pub interval: Duration,
     /// Show only locks with this text in their name or in the label of a holder
     #[arg(long, value_name = "TEXT", default_value = "")]
     pub filter: String,
-    /// What comes first: wait, waiters, held, lease, fence or name
+    /// The order: wait, waiters, held, lease, fence or name
     #[arg(long, value_name = "ORDER", default_value = "wait", value_parser = order)]
     pub sort: Sort,
-    /// Print what is seen first, and exit
+    /// Print the first screen and exit
     #[arg(long)]
     pub once: bool,
 }
@@ -306,10 +306,10 @@ pub struct Serve {
         hide_env_values = true
     )]
     pub listen: String,
-    /// How often the nodes are asked: 100ms to 10s
+    /// How often to query the nodes: 100ms to 10s
     #[arg(long, value_name = "DURATION", default_value = "500ms", value_parser = interval)]
     pub interval: Duration,
-    /// A file with the token that clients must show, on one line
+    /// A file with the token that clients must send, on one line
     #[arg(long, value_name = "FILE")]
     pub token_file: Option<PathBuf>,
     /// The certificate of the page (PEM), for https
@@ -318,13 +318,13 @@ pub struct Serve {
     /// The private key of the certificate (PEM)
     #[arg(long, value_name = "FILE")]
     pub tls_key: Option<PathBuf>,
-    /// A text file to show beside the locks: the page follows it while another program writes it
+    /// A text file to show next to the locks; the page shows new lines as they are written
     #[arg(long, value_name = "FILE")]
     pub notes: Option<PathBuf>,
 }
 
 fn order(word: &str) -> Result<Sort, String> {
-    let wrong = || "it is one of wait, waiters, held, lease, fence, name".to_owned();
+    let wrong = || "use one of wait, waiters, held, lease, fence, name".to_owned();
     Sort::named(word).ok_or_else(wrong)
 }
 

@@ -26,7 +26,7 @@ pub struct Failure {
     pub text: String,
     /// Another client holds the lock: an expected result, which `--quiet` does not print.
     pub is_busy: bool,
-    /// The exit code alone tells.
+    /// Only the exit code reports it.
     pub is_silent: bool,
 }
 

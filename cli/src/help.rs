@@ -9,7 +9,7 @@ Examples:
   redlock status nightly                       # who holds it, who waits
   redlock ls 'backup:*'                        # all locks whose names match
   redlock nodes                                # can every node grant locks?
-  redlock top                                  # all of it, live
+  redlock top                                  # nodes and locks, live
   redlock serve                                # the same on a web page
 
 One node is enough to start with. With three or five independent masters,
@@ -119,8 +119,8 @@ Examples:
 
 The exit code is 69 unless every node can grant locks now.
 
-QUARANTINE: how long the node still grants nothing, for example because
-it was restarted and may have lost locks. DURABLE: yes if it loses no
+QUARANTINE: the time until the node grants locks again; for example, it
+was restarted and may have lost locks. DURABLE: yes if it loses no
 locks at a restart. CLOCK: how far its clock is ahead of the clock of
 this host.";
 
@@ -154,18 +154,19 @@ pub const TOP: &str = "\
 Examples:
   redlock top
   redlock top --filter backup --sort waiters
-  redlock top --once                          # print one frame, for a log
+  redlock top --once                          # print one screen, for a log
   redlock top --once --json | jq .locks
 
 Keys: arrows, PgUp, PgDn, Home, End to move, Enter for one lock, Esc back,
 s for the next order, / to filter, f to release a lock by force (asks
 first), ? for help, q to quit.
 
-A node is asked about at most 500 locks and 2,000 keys in a second, which
-is less than 1 % of its CPU. With more locks than that, those on the screen
-and those with waiters are asked about first, and the age of the others is
-shown. The user of the URLs needs the commands LOCK.NODE, LOCK.INFO, SCAN
-and INFO, and LOCK.FORCE for f.";
+In each second, a node is queried for at most 500 locks and 2,000 keys,
+which is less than 1 % of its CPU. With more locks, those on the screen and
+those with waiters come first, and the age of the others is shown.
+
+The user of the URLs needs the commands LOCK.NODE, LOCK.INFO, SCAN and INFO,
+and LOCK.FORCE for f.";
 
 pub const SERVE: &str = "\
 Examples:
@@ -176,8 +177,8 @@ Examples:
 
 The page only reads. It shows nodes, locks, holders, waits, and a timeline
 of each lock since redlock serve was started. /api/locks and /api/nodes
-have the same as JSON (parameters of /api/locks: sort, filter, page, lock),
-/metrics has the metrics of redlock exporter, /healthz says that it runs.
+have the same as JSON (parameters of /api/locks: sort, filter, page),
+/metrics has the metrics of redlock exporter, /healthz replies ok.
 
 An address that other hosts can reach needs a token and TLS. A browser asks
 for the token; other clients send Authorization: Bearer TOKEN.
@@ -185,8 +186,8 @@ for the token; other clients send Authorization: Bearer TOKEN.
 In the file of --notes, a line that begins with # is a heading, and one
 that begins with ! is important.
 
-A node is asked about at most 500 locks and 2,000 keys in a second, which
-is less than 1 % of its CPU. The user of the URLs needs the commands
+In each second, a node is queried for at most 500 locks and 2,000 keys,
+which is less than 1 % of its CPU. The user of the URLs needs the commands
 LOCK.NODE, LOCK.INFO, SCAN and INFO.";
 
 pub const COMPLETIONS: &str = "\

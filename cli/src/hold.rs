@@ -1,4 +1,4 @@
-//! Getting the lock for `run` and `acquire`: connect, wait, and tell whom the wait is for.
+//! Getting the lock for `run` and `acquire`: connect, wait, and report who holds the lock.
 
 use std::convert::Infallible;
 use std::pin::pin;
@@ -71,7 +71,7 @@ async fn connect(request: &Request<'_>, deadline: Option<Moment>) -> Result<Redl
     Ok(client)
 }
 
-/// A lock stays held without renewal for as long as one lease: no node may cut it short.
+/// A lock stays held without renewal for one lease: no node may cut it short.
 fn check_min_hold(client: &Redlock, min_hold: Duration) -> Result<(), Failure> {
     for answer in client.longest_leases() {
         if let Ok(max_ttl) = answer.result

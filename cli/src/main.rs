@@ -67,7 +67,7 @@ fn main() -> ExitCode {
         Ok(cli) => (cli.json, start(cli)),
         Err(error) => (has_json_flag(), not_parsed(&error)),
     };
-    // Not told by the code alone: `--conflict-exit-code 0` makes it 0.
+    // The code alone does not show it: `--conflict-exit-code 0` makes it 0.
     let failed = !matches!(result, Ok(0));
     let code = result.unwrap_or_else(|failure| {
         if !failure.is_silent {
@@ -128,7 +128,7 @@ async fn carry_out(verb: Verb, output: &Output) -> Result<u8, Failure> {
     }
 }
 
-/// With `--quiet`, a lock that another client holds is told by the exit code alone.
+/// With `--quiet`, a lock that another client holds is reported only by the exit code.
 fn silenced(result: Result<u8, Failure>, quiet: bool) -> Result<u8, Failure> {
     result.map_err(|failure| Failure {
         is_silent: quiet && failure.is_busy,

@@ -8,7 +8,7 @@ use tokio::signal::unix::{self, SignalKind};
 use crate::exit::Failure;
 use crate::terminal::has_job_control;
 
-/// Passed on to the command. SIGCHLD, which tells that the command stopped or ended, is not.
+/// Passed on to the command. SIGCHLD, which reports that the command stopped or ended, is not.
 const PASSED_ON: [Signal; 9] = [
     Signal::SIGHUP,
     Signal::SIGINT,

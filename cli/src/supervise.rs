@@ -33,7 +33,7 @@ pub enum Ending {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Held,
-    /// SIGTERM was sent. SIGKILL follows, even if the nodes reply again: the command was told to
+    /// SIGTERM was sent. SIGKILL follows, even if the nodes reply again: the command was asked to
     /// end.
     Terminating {
         kill_at: Moment,

@@ -11,12 +11,12 @@ async fn main() -> Result<(), Error> {
     let mut arguments = std::env::args().skip(1);
     let name = arguments.next().expect("usage: leader NAME URL...");
     let client = Redlock::connect(arguments).await?;
-    let office = client
+    let election = client
         .election("{scheduler}")
         .candidate(&name)
         .ttl(Duration::from_secs(5));
     loop {
-        let leadership = office.campaign().await?;
+        let leadership = election.campaign().await?;
         println!("{name} leads in term {}", leadership.term());
         let stopped = tokio::select! {
             () = lead(leadership.term()) => false,

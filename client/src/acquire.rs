@@ -132,7 +132,7 @@ struct Grant {
     valid_until: Moment,
 }
 
-/// Waits until so many replicas of each node of a majority have what this hold was granted, for a
+/// Waits until this many replicas of each node of a majority have what this hold was granted, for a
 /// guard that enters it again.
 pub(crate) async fn replicate_again(
     hold: &Hold,
@@ -199,7 +199,7 @@ async fn replicate(
     Err(Error::NotReplicated { lock, nodes })
 }
 
-/// Yes, if so many replicas of the node have confirmed.
+/// Yes, if this many replicas of the node have confirmed.
 async fn confirm(
     node: &Node,
     extend: &command::Request,
@@ -226,7 +226,9 @@ async fn confirm(
                 false => Reply::Trouble(Verdict::NotReplicated { replicas: count }),
             }
         }
-        Ok(_) => Reply::Trouble(Verdict::Garbage("WAIT without a number".to_owned())),
+        Ok(_) => Reply::Trouble(Verdict::Garbage(
+            "WAIT did not reply with a number".to_owned(),
+        )),
         Err(verdict) => Reply::Trouble(verdict),
     }
 }

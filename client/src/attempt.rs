@@ -20,7 +20,7 @@ use crate::round::{Late, Question, Round};
 
 use queue::Blocked;
 
-/// Of so many holders of a lock an error message may name one.
+/// Of this many holders of a lock an error message may name one.
 const HOLDERS_SHOWN: usize = 8;
 
 /// How an attempt, or a round of it, came out.
@@ -34,7 +34,7 @@ pub(crate) enum Outcome {
     Busy,
     /// Too few nodes answered.
     NoQuorum,
-    /// So many nodes refuse for good that no retry can help.
+    /// Enough nodes refuse permanently that no retry can help.
     Refused,
 }
 
@@ -304,7 +304,7 @@ impl Attempt {
             });
         }
         while let Some((question, said)) = round.next().await {
-            // A node that does not tell in time is reported as held, without the details.
+            // A node that does not reply in time is reported as held, without the details.
             if matches!(said, Verdict::Held { .. }) {
                 self.verdicts[question.place] = said;
             }

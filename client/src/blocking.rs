@@ -213,8 +213,8 @@ impl Lock {
     }
 }
 
-/// A lock that is held, with all that its view ([`Held`]) tells. Dropping the last guard of a hold
-/// releases it before the drop returns, wherever that is.
+/// A lock that is held, with everything that its view ([`Held`]) has. Dropping the last guard of a
+/// hold releases it before the drop returns, wherever that is.
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {

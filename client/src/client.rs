@@ -72,7 +72,7 @@ impl Client {
         })
     }
 
-    /// Tells those who measure.
+    /// Notifies the metrics hook.
     pub(crate) fn record(&self, spec: &Spec, event: Event<'_>) {
         let Some(metrics) = &self.metrics else {
             return;

@@ -104,7 +104,7 @@ impl Spec {
         invalid_if(
             nodes > 1 && self.limit.is_some(),
             format_args!(
-                "limit needs a single node, this client has {nodes}: permits have no quorum"
+                "limit needs a single node, this client has {nodes}: a semaphore cannot span nodes"
             ),
         )?;
         invalid_if(

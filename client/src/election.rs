@@ -33,7 +33,7 @@ pub struct Election {
 }
 
 impl Redlock {
-    /// An election for the office of this name. It is a lock: do not use the name for another one.
+    /// The election of this name. It is a lock: do not use the name for another one.
     pub fn election(&self, name: impl AsRef<[u8]>) -> Election {
         Election {
             client: self.clone(),
@@ -52,8 +52,8 @@ impl Election {
         self
     }
 
-    /// How long a leader that has died stays in office; 10 s if not set. A leader that lives renews
-    /// its lease.
+    /// The lease of a leader, 10 s if not set. The leader renews it; a leader that has died is
+    /// replaced after at most this time.
     pub fn ttl(mut self, ttl: Duration) -> Self {
         self.ttl = ttl;
         self
@@ -66,7 +66,7 @@ impl Election {
         Ok(Leadership { guard })
     }
 
-    /// Campaigns for at most this long; [`Error::Busy`] if somebody else leads until then.
+    /// Campaigns for at most this long; [`Error::Busy`] if another candidate leads until then.
     pub async fn campaign_for(&self, wait: Duration) -> Result<Leadership, Error> {
         let guard = self.lock().wait(wait).acquire().await?;
         Ok(Leadership { guard })
@@ -148,7 +148,8 @@ impl Leadership {
         self.guard.is_valid()
     }
 
-    /// Completes when the office is lost, before another candidate can be elected, and says why.
+    /// Completes with the reason when the leadership is lost, before another candidate can be
+    /// elected.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         self.guard.lost()
     }
@@ -158,12 +159,12 @@ impl Leadership {
         self.guard.lost_token()
     }
 
-    /// A view for those who work for the leader, without the power to resign.
+    /// A view for code that works for the leader, without the power to resign.
     pub fn held(&self) -> Held {
         self.guard.held()
     }
 
-    /// Leaves the office to the next candidate, and says whether it was held until now.
+    /// Resigns in favour of the next candidate; returns whether the leadership was held until now.
     pub async fn resign(self) -> Released {
         self.guard.release().await
     }

@@ -1,37 +1,37 @@
-//! What can go wrong, node by node. Nothing here ever carries a token.
+//! Errors, with the verdict of each node. No error contains a token.
 
 use std::fmt;
 use std::time::Duration;
 
 use redis::RedisError;
 
-/// What one node said to one question.
+/// The result of one request on one node.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// It granted, with this fence; too few others did.
+    /// The node granted the lock with this fence, but too few others did.
     Granted {
         /// The fence of that grant.
         fence: u64,
     },
-    /// Somebody else holds the lock there, or is ahead in its queue.
+    /// Another client holds the lock there, or is ahead in its queue.
     Held {
-        /// The label of the holder, if it gave one and the node told it in time.
+        /// The label of the holder, if it gave one and the node replied in time.
         owner: Option<String>,
         /// How long the holder's lease still runs.
         remaining: Option<Duration>,
-        /// How many wait there.
+        /// The number of waiters there.
         waiters: u64,
     },
-    /// It does not know this hold (any more): expired, forced, flushed or forgotten.
+    /// The node has no record of this hold: it expired, was forced or flushed, or was lost.
     NotHeld,
-    /// No answer within the node's timeout.
+    /// The node did not reply within its timeout.
     TimedOut(Duration),
     /// No connection to it, or the connection ended.
     Unreachable(RedisError),
-    /// It may have forgotten grants, and gives none for this long.
+    /// The node may have lost grants, and pauses granting.
     Quarantined {
-        /// When to ask again, if the node said so.
+        /// When to try again, if the node reported it.
         retry_in: Option<Duration>,
     },
     /// The key holds another type of value.
@@ -43,7 +43,7 @@ pub enum Verdict {
         /// The version that the node reports.
         version: String,
     },
-    /// It is a replica: locks are taken on masters.
+    /// The node is a replica: only masters grant locks.
     Replica,
     /// It is the same server as another node of the list.
     SameAs {
@@ -55,11 +55,11 @@ pub enum Verdict {
         /// How many have.
         replicas: u64,
     },
-    /// It refused the request: [`RedisError::code`] says why.
+    /// The node refused the request: [`RedisError::code`] has the reason.
     Refused(RedisError),
-    /// It answered something that is no answer to the question.
+    /// The node sent an unexpected reply.
     Garbage(String),
-    /// It was not asked: believed down, or the answer was decided without it.
+    /// The node was not asked: it counts as down, or its reply could not change the result.
     NotAsked,
 }
 
@@ -73,7 +73,7 @@ impl Verdict {
         }
     }
 
-    /// How long somebody else's lease still runs, as far as the node told.
+    /// How long somebody else's lease still runs, as far as the node replied.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         match self {
             Self::Held { remaining, .. } => *remaining,
@@ -150,8 +150,8 @@ impl fmt::Display for Verdict {
                 }
                 Ok(())
             }
-            Self::NotHeld => out.write_str("does not know this hold"),
-            Self::TimedOut(after) => write!(out, "no answer within {} ms", after.as_millis()),
+            Self::NotHeld => out.write_str("has no record of this hold"),
+            Self::TimedOut(after) => write!(out, "no reply within {} ms", after.as_millis()),
             Self::Unreachable(why) => write!(out, "unreachable: {why}"),
             Self::Quarantined {
                 retry_in: Some(left),
@@ -185,7 +185,7 @@ impl fmt::Display for Verdict {
 pub struct NodeReport {
     /// The node's address, without user and password.
     pub node: String,
-    /// What it said.
+    /// Its verdict.
     pub verdict: Verdict,
 }
 
@@ -206,7 +206,7 @@ impl std::error::Error for NodeReport {
 pub struct Reports(pub(crate) Vec<NodeReport>);
 
 impl Reports {
-    /// The reports, one a node.
+    /// The reports, one per node.
     pub fn iter(&self) -> impl Iterator<Item = &NodeReport> {
         self.0.iter()
     }
@@ -230,14 +230,14 @@ pub enum Loss {
     Released,
     /// The last guard has left it to the bearer of its ticket.
     Detached,
-    /// It could not be renewed in time, or was not to be: its validity is over or about to end.
+    /// It was not renewed in time, or not at all: its validity is over or about to end.
     Expired {
-        /// What each node said last.
+        /// The last verdict of each node.
         nodes: Reports,
     },
-    /// Too many nodes do not know it any more: it was forced, or they have forgotten it.
+    /// Too many nodes have no record of it: it was forced, or they have lost it.
     Gone {
-        /// What each node said last.
+        /// The last verdict of each node.
         nodes: Reports,
     },
     /// It was ephemeral, and its connection has ended.
@@ -248,56 +248,55 @@ pub enum Loss {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Error {
-    /// Somebody else holds the lock, and did so until the wait was over.
+    /// Another client held the lock until the wait was over.
     Busy {
-        /// The lock asked for.
+        /// The requested lock.
         lock: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// Too few nodes could be asked, or answered in time: nobody knows whether the lock is free.
+    /// Too few nodes could be asked, or replied in time: it is unknown whether the lock is free.
     NoQuorum {
-        /// The lock asked for.
+        /// The requested lock.
         lock: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// The hold is over, though nobody released it: expired, forced, or forgotten by a majority.
+    /// The hold ended without a release: it expired, was forced, or was lost by a majority.
     Lost {
         /// The lock that was held.
         lock: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// The nodes refuse this request and will go on doing so: another type of value, no permission,
-    /// a limit.
+    /// The nodes refuse this request permanently: another type of value, no permission, a limit.
     Refused {
-        /// The lock asked for.
+        /// The requested lock.
         lock: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// The lock was granted, then released, as too few replicas confirmed it in time.
+    /// The lock was granted and then released, because too few replicas confirmed it in time.
     NotReplicated {
-        /// The lock asked for.
+        /// The requested lock.
         lock: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// The nodes cannot serve as they are: one server twice, a replica, no module.
+    /// The nodes cannot be used as configured: one server twice, a replica, no module.
     Misconfigured {
         /// What to change.
         problem: String,
-        /// What each node said.
+        /// The verdict of each node.
         nodes: Reports,
     },
-    /// The request or the settings make no sense; nothing was sent.
+    /// The request or the settings are invalid; nothing was sent.
     Invalid(String),
-    /// The command that was to run under the lock failed, though the lock was held.
+    /// The command under the lock failed, although the lock was held.
     Command(RedisError),
 }
 
-/// Refuses what makes no sense, before anything is sent.
+/// Refuses an invalid request or setting, before anything is sent.
 pub(crate) fn invalid_if(wrong: bool, problem: fmt::Arguments<'_>) -> Result<(), Error> {
     match wrong {
         true => Err(Error::Invalid(problem.to_string())),
@@ -342,7 +341,7 @@ impl std::error::Error for Error {
 }
 
 impl Error {
-    /// What each node said; nothing where no node was asked.
+    /// The verdict of each node; empty if no node was asked.
     pub fn nodes(&self) -> &[NodeReport] {
         match self {
             Self::Busy { nodes, .. }

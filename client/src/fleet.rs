@@ -102,7 +102,7 @@ impl Fleet {
         Reports(self.nodes.iter().enumerate().map(report).collect())
     }
 
-    /// How often a node was restarted so far. It counts before the holds are told.
+    /// How often a node was restarted so far. It counts before the holds are notified.
     pub(crate) fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::SeqCst)
     }
@@ -358,7 +358,7 @@ fn misconfigured(verdict: &Verdict) -> Option<&'static str> {
         Verdict::Replica => Some("a replica is listed: list masters only"),
         Verdict::ModuleMissing => Some("a server lacks the redislock module: load it there"),
         Verdict::ModuleTooOld { .. } => Some("a server has an old redislock module: upgrade it"),
-        Verdict::Garbage(_) => Some("a server is no redislock node: check its address"),
+        Verdict::Garbage(_) => Some("a server is not a redislock node: check its address"),
         Verdict::Refused(_) if verdict.is_final() => {
             Some("a server refuses LOCK.NODE: check the user and the password in its URL")
         }

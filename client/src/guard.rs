@@ -42,7 +42,7 @@ impl Held {
         !self.holds.is_empty() && self.holds.iter().all(|hold| hold.is_valid())
     }
 
-    /// Completes when the hold is over, and says why: before its validity ends if it cannot be
+    /// Completes when the hold is over, with the reason: before its validity ends if it cannot be
     /// renewed, at once when the nodes say that it is gone, and when it is released.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let endings: Vec<Arc<Ending>> = self.endings().cloned().collect();
@@ -130,8 +130,8 @@ impl fmt::Debug for Held {
     }
 }
 
-/// A lock that is held, with all that its view ([`Held`]) tells. Dropping the last guard of a hold
-/// releases it in the background.
+/// A lock that is held, with everything that its view ([`Held`]) has. Dropping the last guard of a
+/// hold releases it in the background.
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     held: Held,
@@ -176,7 +176,7 @@ impl Guard {
         })
     }
 
-    /// A view for those who work under this lock.
+    /// A view for code that works under this lock.
     pub fn held(&self) -> Held {
         self.held.clone()
     }
@@ -226,7 +226,7 @@ impl Guard {
         Ok(token)
     }
 
-    /// Releases the lock on every node, and says whether it was held until now. Where the same
+    /// Releases the lock on every node; returns whether it was held until now. Where the same
     /// owner has another guard in it, that one keeps it; of several locks, those that have another
     /// one.
     pub async fn release(mut self) -> Released {
@@ -277,7 +277,7 @@ impl fmt::Debug for Guard {
 }
 
 impl Hold {
-    /// Runs a command under `LOCK.GUARD`, for as long as the hold is valid.
+    /// Runs a command under `LOCK.GUARD`, while the hold is valid.
     async fn command(&self, cmd: &Cmd) -> Result<Value, Error> {
         let fleet = &self.client.fleet;
         let ([node], [key]) = (&*fleet.nodes, self.spec.keys.as_slice()) else {

@@ -173,7 +173,7 @@ impl Hold {
             spec,
         });
         hold.schedule();
-        // From here on the keeper tells the hold; what came before it has to see for itself.
+        // From here on the keeper notifies the hold; what came before it has to see for itself.
         hold.bind(attempt.generation);
         if hold.client.fleet.restarts() != attempt.restarts {
             Arc::clone(&hold).ask_again();
@@ -199,7 +199,7 @@ impl Hold {
             // Nobody knows on which connection the request went out: ask again, on the new one.
             Arc::clone(self).ask_again();
         }
-        // It may have ended before this hold could be told of it.
+        // It may have ended before this hold could be notified.
         self.end_with_connection(node.standing().closed);
     }
 
@@ -340,7 +340,7 @@ impl Hold {
             }
             Err(_) => Released::Unknown,
         };
-        // A caller that was told of a loss is not told now that there was none.
+        // A caller that was notified of a loss must not be notified now that there was none.
         match (valid, released) {
             (true, released) if released != Released::WasLost => released,
             (valid, _) => {
@@ -374,7 +374,7 @@ impl Hold {
             let _ = told.send(hold.leave_locks(locks).await);
         });
         let released = tokio::time::timeout(patience, released).await;
-        // A caller that was told of a loss is not told now that there was none.
+        // A caller that was notified of a loss must not be notified now that there was none.
         if was_lost || self.is_lost() {
             return Released::WasLost;
         }
@@ -428,7 +428,7 @@ impl Hold {
     }
 }
 
-/// A hold that is on its way out: however that goes on, its release is sent and its end is told.
+/// A hold that is ending: in every case, its release is sent and its end is reported.
 struct Leaving {
     hold: Arc<Hold>,
     sent: bool,

@@ -13,18 +13,18 @@ use crate::host::{Moment, locked, sleep};
 
 /// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices
 /// soon after.
-const LONGEST_NAP: Duration = Duration::from_secs(1);
-/// While holds come and go, the keeper naps for this part of the node timeout only. Its timer is
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+/// While holds come and go, the keeper sleeps for this part of the node timeout only. Its timer is
 /// then due before that of any request, and setting the latter does not wake the thread of the
 /// runtime that sleeps until the next timer.
-const BUSY_NAP: u32 = 2;
+const BUSY_SLEEP: u32 = 2;
 
 /// When a hold is to be looked at, and which.
 pub(crate) type Slot = (Moment, u64);
 
 /// A hold, as its keeper sees it. What has to be awaited runs in the background.
 pub(crate) trait Kept: Send + Sync {
-    /// It is due: it is renewed, or its holder is told that it ends.
+    /// It is due: it is renewed, or its holder is notified that it ends.
     fn attend(self: Arc<Self>);
     /// The nodes are asked whether they still grant it.
     fn ask_again(self: Arc<Self>);
@@ -38,7 +38,7 @@ pub(crate) trait Kept: Send + Sync {
 pub(crate) struct Keeper {
     agenda: Mutex<Agenda>,
     wake: Notify,
-    busy_nap: Duration,
+    busy_sleep: Duration,
 }
 
 #[derive(Default)]
@@ -48,7 +48,7 @@ struct Agenda {
     attended: BTreeMap<Slot, Weak<dyn Kept>>,
     /// When the task looks again by itself; `None`: not before it is woken.
     asleep_until: Option<Moment>,
-    /// Whether a hold was put on the agenda since the last nap began.
+    /// Whether a hold was put on the agenda since the last sleep began.
     in_use: bool,
     /// Tells slots of the same moment apart.
     serial: u64,
@@ -66,7 +66,7 @@ impl Keeper {
         Self {
             agenda: Mutex::default(),
             wake: Notify::new(),
-            busy_nap: node_timeout / BUSY_NAP,
+            busy_sleep: node_timeout / BUSY_SLEEP,
         }
     }
 
@@ -122,12 +122,12 @@ impl Keeper {
     /// Looks after the holds until `stop`.
     pub(crate) async fn run(self: Arc<Self>, stop: CancellationToken) {
         loop {
-            let nap = self.nap();
+            let sleep_time = self.sleep_time();
             tokio::select! {
                 biased;
                 () = stop.cancelled() => return,
                 () = self.wake.notified() => {}
-                () = sleep(nap) => {}
+                () = sleep(sleep_time) => {}
             }
             self.due_by(Moment::now())
                 .into_iter()
@@ -135,16 +135,18 @@ impl Keeper {
         }
     }
 
-    fn nap(&self) -> Option<Duration> {
+    fn sleep_time(&self) -> Option<Duration> {
         let mut agenda = locked(&self.agenda);
         let next = agenda.due.first_key_value().map(|(slot, _)| slot.0);
-        let next = next.map(|at| at.remaining().min(LONGEST_NAP));
-        let nap = match std::mem::take(&mut agenda.in_use) {
-            true => Some(next.map_or(self.busy_nap, |nap| nap.min(self.busy_nap))),
+        let next = next.map(|at| at.remaining().min(LONGEST_SLEEP));
+        let sleep_time = match std::mem::take(&mut agenda.in_use) {
+            true => Some(next.map_or(self.busy_sleep, |sleep_time| {
+                sleep_time.min(self.busy_sleep)
+            })),
             false => next,
         };
-        agenda.asleep_until = nap.map(|nap| Moment::now() + nap);
-        nap
+        agenda.asleep_until = sleep_time.map(|sleep_time| Moment::now() + sleep_time);
+        sleep_time
     }
 
     fn due_by(&self, now: Moment) -> Vec<Arc<dyn Kept>> {

@@ -28,17 +28,17 @@ use crate::reply::{NodeStatus, value_of};
 pub use settings::Credentials;
 pub(crate) use settings::{Provider, Settings};
 
-/// So many connections are kept for the next caller.
+/// This many connections are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
 
-/// So many requests may be on their way to the socket before a sender has to wait: more than a node
-/// can pile up before it is believed down, so that a release is never stuck behind a full channel.
+/// This many requests may be queued for the socket before a sender waits: more than a node can
+/// accumulate before it counts as down, so that a release never waits for a full channel.
 const PIPELINE: usize = 8192;
 /// A connection that is idle for this long is probed …
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 /// … every two seconds …
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
-/// … and given up after so many probes without an answer.
+/// … and given up after this many probes without an answer.
 const KEEPALIVE_PROBES: u32 = 3;
 /// The other side must confirm what it was sent, and answer a probe, within this time.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]

@@ -57,7 +57,7 @@ impl Lock {
         self
     }
 
-    /// At most so many shared holders: a semaphore, on a single node.
+    /// At most this many shared holders: a semaphore, on a single node.
     pub fn limit(mut self, holders: u32) -> Self {
         self.spec.limit = Some(holders);
         self
@@ -210,7 +210,7 @@ impl Lock {
         let entered = Guard::of(Arc::clone(&hold), part);
         if hold.spec.shared && !self.spec.shared {
             return Err(Error::Invalid(format!(
-                "{} is held shared by this owner: release that before asking for it alone",
+                "this owner holds {} shared: release it before requesting it exclusively",
                 hold.spec.name()
             )));
         }
@@ -253,7 +253,7 @@ impl fmt::Debug for Lock {
 /// The hold there is of one lock, behind a turn: of two tasks with one owner, the second re-enters
 /// what the first gets.
 type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
-/// So many entries are kept without looking whether anybody needs them.
+/// This many entries are kept without looking whether anybody needs them.
 const LEAST_ROOM: usize = 16;
 
 /// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:

@@ -129,7 +129,7 @@ impl Node {
         *self.standing.borrow()
     }
 
-    /// Tells those who watch, if it makes a difference. The state is locked meanwhile, so that the
+    /// Notifies the watchers if the state has changed. The state is locked meanwhile, so that the
     /// two never contradict each other.
     fn change(&self, _state: &mut State, change: impl FnOnce(&mut Standing)) {
         self.standing.send_if_modified(|standing| {
@@ -149,7 +149,7 @@ impl Node {
         async move { Reply::of(node.send(&request).await, request.keys) }
     }
 
-    /// Asks for a lock, with so many of its holders; `None`: nobody holds it or waits for it.
+    /// Asks for a lock, with this many of its holders; `None`: nobody holds it or waits for it.
     pub(crate) async fn lock_status(
         &self,
         key: &[u8],

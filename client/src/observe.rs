@@ -26,7 +26,7 @@ pub use ticket::Ticket;
 const AT_ONCE: usize = 100;
 
 /// What a node knows of several locks, in their order: `None` for one that is free and that nobody
-/// waits for, an error for one that the node does not tell about.
+/// waits for, an error for one that the node does not report.
 pub type Statuses = Vec<Result<Option<LockStatus>, Verdict>>;
 
 /// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
@@ -73,7 +73,7 @@ pub struct Answer<T> {
 }
 
 impl<T> Answer<T> {
-    /// An answer, for those who put several together.
+    /// An answer, for callers that combine several.
     pub fn new(node: String, result: Result<T, Verdict>) -> Self {
         Self { node, result }
     }
@@ -90,7 +90,7 @@ impl Observer {
             .iter()
             .any(|(_, link)| matches!(link, Link::Cluster(_)))
         {
-            let problem = "a cluster is looked at master by master: list them as nodes";
+            let problem = "to observe a cluster, list its masters as nodes";
             return Err(Error::Invalid(problem.to_owned()));
         }
         let watched = |(name, link)| {
@@ -131,7 +131,7 @@ impl Observer {
         .await
     }
 
-    /// What each node knows of these locks, with at most so many holders of each. The questions
+    /// What each node knows of these locks, with at most this many holders of each. The questions
     /// are sent without waiting for one another.
     pub async fn statuses(
         &self,
@@ -280,7 +280,8 @@ impl Line<'_> {
         loop {
             let page = self.ask(&command::scan(&cursor, pattern)).await?;
             let page = redis::from_redis_value::<(Vec<u8>, Vec<Vec<u8>>)>(page);
-            let (next, found) = page.map_err(|_| Verdict::Garbage("no page of SCAN".to_owned()))?;
+            let (next, found) =
+                page.map_err(|_| Verdict::Garbage("not a SCAN reply".to_owned()))?;
             names.extend(found);
             cursor = next;
             if cursor == b"0" {

@@ -78,7 +78,7 @@ pub(crate) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Whether so many of `nodes` cannot make a majority.
+/// Whether this many of `nodes` cannot make a majority.
 pub(crate) fn is_shortage(count: usize, nodes: usize) -> bool {
     count < majority(nodes)
 }

@@ -190,7 +190,7 @@ impl Builder {
         self
     }
 
-    /// How long one node may take to answer; 100 ms if not set. Keep it small against the ttl of
+    /// How long one node may take to reply; 100 ms if not set. Keep it small against the ttl of
     /// the locks.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
@@ -304,19 +304,19 @@ impl Builder {
         )?;
         invalid_if(
             nodes > MAX_NODES,
-            format_args!("more than {MAX_NODES} nodes: five survive two failures"),
+            format_args!("more than {MAX_NODES} nodes: use three or five"),
         )?;
         invalid_if(
             nodes > 1 && !self.places.iter().all(is_server),
-            format_args!("a Sentinel-named master or a cluster is the only node of its client"),
+            format_args!("a master named by Sentinel, or a cluster, must be the only node"),
         )?;
         invalid_if(
             self.node_timeout.is_zero() || self.connect_timeout.is_zero(),
-            format_args!("a timeout of zero leaves no time to answer"),
+            format_args!("a timeout must be longer than zero"),
         )?;
         invalid_if(
             !self.settings.client_name.iter().all(printable),
-            format_args!("a client name is printable ASCII without spaces"),
+            format_args!("a client name must be printable ASCII without spaces"),
         )
     }
 
@@ -365,7 +365,7 @@ fn parsed(url: &str) -> Result<ConnectionInfo, Error> {
     let info = url.into_connection_info();
     info.map_err(|error| {
         Error::Invalid(format!(
-            "a node's URL does not parse: {error}; write redis://host:port"
+            "invalid node URL: {error}; write redis://host:port"
         ))
     })
 }

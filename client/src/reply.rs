@@ -31,7 +31,7 @@ impl From<Verdict> for Reply {
 }
 
 impl Reply {
-    /// Reads the reply of a LOCK command about so many keys: a number for one, else an array with
+    /// Reads the reply of a LOCK command about this many keys: a number for one, else an array with
     /// one for each key; null if none is held.
     pub(crate) fn read(result: RedisResult<Value>, keys: usize) -> Self {
         Self::of(value_of(result), keys)
@@ -232,7 +232,7 @@ pub struct NodeStatus {
 pub struct LockStatus {
     /// `exclusive`, `shared`, or `free` when somebody waits for it together with another lock.
     pub mode: String,
-    /// At most so many shared holders; zero: any number.
+    /// At most this many shared holders; zero: any number.
     pub limit: u64,
     /// How many wait.
     pub waiters: u64,

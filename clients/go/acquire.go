@@ -173,7 +173,7 @@ func (r *request) granted(
 ) (*Held, error) {
 	fence, isNumber := r.each(reply)[0].(int64)
 	if !isNumber || !r.isFor(reply, fence) {
-		return nil, failure(ErrMisconfigured, "the server's reply %v is no fence", reply)
+		return nil, failure(ErrMisconfigured, "the server's reply %v is not a fence", reply)
 	}
 	held := newHeld(own, r, token, fence, sent)
 	if held.ValidFor() < r.TTL/2 {
@@ -189,7 +189,7 @@ func (r *request) granted(
 		return nil, ctx.Err()
 	}
 	if held.IsLost() {
-		return nil, failure(ErrUnavailable, "the answer took longer than the lease")
+		return nil, failure(ErrUnavailable, "the reply took longer than the lease")
 	}
 	return held, nil
 }
@@ -211,7 +211,7 @@ func (l *link) turn(ctx context.Context, limit time.Duration) error {
 	case <-ctx.Done():
 		return ctx.Err()
 	case <-over:
-		return failure(ErrUnavailable, "%d requests of this client wait already", maxWaiting)
+		return failure(ErrUnavailable, "%d requests of this client already wait", maxWaiting)
 	}
 }
 

@@ -12,8 +12,8 @@ import (
 
 // The kinds of errors, for errors.Is. A cancelled context is reported as the error of that context.
 var (
-	// ErrBusy: somebody else holds the lock, and the wait is over.
-	ErrBusy = errors.New("somebody else holds the lock")
+	// ErrBusy: another client holds the lock, and the wait is over.
+	ErrBusy = errors.New("another client holds the lock")
 	// ErrLost: the lock was held and is no longer held. Stop what needs it.
 	ErrLost = errors.New("the lock is lost")
 	// ErrUnavailable: no server, no answer, or it cannot serve locks now. Trying again may help.

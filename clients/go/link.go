@@ -140,7 +140,7 @@ func (s *sending) wait(ctx context.Context, limit time.Duration) (any, error) {
 	select {
 	case <-s.done:
 	case <-asking.Done():
-		return nil, unanswered(ctx, errors.New("the server does not answer"), s)
+		return nil, unanswered(ctx, errors.New("the server does not reply"), s)
 	}
 	if s.err == nil || isErrorReply(s.err) {
 		return s.reply, s.err
@@ -181,7 +181,7 @@ func unanswered(ctx context.Context, err error, asked *sending) error {
 	if ctx.Err() != nil {
 		err = ctx.Err()
 	}
-	silence := failure(ErrUnavailable, "no answer from the server: %v", err)
+	silence := failure(ErrUnavailable, "no reply from the server: %v", err)
 	silence.cause, silence.sending = ctx.Err(), asked
 	return silence
 }

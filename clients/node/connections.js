@@ -154,7 +154,7 @@ export class Link {
             } catch (error) {
                 if (!isErrorReply(error)) {
                     this.#moved.delete(slot);
-                    const why = `no answer from the server: ${error.message}`;
+                    const why = `no reply from the server: ${error.message}`;
                     const known = error instanceof Cancelled ? error : new Unavailable(why);
                     if (reply) sendings.set(known, sendingOn(connection, reply));
                     else connection?.destroy();
@@ -200,7 +200,7 @@ export class Link {
             if (place >= 0) this.#queue.splice(place, 1);
             else this.#next(); // it was this one's turn just now
             if (error instanceof Cancelled) throw error;
-            throw new Unavailable(`${MAX_WAITING} requests of this client wait already`);
+            throw new Unavailable(`${MAX_WAITING} requests of this client already wait`);
         });
     }
 
@@ -268,7 +268,7 @@ export function limited(promise, limit, signal, late = () => {}) {
         promise.then(end(resolve), end(reject));
         if (limit !== null)
             timer = setTimeout(
-                () => fail(new Error("the server does not answer")),
+                () => fail(new Error("the server does not reply")),
                 Math.min(Math.max(0, limit), 2 ** 31 - 1),
             );
         if (signal?.aborted) cancel();

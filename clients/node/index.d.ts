@@ -72,7 +72,7 @@ export function close(client: Client): void;
 
 /** The base of everything that is thrown. */
 export class LockError extends Error {}
-/** Somebody else holds the lock, and the wait is over. */
+/** Another client holds the lock, and the wait is over. */
 export class Busy extends LockError {}
 /** The lock was held and is not held any longer. Stop what needs it. */
 export class Lost extends LockError {

@@ -41,7 +41,7 @@ class Held {
         const fences = each(request, reply);
         this.#fence = fences[0];
         if (!fences.every((one) => Number.isSafeInteger(one) && one === this.#fence))
-            throw new Misconfigured(`the server's reply ${JSON.stringify(reply)} is no fence`);
+            throw new Misconfigured(`the server's reply ${JSON.stringify(reply)} is not a fence`);
         this.#confirm(sent, request.ttl);
     }
 
@@ -156,7 +156,7 @@ class Held {
             time = now();
         }
         if (signal?.aborted) throw cancelled(signal);
-        if (held.#isLostAt(time)) throw new Unavailable("the answer took longer than the lease");
+        if (held.#isLostAt(time)) throw new Unavailable("the reply took longer than the lease");
         held.#watch(time);
         const { every } = held.#request;
         if (every !== null) held.#renewIn(held.#sent + every - stamp());
@@ -250,7 +250,7 @@ async function granted(link, request) {
             const held = await attempt(link, request, deadline);
             if (held) return held;
             if (deadline !== null && performance.now() >= deadline - 2)
-                throw new Busy(`somebody else holds the lock after a wait of ${wait} ms`);
+                throw new Busy(`another client holds the lock after a wait of ${wait} ms`);
             trouble = new Unavailable("the server ended the wait early"); // CLIENT UNBLOCK
         } catch (error) {
             if (!(error instanceof Unavailable)) throw error;

@@ -1,5 +1,5 @@
 //! The lock itself, as a pure state machine: requests, events and the time go in; an outcome,
-//! changes to the keyspace and answers to those who waited come out. No Redis, no clock, no I/O, no
+//! changes to the keyspace and replies to the waiters come out. No Redis, no clock, no I/O, no
 //! randomness.
 //!
 //! [`Table`] is the way in. It keeps every lock of a node, who waits for which, and what ends when.

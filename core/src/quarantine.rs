@@ -68,11 +68,11 @@ impl Quarantine {
     /// What the dataset has to remember: the longest lease that may be out there.
     #[must_use]
     pub fn to_save(&self) -> Millis {
-        // On a replica there is no quarantine to end, so it remembers what its master has told it.
+        // On a replica there is no quarantine to end, so it remembers what its master has sent.
         self.longest()
     }
 
-    /// Enters, for as long as the longest lease.
+    /// Enters, for the time of the longest lease.
     pub fn enter(&mut self, reason: Reason, mono: MonoTime) {
         let span = self.longest();
         if span > Millis::ZERO {
@@ -85,7 +85,7 @@ impl Quarantine {
         self.until(reason, end);
     }
 
-    /// Enters for `left`: what the last flushed lease had to go, or what it takes to hear of
+    /// Enters for `left`: what the last flushed lease had to go, or the time it takes to learn of
     /// being replaced.
     pub fn enter_for(&mut self, reason: Reason, left: Micros, mono: MonoTime) {
         if self.configured.is_some() && left > Micros::ZERO {
@@ -106,7 +106,7 @@ impl Quarantine {
         let is_news = unreadable != self.settings_unreadable;
         self.settings_unreadable = unreadable;
         if is_news && !unreadable {
-            // Ends at once, and is seen to end: those who wait are served then.
+            // Ends at once, and is seen to end: the waiters are served then.
             self.until(Reason::Settings, mono);
         }
         is_news

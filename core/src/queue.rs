@@ -73,7 +73,7 @@ pub struct Place {
     key: usize,
 }
 
-/// The queue of those who wait for one key.
+/// The queue of the waiters for one key.
 #[derive(Debug, Default)]
 pub struct Queue {
     /// In order of arrival.

@@ -19,13 +19,13 @@ use crate::time::{Micros, Millis, MonoTime};
 const DRIFT: u64 = 1;
 /// Added to the wait, for the time that reading clocks and lists takes.
 const SLACK: Micros = Millis(100).to_micros();
-/// The position is noted at most so many times within the lag.
+/// The position is noted at most this many times within the lag.
 const MARKS: u64 = 16;
 /// Heartbeats within the lag.
 const HEARTBEATS: u64 = 4;
 /// While the evidence is too old, the caller looks this often for a new one.
 const RECHECK_INTERVAL: Micros = Millis(50).to_micros();
-/// What a client is told to wait if all that is missing is an acknowledgement; less if
+/// The wait that a client is given if all that is missing is an acknowledgement; less if
 /// heartbeats are more frequent.
 const SHORT_WAIT: Micros = Millis(250).to_micros();
 
@@ -146,7 +146,7 @@ pub struct Connection {
     acknowledged: u64,
 }
 
-/// What operators are told.
+/// What operators see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Standing {
     /// How many replicas must count.
@@ -369,7 +369,7 @@ impl ReplicationLease {
         }
     }
 
-    /// What operators are told.
+    /// What operators see.
     #[must_use]
     pub fn standing(&self, now: MonoTime) -> Standing {
         let fresh = |one: &&Connection| {

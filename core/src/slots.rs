@@ -4,7 +4,7 @@
 /// How many slots are allocated at once: growing never copies what is there.
 const CHUNK: usize = 512;
 
-/// Names one lock for as long as it lives. Never zero, so that a pointer's bits can carry it.
+/// Names one lock as long as it lives. Never zero, so that a pointer's bits can carry it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockId {
     generation: u32,

@@ -71,7 +71,7 @@ impl Micros {
 impl std::ops::Mul<Micros> for u64 {
     type Output = Micros;
 
-    /// So many times as long, or the longest there is.
+    /// This many times as long, or the longest there is.
     fn mul(self, span: Micros) -> Micros {
         Micros(self.saturating_mul(span.0))
     }

@@ -46,12 +46,12 @@ impl Request {
         let made_token = (token.bytes() == b"*").then(|| uuid::Uuid::new_v4().to_string());
         if made_token.is_some() && options.once {
             return Err(
-                "ERR ONCE cannot be used with token *: each request would be another owner".into(),
+                "ERR ONCE cannot be used with token *: each request has a different owner".into(),
             );
         }
         let token = match &made_token {
             Some(made) => {
-                Token::new(made.as_bytes()).ok_or(Failure::Text("ERR no token could be made"))?
+                Token::new(made.as_bytes()).ok_or(Failure::Text("ERR could not create a token"))?
             }
             None => options::token(token)?,
         };

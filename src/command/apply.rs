@@ -19,7 +19,7 @@ const NEWER: Failure =
 
 pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     if !super::is_replicated(ctx) {
-        return Err("ERR LOCK._APPLY is internal: it is for replication and the AOF alone".into());
+        return Err("ERR LOCK._APPLY is internal: only replication and the AOF use it".into());
     }
     let effect = args.get(1).ok_or(Failure::Arity)?.bytes();
     if effect

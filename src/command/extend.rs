@@ -46,7 +46,7 @@ pub fn prolong(
     })
 }
 
-/// Replies to an extension; an error is for the caller to tell.
+/// Replies to an extension; the caller reports an error.
 pub fn reply(ctx: Ctx, extended: Extended) -> Result<(), Denial> {
     match extended {
         Extended::To(fence) => ctx.reply_integer(fence),

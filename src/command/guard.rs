@@ -62,7 +62,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         node.table.guards(lock, &token, now, keyspace)
     });
     own[0].close();
-    // Before anybody hears of it: a listener might end the hold.
+    // Before any listener is notified: a listener might end the hold.
     if matches!(holds, Ok(true)) {
         run(ctx, name.c_str(), args.from(INNER + 1));
     }

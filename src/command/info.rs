@@ -23,7 +23,7 @@ const MAX_QUEUE: i64 = 1_000;
 enum Shown {
     /// The hold of one token.
     Hold(Token),
-    /// The lock: so many holders, and of the queue none or so many.
+    /// The lock: this many holders, and of the queue none or this many.
     Lock {
         holders: usize,
         queue: Option<usize>,
@@ -154,7 +154,7 @@ fn show_waiter(ctx: Ctx, waiter: &Waiter, mono: MonoTime) {
     number(ctx, "wait", mono.since(waiter.since).whole_millis().0);
 }
 
-/// What tells tokens apart without showing them.
+/// Distinguishes tokens without showing them.
 fn fingerprint(ctx: Ctx, token: &Token) {
     let digits = format!("{:016x}", node::fingerprint(token.secret()));
     let digits = digits.as_bytes().get(..DIGITS).unwrap_or_default();

@@ -353,7 +353,7 @@ fn is_replicated(ctx: Ctx) -> bool {
 /// locks.
 const REPLICA: &str = "READONLY a replica does not change locks, send the command to its master";
 
-/// What another module is told that calls a LOCK command while one is at work.
+/// The error for another module that calls a LOCK command while one is at work.
 const IN_THE_MIDDLE: &str = "ERR a LOCK command cannot run in the middle of another one: \
      call it from the lock.* event, which is sent when all changes are made";
 

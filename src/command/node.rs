@@ -22,7 +22,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let warnings = warnings::collect(ctx);
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
-        // What a request would find out is told, too.
+        // What a request would find out is shown, too.
         replication::check(ctx, now.mono);
     }
     node::with(|node| {

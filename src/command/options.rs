@@ -117,7 +117,7 @@ const KNOWN: [(&str, Name); 8] = [
     ("OWNER", Name::Owner),
 ];
 
-/// An argument that is no option. Its position is told, its bytes are not.
+/// An argument that is no option. The error names its position, not its bytes.
 pub fn unknown(at: usize) -> Failure {
     Failure::Made(format!(
         "ERR unknown option at argument {at}, see LOCK.HELP"

@@ -1,4 +1,4 @@
-//! What the module watches by itself, as no event tells of it: settings, statistics, listeners,
+//! What the module watches by itself, because no event reports it: settings, statistics, listeners,
 //! removed locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,12 +11,12 @@ use crate::{clock, node, quarantine, removals, server};
 
 /// Time between two looks.
 const LOOK_EVERY: Micros = Micros(900_000);
-/// Removed locks that are told of at once.
+/// Removed locks that are logged at once.
 const BATCH: usize = 32;
 
-/// Looks at what the server does not tell by itself, about once a second. The cron comes by `hz`
+/// Checks what the server does not report, about once a second. The cron comes by `hz`
 /// times a second.
-pub fn look_now_and_then(ctx: Ctx, now: MonoTime) {
+pub fn run_periodic_checks(ctx: Ctx, now: MonoTime) {
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     if now.since(MonoTime(LOOKED.load(Ordering::Relaxed))) >= LOOK_EVERY {
         LOOKED.store(now.0, Ordering::Relaxed);

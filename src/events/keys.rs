@@ -1,4 +1,4 @@
-//! What the server tells about keys that others remove, move or change.
+//! What the server reports about keys that others remove, move or change.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -39,7 +39,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
         ))
     } != 0
     {
-        return Err("the server does not tell of its keyspace".into());
+        return Err("the server does not support keyspace events for modules".into());
     }
     Ok(())
 }
@@ -99,8 +99,8 @@ fn on_keyspace(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Lets core look at the strings that were changed or whose time is up, at most at so many.
-/// In a cluster such a key may have moved to another node: those who wait for it come again, as
+/// Lets core look at the strings that were changed or whose time is up, at most at this many.
+/// In a cluster such a key may have moved to another node: its waiters come again, as
 /// with a lock that has moved.
 pub fn look_at_strings(ctx: Ctx, most: usize) -> More {
     let (more, due) = node::with(|node| {

@@ -1,5 +1,5 @@
-//! What the server tells the module without being asked by a client: time, roles, loading, flushes,
-//! disconnects, keys that others change. And what no event tells of, which is looked at.
+//! What the server reports to the module without a request of a client: time, roles, loading,
+//! flushes, disconnects, keys that others change. And checks of what no event reports.
 
 mod checks;
 mod clients;
@@ -57,7 +57,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
             ))
         } != 0
         {
-            return Err(format!("the server does not tell of its event {id}"));
+            return Err(format!("the server does not support event {id}"));
         }
     }
     keys::register(ctx)

@@ -39,7 +39,7 @@ pub fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, 
     standstill::note_tick(now);
     replication::tick_if_late(now);
     removals::end_second(ctx, now);
-    checks::look_now_and_then(ctx, now);
+    checks::run_periodic_checks(ctx, now);
     let due = node::with(|node| {
         let due = node
             .table
@@ -84,7 +84,7 @@ pub fn catch_up(ctx: Ctx) {
     }
 }
 
-/// Does what changes locks: leases end, those who wait are served.
+/// Does what changes locks: leases end, the waiters are served.
 fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         effects::send_header(ctx, node::with(|node| node.table.header()));
@@ -142,8 +142,8 @@ impl Slice {
     ) -> More {
         loop {
             let more = keyspace::decide_event(ctx, &mut decide);
-            let goes_on = !matches!(more, More::No | More::NextTurn);
-            if !goes_on || clock::mono().since(self.begin) >= limit {
+            let continues = !matches!(more, More::No | More::NextTurn);
+            if !continues || clock::mono().since(self.begin) >= limit {
                 return more;
             }
         }
@@ -159,7 +159,7 @@ impl Slice {
     }
 }
 
-/// Whether the server would let a command grant to those who wait.
+/// Whether the server would let a command grant to the waiters.
 fn may_grant(ctx: Ctx) -> bool {
     let waited_for = node::with(|node| node.table.some_waited_key().cloned());
     waited_for.is_none_or(|key| server::may_grant(ctx, key.name()))

@@ -7,10 +7,10 @@ use redis_module::raw;
 
 use super::api;
 
-/// A number of so many digits fits into 64 bits.
+/// A number of this many digits fits into 64 bits.
 const SURE_DIGITS: usize = 18;
 
-/// A string of the server's, at least for as long as `'a`.
+/// A string of the server's, at least as long as `'a`.
 #[derive(Clone, Copy)]
 pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);
 

@@ -7,7 +7,7 @@ use redislock_core::table::{Denial, Events, Found, Loaded, Output, Presence, Tou
 use redislock_core::token::Key;
 use redislock_core::wire::{Change, Header};
 
-use super::followup::{Followup, Name, Told};
+use super::followup::{Followup, KeyEvents, Name};
 use super::key::{For, OpenKey};
 use super::{Changing, Opened};
 use crate::effects::Effects;
@@ -55,7 +55,7 @@ fn is_at(table: &Table, opened: &Opened<'_>, touched: &Touched) -> bool {
     }
 }
 
-/// Changes the keys and replicates it; what is to be told about it is left.
+/// Changes the keys and replicates it; the events about it are left to the caller.
 pub(super) fn change_keys<'a>(
     ctx: Ctx,
     own: &[Opened<'a>],
@@ -114,10 +114,10 @@ pub(super) fn change_keys<'a>(
             }
         }
         let events = touched.events;
-        followup.add(Told { db, name, events });
+        followup.add(KeyEvents { db, name, events });
     }
     for (key, times) in &output.ended_before {
-        followup.add(Told {
+        followup.add(KeyEvents {
             db: key.db(),
             name: Name::Made(OwnedString::new(key.name())),
             events: Events {
@@ -181,7 +181,7 @@ fn change_closed_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
         }
         // Nobody can reach the new lock.
         (Presence::New, _) => node::removed(id, name.bytes()),
-        // It is gone, as core decided; replicas have to hear of it.
+        // It is gone, as core decided; replicas must be notified.
         (_, Found::Nothing) => {
             ctx.signal_modified(name);
             return Applied::Changed;

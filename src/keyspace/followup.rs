@@ -26,8 +26,8 @@ impl Name<'_> {
     }
 }
 
-/// What is to be told about one key.
-pub(super) struct Told<'a> {
+/// The events about one key.
+pub(super) struct KeyEvents<'a> {
     pub(super) db: u32,
     pub(super) name: Name<'a>,
     pub(super) events: Events,
@@ -38,17 +38,17 @@ pub(super) struct Told<'a> {
 #[must_use]
 pub struct Followup<'a> {
     /// Nearly always there is one, which needs no allocation.
-    first: Option<Told<'a>>,
-    more: Vec<Told<'a>>,
+    first: Option<KeyEvents<'a>>,
+    more: Vec<KeyEvents<'a>>,
     pub(super) wake: Option<Wake>,
 }
 
 impl<'a> Followup<'a> {
-    pub(super) fn add(&mut self, told: Told<'a>) {
+    pub(super) fn add(&mut self, events: KeyEvents<'a>) {
         if self.first.is_none() {
-            self.first = Some(told);
+            self.first = Some(events);
         } else {
-            self.more.push(told);
+            self.more.push(events);
         }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Followup<'a> {
     }
 }
 
-impl Told<'_> {
+impl KeyEvents<'_> {
     fn send(&self, ctx: Ctx) {
         match &self.name {
             Name::Own(name) => send_events(ctx, self.events, *name),

@@ -168,7 +168,7 @@ pub fn decide_release<R>(
 }
 
 /// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may
-/// hear of it.
+/// be notified.
 pub fn decide_deferring_events<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],
@@ -180,7 +180,7 @@ pub fn decide_deferring_events<'a, R>(
 /// Whether a waiter may be granted a lock when these keys become free.
 fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
     |Node { table, .. }: &Node| {
-        // A key that is free may have a queue of those who wait for others, too.
+        // A key that is free may have a queue of requests that also wait for other keys.
         let has_queue = |lock: Option<LockId>| match lock {
             Some(lock) => table.is_waited_for(lock),
             None => table.waiters() > 0,

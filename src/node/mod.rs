@@ -66,7 +66,7 @@ pub struct Node {
     removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
     /// Locks that were removed while they were held, to be counted and logged.
     pub removals: VecDeque<Removal>,
-    /// What flushes have led to, to be told.
+    /// Consequences of flushes that are still to be reported.
     pub flush: Flush,
     /// Whether the AOF or a replica may be listening to what is replicated; see
     /// [`crate::server::nobody_listens`].
@@ -129,7 +129,7 @@ pub fn has_ties() -> bool {
     HAS_TIES.load(Ordering::Relaxed)
 }
 
-/// Whether somebody waits until the string at a key is gone; yes if that cannot be told now. For
+/// Whether somebody waits until the string at a key is gone; yes if that is unknown now. For
 /// callbacks.
 pub fn waits_for_string(key: &Key) -> bool {
     NODE.try_with(|node| node.table.waits_for_string(key))
@@ -173,7 +173,7 @@ impl Node {
         table.role_changed();
         undeliverable.clear();
         changed_strings.clear();
-        // What its master removed is the master's to tell.
+        // What its master removed is for the master to report.
         removals.clear();
         // A change of roles may bring a backlog.
         *listened_to = true;
@@ -186,7 +186,7 @@ impl Node {
         self.longest_slice_cpu = Micros::ZERO;
     }
 
-    /// Whether something is left to do that no deadline tells of.
+    /// Whether something is left to do that no deadline covers.
     pub fn has_work(&self) -> bool {
         let Self {
             table,
@@ -205,7 +205,7 @@ impl Node {
         of_table || to_forget || to_tell || *counter_is_due
     }
 
-    /// Notes of strings that were changed that they are due, of at most so many.
+    /// Notes of strings that were changed that they are due, of at most this many.
     pub fn note_changed_strings(&mut self, most: usize) -> More {
         for _ in 0..most {
             match self.changed_strings.pop_first() {
@@ -216,7 +216,7 @@ impl Node {
         More::Soon
     }
 
-    /// Forgets what nobody can reach any more, of at most so many locks or holds.
+    /// Forgets what nobody can reach any more, of at most this many locks or holds.
     pub fn forget(&mut self, most: usize) -> More {
         self.table.clear_remains(most);
         let freed = self.forget_freed(most);
@@ -227,7 +227,7 @@ impl Node {
         }
     }
 
-    /// Forgets locks whose values were freed, at most so many.
+    /// Forgets locks whose values were freed, at most this many.
     fn forget_freed(&mut self, most: usize) -> More {
         for _ in 0..most {
             match self.freed.last_mut().map(Vec::pop) {
@@ -287,7 +287,7 @@ impl Node {
         let kinds = [table.is_closing(), table.is_sweeping()];
         // Leases end all the time.
         let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
-        // All of them: an owner that was told no must not find that it holds the lock.
+        // All of them: an owner that was refused must not find that it holds the lock.
         for waiter in undeliverable.drain(..) {
             table.undeliverable(waiter, now, keys);
         }

@@ -46,7 +46,7 @@ static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// So many freed locks are forgotten whenever the table is used, and more when there is time.
+/// This many freed locks are forgotten whenever the table is used, and more when there is time.
 const FORGOTTEN_AT_ONCE: usize = 16;
 
 /// Room for this many notices is kept.

@@ -34,7 +34,7 @@ pub fn node_options(options: &Options) -> Options {
 }
 
 impl Cluster {
-    /// So many masters and replicas, all with these options and [`node_options`].
+    /// This many masters and replicas, all with these options and [`node_options`].
     pub fn start(masters: usize, replicas: usize, options: &Options) -> Cluster {
         let nodes = (0..masters + replicas).map(|_| node_options(options).start());
         Cluster::form(masters, nodes.collect())

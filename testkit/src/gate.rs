@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-/// Lets so many messages pass, in both directions and of all proxies that share it, and no more
+/// Lets this many messages pass, in both directions and of all proxies that share it, and no more
 /// until it is opened.
 pub struct Gate {
     limit: usize,
@@ -17,7 +17,7 @@ struct GateState {
 }
 
 impl Gate {
-    /// A gate that closes after so many messages.
+    /// A gate that closes after this many messages.
     pub fn after(limit: usize) -> Arc<Gate> {
         Arc::new(Gate {
             limit,

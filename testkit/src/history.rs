@@ -1,4 +1,4 @@
-//! What clients asked and what they were told, and the checks over it: windows never overlap,
+//! The requests of clients and their results, and the checks over it: windows never overlap,
 //! fences are unique and ordered. All clients of a test share one monotonic clock, so the checks
 //! are exact.
 //!
@@ -105,7 +105,7 @@ pub fn assert_safe(holds: &[Hold]) {
     assert!(violations.is_empty(), "{violations:?} in {holds:#?}");
 }
 
-/// What clients asked and what they were told.
+/// The requests of clients and their results.
 #[derive(Clone, Debug, Default)]
 pub struct History {
     /// All requests, in any order.

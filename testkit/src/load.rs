@@ -21,7 +21,7 @@ const REDIRECTS: usize = 8;
 
 static OWNERS: AtomicU64 = AtomicU64::new(1);
 
-/// The rounds of a scenario: `CHAOS_ROUNDS` times as many as usual, which are told about as they
+/// The rounds of a scenario: `CHAOS_ROUNDS` times as many as usual, which are reported as they
 /// begin.
 pub fn rounds(usual: usize) -> impl Iterator<Item = usize> {
     let times = std::env::var("CHAOS_ROUNDS").ok();
@@ -35,7 +35,7 @@ pub fn rounds(usual: usize) -> impl Iterator<Item = usize> {
     })
 }
 
-/// Where to send requests for a lock, for as long as no node says otherwise.
+/// Where to send requests for a lock, unless a node says otherwise.
 pub type Route = Arc<dyn Fn(&str) -> Option<u16> + Send + Sync>;
 
 /// Everything to one port.
@@ -48,7 +48,7 @@ pub struct Client {
     route: Route,
     known: HashMap<String, u16>,
     connections: HashMap<u16, Connection>,
-    /// What it asked and what it was told.
+    /// Its requests and their results.
     pub history: History,
 }
 
@@ -261,7 +261,7 @@ impl Load {
         });
     }
 
-    /// Ends the clients; what all of them were told.
+    /// Ends the clients; the results of all of them.
     pub fn stop(mut self) -> History {
         self.stop.store(true, Ordering::Relaxed);
         let mut events = Vec::new();

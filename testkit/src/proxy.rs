@@ -60,8 +60,8 @@ struct Rules {
     /// A request that contains this stops the replies.
     trap: Option<String>,
     /// A request that contains this stops what its own connection says this way.
-    snare: Option<(String, Way)>,
-    snared: Option<(u64, Way)>,
+    to_hold_back: Option<(String, Way)>,
+    held_back: Option<(u64, Way)>,
     gate: Option<Arc<Gate>>,
     /// The open connections by number: the client's side and the server's.
     links: HashMap<u64, (TcpStream, TcpStream)>,
@@ -145,7 +145,7 @@ impl Proxy {
         self.settle();
     }
 
-    /// Neither side is told that the other one has closed, until the link is healed.
+    /// Neither side learns that the other one has closed, until the link is healed.
     pub fn hide_ends(&self) {
         self.change(|rules| rules.hides_ends = true);
     }
@@ -181,25 +181,25 @@ impl Proxy {
             rules.is_cut = false;
             rules.bytes_left = None;
             rules.trap = None;
-            (rules.snare, rules.snared) = (None, None);
+            (rules.to_hold_back, rules.held_back) = (None, None);
         });
     }
 
-    /// The first request that contains these words is held back, and its client is told that the
+    /// The first request that contains these words is held back, and its client sees that the
     /// connection has ended. Other connections pass; the request arrives when the link is healed.
-    pub fn strand(&self, words: &str) {
-        self.change(|rules| rules.snare = Some((words.to_owned(), Way::Request)));
+    pub fn hold_back_request(&self, words: &str) {
+        self.change(|rules| rules.to_hold_back = Some((words.to_owned(), Way::Request)));
     }
 
     /// The connection of the first request that contains these words gets no more replies, until
     /// the link is healed. Other connections pass.
     pub fn silence(&self, words: &str) {
-        self.change(|rules| rules.snare = Some((words.to_owned(), Way::Reply)));
+        self.change(|rules| rules.to_hold_back = Some((words.to_owned(), Way::Reply)));
     }
 
     /// Whether it has happened.
-    pub fn has_snared(&self) -> bool {
-        self.shared.rules().snared.is_some()
+    pub fn has_held_back(&self) -> bool {
+        self.shared.rules().held_back.is_some()
     }
 
     /// From the first request on that contains these words, replies are held.
@@ -283,20 +283,20 @@ impl Rules {
         self.stalled || self.stalled_source == Some(source)
     }
 
-    /// Looks whether this request snares its connection.
-    fn spring(&mut self, number: u64, bytes: &[u8]) {
+    /// Checks whether the connection of this request is to be held back from now on.
+    fn hold_back_if_asked(&mut self, number: u64, bytes: &[u8]) {
         let has = |(words, _): &mut (String, Way)| contains(bytes, words.as_bytes());
-        let Some((_, way)) = self.snare.take_if(has) else {
+        let Some((_, way)) = self.to_hold_back.take_if(has) else {
             return;
         };
-        self.snared = Some((number, way));
+        self.held_back = Some((number, way));
         if let (Way::Request, Some((client, _))) = (way, self.links.get(&number)) {
             let _ = client.shutdown(Shutdown::Both);
         }
     }
 
     fn is_held(&self, link: &Link) -> bool {
-        self.snared == Some((link.number, link.way))
+        self.held_back == Some((link.number, link.way))
             || self.is_stalled(link.source)
             || self.flow(link.way) == Flow::Hold
     }
@@ -447,7 +447,7 @@ impl Link {
             let mut rules = self.shared.rules();
             rules.rewrite(self.way, bytes);
             if self.way == Way::Request {
-                rules.spring(self.number, bytes);
+                rules.hold_back_if_asked(self.number, bytes);
             }
             (rules.delay, rules.gate.clone())
         };

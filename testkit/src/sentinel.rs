@@ -84,7 +84,7 @@ sentinel failover-timeout {NAME} 2000"
     Options::sentinel(&block).configs(lines).start()
 }
 
-/// Waits until the sentinel knows of so many replicas and other sentinels.
+/// Waits until the sentinel knows of this many replicas and other sentinels.
 #[track_caller]
 pub fn wait_until_it_knows(sentinel: &Server, replicas: usize, others: usize) {
     let mut c = sentinel.connect();

@@ -65,7 +65,7 @@ impl Client {
     }
 
     fn signal(&self, signal: Signal) {
-        // It may have just ended; then its exit code tells.
+        // It may have just ended; then its exit code shows why.
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
@@ -89,7 +89,7 @@ impl Client {
     /// Tells it that the faults are over: it acquires every lock once and ends.
     pub fn recover(&mut self) {
         if let Some(mut input) = self.child.stdin.take() {
-            // It fails only if the process has ended; then its exit code tells.
+            // It fails only if the process has ended; then its exit code shows why.
             let _ = input.write_all(b"\n");
             self.child.stdin = Some(input);
         }

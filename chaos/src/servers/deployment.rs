@@ -1,4 +1,4 @@
-//! What all deployments can do: start, suffer, recover, and be looked into.
+//! What all deployments can do: start, undergo faults, recover, and be inspected.
 
 use std::io;
 

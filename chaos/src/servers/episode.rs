@@ -120,7 +120,7 @@ struct Stage<'a> {
 /// Runs an episode. None if the run was interrupted.
 pub fn run(episode: &Episode, settings: &Settings) -> Result<Option<Record>, String> {
     let mut stage = Stage::set(episode, settings)?;
-    if !stage.suffer()? {
+    if !stage.apply_faults()? {
         return Ok(None);
     }
     let healed = now();
@@ -200,7 +200,7 @@ impl<'a> Stage<'a> {
     }
 
     /// Lets the faults happen. False if the run was interrupted.
-    fn suffer(&mut self) -> Result<bool, String> {
+    fn apply_faults(&mut self) -> Result<bool, String> {
         let faults = &self.episode.faults;
         let mut events: Vec<(u64, bool, usize)> = Vec::new();
         for (number, fault) in faults.iter().enumerate() {

@@ -18,7 +18,7 @@ pub struct Independent {
 }
 
 impl Independent {
-    /// So many masters, for so many clients.
+    /// This many masters, for this many clients.
     pub fn start(nodes: usize, workers: usize, options: Options, durable: bool) -> Self {
         Disk::ignore_the_signal();
         let masters = (0..nodes).map(|_| {

@@ -233,7 +233,7 @@ const OVERHEAD: u64 = 12_000;
 const SHORTEST: u64 = 8_000;
 
 impl Plan {
-    /// The plan of a seed, for about so many seconds and with faults of these families.
+    /// The plan of a seed, for about this many seconds and with faults of these families.
     pub fn new(seed: u64, seconds: u64, families: &[Family]) -> Self {
         let mut rng = fastrand::Rng::with_seed(seed);
         let setups = [

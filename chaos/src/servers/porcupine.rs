@@ -1,4 +1,4 @@
-//! The checker that somebody else wrote: chaos/porcupine reads a journal and says whether every
+//! The independent checker: chaos/porcupine reads a journal and says whether every
 //! lock in it is a reentrant fenced mutex.
 
 use std::path::{Path, PathBuf};

@@ -34,7 +34,7 @@ pub enum Reach {
     Cluster(Vec<String>),
 }
 
-/// What a worker is told when it starts.
+/// The instructions of a worker when it starts.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Job {
     /// Its number; a process that replaces a killed one has another.

@@ -68,7 +68,7 @@ impl<'a> Args<'a> {
         number.ok_or_else(|| "ERR value is not an integer or out of range".to_owned())
     }
 
-    /// One key, or a count and so many keys.
+    /// One key, or a count and this many keys.
     fn keys(&mut self, several: bool) -> Result<Vec<Key>, Refused> {
         let count = if several { self.number()? } else { 1 };
         (0..count).map(|_| Ok(Key::new(0, self.next()?))).collect()
@@ -217,7 +217,7 @@ fn granted(fences: &Granted, several: bool) -> Reply {
     )
 }
 
-/// What one who waited is told.
+/// The reply to a request that waited.
 pub fn answer(answer: &Answer, several: bool) -> Reply {
     match answer {
         Answer::Granted(fences) => granted(fences, several),

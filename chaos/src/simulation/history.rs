@@ -1,4 +1,4 @@
-//! What the clients were told, and the checks of it.
+//! The results that the clients saw, and the checks of them.
 //!
 //! A claim is what a guard says: held until this reading of the machine's clock. It is over when
 //! the holder begins to release. Claims are written into a journal, in true time, which the checker

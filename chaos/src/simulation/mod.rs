@@ -48,7 +48,7 @@ pub struct Outcome {
     pub events: u64,
     /// What happened, if that was asked for: milliseconds and text.
     pub trace: Vec<(u64, String)>,
-    /// What the clients were told, in true time, for other checkers.
+    /// The results that the clients saw, in true time, for other checkers.
     pub journal: Vec<Entry>,
 }
 

@@ -12,7 +12,7 @@ use super::clock::{MILLI, SECOND, Time};
 use super::node::State;
 use super::world::{Event, World};
 
-/// A connection; each has its own number, for as long as the simulation lasts.
+/// A connection; each has its own number, during the whole simulation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConnectionId(pub usize);
 
@@ -235,7 +235,7 @@ impl World {
         }
     }
 
-    /// The client closes the connection, or its process is gone: the kernel tells the node.
+    /// The client closes the connection, or its process is gone: the kernel notifies the node.
     pub fn close(&mut self, id: ConnectionId, tell: bool) {
         let connection = &mut self.connections[id.0];
         if connection.stage == Stage::Closed {

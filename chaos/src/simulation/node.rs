@@ -290,7 +290,7 @@ impl Node {
         }
     }
 
-    /// Applies what core has decided, as the module does: keys, disk, replies to those who waited.
+    /// Applies what core has decided, as the module does: keys, disk, replies to the waiters.
     pub fn apply(&mut self, time: Time) {
         while self.table.has_output() {
             let now = self.now(time);

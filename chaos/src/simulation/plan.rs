@@ -38,13 +38,13 @@ pub enum Kind {
     },
     /// Every machine reaches all nodes but one, and each another one.
     Ring,
-    /// Packets take so many more milliseconds.
+    /// Packets take this many more milliseconds.
     Slow {
         machine: Option<usize>,
         node: Option<usize>,
         by: u64,
     },
-    /// So many packets of a thousand are lost, and sent again.
+    /// This many packets of a thousand are lost, and sent again.
     Lossy {
         machine: Option<usize>,
         node: Option<usize>,

@@ -1,4 +1,4 @@
-//! Makes a failing plan smaller, for as long as it fails in the same way.
+//! Makes a failing plan smaller, as long as it fails in the same way.
 
 use super::plan::Plan;
 use super::{Outcome, run};

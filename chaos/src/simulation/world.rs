@@ -34,7 +34,7 @@ pub enum Event {
     Healed,
 }
 
-/// What the world tells those who run the clients' tasks.
+/// What the world reports to the code that runs the clients' tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// The tasks of this machine may run again.

@@ -60,7 +60,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_waiters",
         "redislock_waiters",
         1.0,
-        "Requests that wait",
+        "Waiting requests",
     ),
     field(
         Gauge,
@@ -81,7 +81,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_quarantine_ms",
         "redislock_quarantine_seconds",
         MS,
-        "How long the node still grants nothing",
+        "The time until the node grants locks again",
     ),
     field(
         Gauge,
@@ -109,7 +109,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_replicas_counted",
         "redislock_replicas_counted",
         1.0,
-        "Replicas that do",
+        "Replicas that confirm it now",
     ),
     field(
         Gauge,
@@ -123,7 +123,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_replicas_evidence_ms",
         "redislock_replicas_evidence_seconds",
         MS,
-        "How old their last confirmation is",
+        "The age of the oldest confirmation that is needed",
     ),
     field(Counter, "lock_grants", "redislock_grants", 1.0, "Grants"),
     field(
@@ -152,7 +152,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_expiries",
         "redislock_expiries",
         1.0,
-        "Leases that ended by themselves",
+        "Leases that ended without a release",
     ),
     field(
         Counter,
@@ -201,7 +201,7 @@ pub const FIELDS: [Field; 24] = [
         "lock_quarantine_reason_code",
         "redislock_quarantine_reason_code",
         1.0,
-        "Why the node grants nothing, as a number (0: it grants)",
+        "Why the node grants no locks, as a number (0: it grants)",
     ),
 ];
 

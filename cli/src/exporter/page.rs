@@ -62,11 +62,7 @@ impl Page {
     fn deployment(&mut self, sample: &Sample) {
         let granting = sample.nodes.iter().filter(|node| node.grants).count();
         for (metric, help, value) in [
-            (
-                "redislock_nodes",
-                "Nodes that are known",
-                sample.nodes.len(),
-            ),
+            ("redislock_nodes", "Known nodes", sample.nodes.len()),
             (
                 "redislock_nodes_granting",
                 "Nodes that can grant locks now",
@@ -131,7 +127,7 @@ impl Page {
             ),
             (
                 "redislock_clock_lead_seconds",
-                "The clock of the node less the clock of the exporter",
+                "The clock of the node minus the clock of the exporter",
                 |node| node.clock_lead as f64 / US,
             ),
             (
@@ -145,10 +141,10 @@ impl Page {
             self.gauge(metric, help, values);
         }
         let help =
-            "The fence counter less the clock of the node; far above 0: the clock was set back";
+            "The fence counter minus the clock of the node; far above 0: the clock was set back";
         let lead = each(nodes, |node| Some(node.details?.0 as f64 / US));
         self.gauge("redislock_fence_lead_seconds", help, lead);
-        let help = "What an operator should change about the node: redlock doctor shows the texts";
+        let help = "Warnings of the node: redlock doctor shows their texts";
         let warnings = each(nodes, |node| Some(node.details?.1 as f64));
         self.gauge("redislock_warnings", help, warnings);
     }
@@ -167,7 +163,7 @@ impl Page {
     }
 
     fn reasons(&mut self, nodes: &[Node]) {
-        let help = "1 for the reason why the node grants nothing, none if it grants";
+        let help = "1 for the reason why the node grants no locks, none if it grants";
         let values = nodes.iter().flat_map(|node| {
             let now = node.info.get("lock_quarantine_reason");
             let of_node = now.map(|now| {

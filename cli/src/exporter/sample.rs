@@ -42,7 +42,7 @@ pub struct Node {
     pub problem: Option<&'static str>,
 }
 
-/// Asks the nodes again and again, and tells on standard error when one of them changes.
+/// Asks the nodes again and again, and reports on standard error when one of them changes.
 pub struct Collector {
     place: Where,
     urls: NodeUrls,
@@ -130,7 +130,7 @@ struct Replies {
     raw: Option<Result<Value, Verdict>>,
 }
 
-/// Each node, with what is to be told about it.
+/// Each node, with what is to be reported about it.
 async fn ask(nodes: &[Arc<View>]) -> Vec<(Node, Option<String>)> {
     let asked: Vec<_> = nodes
         .iter()

@@ -85,7 +85,7 @@ impl Token {
         })
     }
 
-    /// Whether this is the token, in a time that does not tell how much of it is right.
+    /// Whether this is the token, in a time that does not reveal how much of it is correct.
     fn is(&self, shown: &[u8]) -> bool {
         self.token.ct_eq(shown).into()
     }
@@ -175,7 +175,7 @@ async fn with_token(State(token): State<Arc<Token>>, request: Request, next: Nex
         return next.run(request).await;
     }
     let header = [("www-authenticate", "Bearer")];
-    let text = "a token is needed: Authorization: Bearer TOKEN\n";
+    let text = "a token is required: Authorization: Bearer TOKEN\n";
     (StatusCode::UNAUTHORIZED, header, text).into_response()
 }
 
@@ -185,7 +185,7 @@ async fn login(State(token): State<Arc<Token>>, body: Bytes) -> Response {
         let cookie = [(SET_COOKIE, token.cookie())];
         return (StatusCode::NO_CONTENT, cookie).into_response();
     }
-    (StatusCode::UNAUTHORIZED, "this is not the token\n").into_response()
+    (StatusCode::UNAUTHORIZED, "wrong token\n").into_response()
 }
 
 #[cfg(test)]

@@ -113,8 +113,8 @@ fn overview(seen: &Seen) -> Value {
         "quorum": seen.quorum,
         "cluster": seen.is_cluster,
         "locks": seen.locks.len(),
-        "told_locks": seen.told_locks(),
-        "waiters": seen.told_waiters(),
+        "told_locks": seen.reported_locks(),
+        "waiters": seen.reported_waiters(),
         "contended": seen.locks.waited_for(),
         "grants_per_s": round(seen.grants_per_second()),
         "level": level.word(),
@@ -216,7 +216,7 @@ fn holder(holder: &Holding, majority: usize, passed: Duration) -> Value {
     })
 }
 
-/// The holds and waits since a time, at most so many of each.
+/// The holds and waits since a time, at most this many of each.
 fn spans(value: &mut Value, since: i64, count: usize, lock: &Lock) {
     let Some(history) = &lock.history else {
         return;

@@ -90,11 +90,11 @@ fn waiters(all: u64, queue: Option<&Queue>, seen: &Seen) -> Vec<Line<'static>> {
     }
     let mut lines = vec![Line::styled(title, FAINT)];
     let Some(queue) = queue else {
-        lines.push(Line::styled("asking who waits", FAINT));
+        lines.push(Line::styled("loading the queue", FAINT));
         return lines;
     };
     let Some(waiters) = &queue.waiters else {
-        let text = "this version of the module does not say who waits";
+        let text = "this version of the module does not report who waits";
         lines.push(Line::styled(text, FAINT));
         return lines;
     };

@@ -81,10 +81,10 @@ fn draw_head(frame: &mut Frame, area: Rect, seen: &Seen) {
         let text = format!("  OLD: this was {} ago", shown(age));
         first.push(Span::styled(text, color(Level::Bad)));
     }
-    let locks = seen.told_locks().max(seen.locks.len() as u64);
+    let locks = seen.reported_locks().max(seen.locks.len() as u64);
     let mut figures = format!(
         "{locks} locks, {} waiting, {:.1} grants/s",
-        seen.told_waiters(),
+        seen.reported_waiters(),
         seen.grants_per_second()
     );
     if seen.locks.overflow {

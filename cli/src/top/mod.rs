@@ -76,7 +76,7 @@ pub async fn top(args: Top, output: &Output) -> Result<u8, Failure> {
     }
 }
 
-/// Releases a lock on all nodes, and tells how that went.
+/// Releases a lock on all nodes, and reports the result.
 async fn force(place: Where, key: Arc<[u8]>, tell: UnboundedSender<String>) {
     let name = shown_key(&key);
     let text = match place.view().await {

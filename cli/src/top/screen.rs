@@ -25,7 +25,7 @@ pub struct Screen(ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>);
 
 impl Screen {
     pub fn enter() -> std::io::Result<Self> {
-        // A panic is told on the screen that the user sees afterwards.
+        // A panic is reported on the screen that the user sees afterwards.
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {

@@ -7,7 +7,7 @@ use std::time::Duration;
 pub const KEYS_PER_SECOND: usize = 2_000;
 /// Locks that a node is asked about (LOCK.INFO), in a second.
 pub const LOOKS_PER_SECOND: usize = 500;
-/// Keys of one SCAN: other clients wait for as long as it takes.
+/// Keys of one SCAN: other clients wait until it ends.
 pub const KEYS_PER_SCAN: usize = 500;
 /// Holders that are asked for: a shared lock may have thousands.
 pub const HOLDERS: usize = 16;

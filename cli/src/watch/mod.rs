@@ -33,7 +33,7 @@ pub use node::Node;
 pub use query::{LONGEST_FILTER, Query};
 pub use queue::{Queue, Waiter};
 
-/// What was not seen for so many rounds is shown as old.
+/// What was not seen for this many rounds is shown as old.
 const STALE_ROUNDS: u32 = 4;
 /// Below this age nothing is old: a busy machine is late.
 const NEVER_STALE: Duration = Duration::from_secs(2);
@@ -135,11 +135,11 @@ impl Seen {
         if !self.all_listed() {
             parts.push(format!(
                 "{all} of {} locks listed so far",
-                self.told_locks()
+                self.reported_locks()
             ));
         }
         if !self.locks.all_asked() {
-            parts.push(format!("{asked} of {all} asked about so far"));
+            parts.push(format!("{asked} of {all} queried so far"));
         }
         if let Some(age) = Some(self.oldest_look()).filter(is_old) {
             parts.push(format!("the oldest entry is {} old", shown(age)));
@@ -148,7 +148,7 @@ impl Seen {
             let age = shown(age);
             parts.push(format!("locks of the last {age} may be missing"));
         }
-        let unknown = self.told_waiters().saturating_sub(self.locks.waiters());
+        let unknown = self.reported_waiters().saturating_sub(self.locks.waiters());
         if unknown > 0 && !parts.is_empty() {
             parts.push(format!(
                 "{unknown} waiting for locks that are not known yet"
@@ -163,13 +163,13 @@ impl Seen {
     }
 
     /// Locks that the nodes say they have: of all nodes in a cluster, else of the one with most.
-    pub fn told_locks(&self) -> u64 {
-        self.told(|node| node.locks)
+    pub fn reported_locks(&self) -> u64 {
+        self.reported(|node| node.locks)
     }
 
     /// Requests that wait, as the nodes say.
-    pub fn told_waiters(&self) -> u64 {
-        self.told(|node| node.waiters)
+    pub fn reported_waiters(&self) -> u64 {
+        self.reported(|node| node.waiters)
     }
 
     /// Grants in a second: of all nodes in a cluster, else of the one with most, because a lock is
@@ -209,7 +209,7 @@ impl Seen {
         }
     }
 
-    fn told(&self, read: impl Fn(&redislock_client::NodeStatus) -> u64) -> u64 {
+    fn reported(&self, read: impl Fn(&redislock_client::NodeStatus) -> u64) -> u64 {
         let each = self.nodes.iter().filter_map(|node| node.status.as_ref());
         let each = each.map(read);
         if self.is_cluster {
@@ -220,7 +220,7 @@ impl Seen {
     }
 }
 
-/// What a watch has seen, for those who show it.
+/// What a watch has seen, for the views that show it.
 #[derive(Clone)]
 pub struct Watch {
     seen: Arc<Mutex<Seen>>,

@@ -82,7 +82,7 @@ fn a_hundred_thousand_locks_are_paged_within_the_budget() {
     assert_eq!(value["locks"][49]["key"], "lock:99999");
     assert_eq!(value["overview"]["complete"], false);
     assert!(
-        gaps(&value["overview"]).contains("of 100000 asked about so far"),
+        gaps(&value["overview"]).contains("of 100000 queried so far"),
         "{value}"
     );
     // What is on the page is asked about first, and is shown as new.

@@ -305,11 +305,11 @@ fn a_browser_logs_in_with_the_token_and_keeps_only_a_cookie() {
     std::fs::write(&file, token).unwrap();
     let serving = Serving::start(&servers, &["--token-file", &file]);
     browser.open(&serving.url);
-    browser.shows("A token is needed");
+    browser.shows("A token is required");
     browser.wait_for("document.activeElement.id == 'token'");
     browser.type_in("wrong");
     browser.press("Enter");
-    browser.shows("This is not the token.");
+    browser.shows("Wrong token.");
     browser.type_in(token);
     browser.press("Enter");
     browser.shows("nightly");

@@ -317,7 +317,7 @@ impl Attempt {
 }
 
 impl Blocked {
-    /// Ends the wait: the server is told to forget the request, and what it granted all the same is
+    /// Ends the wait: the server is asked to forget the request, and what it still granted is
     /// released. The request may reach the server after the cancellation, so that is repeated until
     /// the request has ended; also behind the request, as a server that stood still may read the
     /// shared connection first.

@@ -22,10 +22,10 @@ const RENEW_AFTER: u32 = 3;
 /// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
 /// too, and then each time after twice as long, up to the time between renewals.
 const RETRY_AFTER: u32 = 12;
-/// After so many renewals that missed the same nodes, those are not asked any sooner.
+/// After this many renewals that missed the same nodes, those are not asked any sooner.
 const SOON_AGAIN: u32 = 2;
 
-/// The holder is told of the loss this part of the ttl before validity ends, …
+/// The holder is notified of the loss this part of the ttl before validity ends, …
 const WARN_BEFORE: u32 = 10;
 /// … but no earlier than this.
 const LONGEST_WARNING: Duration = Duration::from_secs(1);
@@ -160,7 +160,7 @@ impl Hold {
 }
 
 impl Hold {
-    /// When the holder is to be told that the lock is as good as lost.
+    /// When the holder is to be notified that the lock is practically lost.
     fn warn_at(state: &super::State) -> Moment {
         state
             .valid_until
@@ -181,7 +181,7 @@ impl Hold {
         state.slot = Some(keeper.move_to(at, this, from));
     }
 
-    /// Renews what is due, and tells the holder in time when that does not work.
+    /// Renews what is due, and notifies the holder in time when that fails.
     async fn look_after(self: Arc<Self>) {
         let (warn_at, renew_at) = {
             let state = self.lock();

@@ -52,7 +52,7 @@ impl fmt::Debug for Ticket {
 }
 
 impl Guard {
-    /// Leaves the lock held, for as long as its lease runs, and hands out what proves its
+    /// Leaves the lock held, until its lease ends, and hands out what proves its
     /// ownership. Nothing renews it from here on. The guard comes back if another guard of the same
     /// owner shares the hold.
     pub fn detach(self) -> Result<Ticket, Self> {

@@ -181,8 +181,8 @@ impl World {
         });
     }
 
-    /// The owner is done with the lock, or told that it is lost. What it holds is released, or runs
-    /// out.
+    /// The owner is done with the lock, or notified that it is lost. Its holds are released, or
+    /// their leases end.
     fn over(&mut self, owner: usize) {
         self.owners[owner].phase = Phase::Over;
         self.owners[owner].renewing = false;

@@ -382,7 +382,7 @@ async fn a_wait_for_replicas_that_hangs_does_not_make_the_node_seem_down() {
         matches!(refused, Err(Error::NotReplicated { .. })),
         "{refused:?}"
     );
-    assert!(proxy.has_snared());
+    assert!(proxy.has_held_back());
     let about = crate::log::lines(&format!("127.0.0.1:{}", proxy.port()));
     let down = about.iter().find(|line| line.contains("believed down"));
     assert_eq!(down, None);

@@ -35,10 +35,10 @@ async fn a_node_whose_release_may_still_arrive_is_not_counted() {
     let queue = |server: &Server| waiters(&mut server.connect(), "x");
     until("it waits at the first node", || queue(a) == 1).await;
     until("the first attempt has released", || e.is_free("x")).await;
-    to_last.strand("LOCK.RELEASE");
+    to_last.hold_back_request("LOCK.RELEASE");
     run(a, "LOCK.RELEASE x first");
     until("it waits at the second node", || queue(b) == 1).await;
-    assert!(to_last.has_snared() && e.is_free("x"));
+    assert!(to_last.has_held_back() && e.is_free("x"));
     run(b, "LOCK.RELEASE x first");
     until("it goes on", || queue(c) == 1 || waiting.is_finished()).await;
     assert!(!waiting.is_finished(), "it counts the last node");
@@ -60,9 +60,9 @@ async fn a_refused_request_that_was_sent_twice_is_followed_by_a_release() {
     let client = Redlock::builder().node(proxy.url()).node_timeout(TTL * 4);
     let client = client.connect().await.unwrap();
     run(&server, &format!("LOCK.ACQUIRE x first {LONG}"));
-    proxy.strand("LOCK.ACQUIRE");
+    proxy.hold_back_request("LOCK.ACQUIRE");
     assert!(is_busy(client.lock("x").ttl(TTL * 40).try_acquire().await));
-    assert!(proxy.has_snared());
+    assert!(proxy.has_held_back());
     until("it releases", || server.calls("lock.release") == 1).await;
     // A request that was sent once owes nothing when it is refused.
     assert!(is_busy(client.lock("x").ttl(TTL * 40).try_acquire().await));

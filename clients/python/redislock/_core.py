@@ -140,7 +140,7 @@ class Held:
         self._lock, self._link, self._token, self._ttl = lock, link, token, lock._ttl
         fences = lock._each(reply)
         if not all(type(fence) is int and fence == fences[0] for fence in fences):
-            raise Misconfigured(f"the server's reply {reply!r} is no fence")
+            raise Misconfigured(f"the server's reply {reply!r} is not a fence")
         self._fence: int = fences[0]
         self._confirmed, self._valid_until, self._entries, self._gone = sent, 0.0, 1, False
         self._process = os.getpid()
@@ -363,7 +363,7 @@ class Lock:
             if granted.valid_for() < self._ttl / 2 and not await granted._extend(self._ttl):
                 raise Unavailable("the lease ended before the grant arrived")
             if granted.lost:
-                raise Unavailable("the answer took longer than the lease")
+                raise Unavailable("the reply took longer than the lease")
             return granted
         except BaseException:
             until = now() + self._ttl
@@ -380,7 +380,7 @@ class Lock:
                 if granted := await self._attempt(link, held, deadline):
                     return granted
                 if deadline is not None and now() >= deadline - 0.002:
-                    raise Busy(f"somebody else holds the lock after a wait of {self._wait} s")
+                    raise Busy(f"another client holds the lock after a wait of {self._wait} s")
                 trouble = Unavailable("the server ended the wait early")  # by CLIENT UNBLOCK
             except Unavailable as error:
                 trouble = error

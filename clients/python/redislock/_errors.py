@@ -12,7 +12,7 @@ class LockError(Exception):
 
 
 class Busy(LockError):
-    """Somebody else holds the lock, and the wait is over."""
+    """Another client holds the lock, and the wait is over."""
 
 
 class Lost(LockError):
@@ -77,7 +77,7 @@ def explain(error: BaseException, follows_master: bool) -> BaseException:
             return InvalidRequest(str(error))
         if not isinstance(error, (theirs.RedisError, OSError)):
             return error
-        return Unavailable(f"no answer from the server: {error}")
+        return Unavailable(f"no reply from the server: {error}")
     text = f"{code} {error}" if code else str(error)
     code = code or text.split(" ", 1)[0]
     if "unknown command" in text.lower():

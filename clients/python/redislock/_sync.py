@@ -48,7 +48,7 @@ class _Link(_core.Link):
                 end = None if limit is None else now() + limit
                 while not connection.can_read(60.0 if end is None else max(0.0, end - now())):
                     if end is not None and now() >= end:
-                        raise TimeoutError("the server does not answer")
+                        raise TimeoutError("the server does not reply")
             return connection.read_response()
         finally:
             self.uses(None)
@@ -128,7 +128,7 @@ class _Caller(_Link):
         while not self.waiting.acquire(timeout=0.1):
             self.check()
             if deadline is not None and now() >= deadline:
-                raise Unavailable(f"{MAX_WAITING} requests of this client wait already")
+                raise Unavailable(f"{MAX_WAITING} requests of this client already wait")
 
     def end_turn(self) -> None:
         self.waiting.release()

@@ -56,7 +56,7 @@ class _Link(_core.Link):
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now())):
                 await self.waiting.acquire()
         except TimeoutError:
-            raise Unavailable(f"{MAX_WAITING} requests of this client wait already") from None
+            raise Unavailable(f"{MAX_WAITING} requests of this client already wait") from None
 
     def end_turn(self) -> None:
         self.waiting.release()

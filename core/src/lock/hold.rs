@@ -144,7 +144,7 @@ impl Hold {
         extra.map_or(1, |extra| extra.reentries.saturating_add(1))
     }
 
-    /// The owner has acquired so many times more.
+    /// The owner has acquired this many times more.
     pub fn reenter(&mut self, times: u32) {
         if times > 0 {
             // One less than the highest count that can be saved.

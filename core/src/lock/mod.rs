@@ -31,7 +31,7 @@ pub enum Mode {
 /// How a request stands to a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody holds it, or those who do share it: nothing but the queue is in the way.
+    /// Nobody holds it, or those who do share it: only the queue can prevent a grant.
     Open,
     /// The token holds it already.
     Held,
@@ -257,7 +257,7 @@ impl Lock {
     }
 }
 
-/// So many holds are looked at to tell how much memory a lock takes.
+/// This many holds are looked at to estimate how much memory a lock takes.
 const HOLDS_MEASURED: usize = 1000;
 
 #[cfg(test)]

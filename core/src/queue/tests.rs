@@ -4,8 +4,8 @@ use proptest::prelude::*;
 use proptest::sample::subsequence;
 
 use super::*;
-use crate::lock::{Hold, Mode};
-use crate::time::{LeaseTime, Micros};
+use crate::lock::Mode;
+use crate::time::Micros;
 
 const KEYS: u32 = 4;
 const OWNERS: u32 = 3;
@@ -155,8 +155,7 @@ fn compare(queues: &Queues, list: &[Listed]) -> Result<(), TestCaseError> {
     }
     for owner in 0..OWNERS {
         let requests = ids(list.iter().filter(|one| one.owner == owner));
-        let waits = queues.waiting_owners().any(|waits| *waits == token(owner));
-        prop_assert_eq!(waits, !requests.is_empty());
+        prop_assert_eq!(queues.has(&token(owner)), !requests.is_empty());
         prop_assert_eq!(queues.of(&token(owner)).collect::<Vec<_>>(), requests);
     }
     let deadlines = list.iter().filter_map(|one| Some((one.until?, one.id)));
@@ -213,25 +212,6 @@ fn a_request_remembers_which_of_its_keys_it_could_not_have() {
     assert_eq!(waiter.held_up_at(), 0);
     waiter.is_held_up_at(2);
     assert_eq!(waiter.held_up_at(), 2);
-}
-
-#[test]
-fn the_holders_that_wait_are_found_whether_they_are_many_or_few() {
-    let shared = Mode::Shared { limit: None };
-    for (holders, waiting) in [(0..3, 1..9), (0..9, 2..4), (0..3, 3..9), (0..9, 9..10)] {
-        let (mut lock, mut queues) = (Lock::Free, Queues::default());
-        for owner in holders.clone() {
-            let hold = Hold::new(&terms(owner, shared), 1, LeaseTime(0));
-            lock.grant(hold, shared);
-        }
-        for owner in waiting.clone() {
-            queues.join(waiter(owner, [0], None));
-        }
-        let mut found = queues.waiting_holders(&lock);
-        found.sort();
-        let both = holders.filter(|owner| waiting.contains(owner)).map(token);
-        assert!(found.into_iter().cloned().eq(both));
-    }
 }
 
 /// Room that was needed once is used again, but very much of it is not kept.

@@ -15,10 +15,10 @@ use crate::slots::LockId;
 use crate::time::{LeaseTime, MonoTime, Now};
 use crate::token::Token;
 
-/// So many holds are ended soon enough for those who wait for them.
+/// Ending this many holds at a time is soon enough for their waiters.
 const SOON_DONE: usize = 1024;
 
-/// So many holders of a shared lock are looked at together with the lock.
+/// This many holders of a shared lock are looked at together with the lock.
 const HOLDERS_LOOKED_AT: usize = 256;
 
 /// What is left to do about a connection that has closed.
@@ -56,7 +56,7 @@ impl Table {
         !self.closing.is_empty()
     }
 
-    /// Ends holds of closed connections, at most so many.
+    /// Ends holds of closed connections, at most this many.
     pub fn close(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) {
         let looked = self.looks;
         for _ in 0..most {
@@ -106,7 +106,7 @@ impl Table {
         Some(seen)
     }
 
-    /// The holds of a lock that run, and when they end: those that end last, at most so many. Where
+    /// The running holds of a lock, and when they end: those that end last, at most this many. If
     /// very many are about to end with their connections, only as many of these are left out.
     #[must_use]
     pub fn running_holds(

@@ -2,7 +2,7 @@
 //!
 //! The nodes of the graph are owners. An owner that waits depends on those who hold what it waits
 //! for (on every one of them; for a full semaphore, on all of them together) and on those ahead of
-//! it in a wait queue. A new wait causes a deadlock if it depends on an owner who cannot go on
+//! it in a wait queue. A new wait causes a deadlock if it depends on an owner who cannot continue
 //! before the newcomer releases something.
 //!
 //! Each step mostly ends the search:
@@ -11,7 +11,7 @@
 //!    to the newcomer, there is no cycle. A waiter with one request for one key adds nothing to
 //!    what its queue depends on, so only the others are followed.
 //! 3. Only where every holder of a full semaphore waits, too: `progress.rs` finds the owners that
-//!    cannot go on, within what step 2 has reached.
+//!    cannot continue, within what step 2 has reached.
 //! 4. [`Search::find_stuck`] decides exactly: from which of them a chain of waits leads to the
 //!    newcomer.
 
@@ -200,7 +200,7 @@ impl Table {
         }
     }
 
-    /// A hold of a lock has ended. Its owner may no longer go past those who wait for the lock; and
+    /// A hold of a lock has ended. Its owner may no longer overtake the waiters of the lock; and
     /// the other holders of a semaphore may not either, if it was full until now.
     pub(super) fn suspect_losers(&mut self, id: LockId, owner: &Token) {
         if !self.queues.has_several_keys() {

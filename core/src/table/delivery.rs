@@ -1,7 +1,7 @@
 //! Grants that are on their way to the clients that waited for them.
 //!
 //! A client may go away before its grant reaches it. The grant is taken back then, at once and as a
-//! whole: an owner that was told no must not find that it holds the lock. So that this never takes
+//! whole: an owner that was refused must not find that it holds the lock. So that this never takes
 //! long, no more waiters are served while the grants of [`AT_ONCE`] keys are on their way. They
 //! arrive when the server has done with what it is doing.
 
@@ -12,7 +12,7 @@ use crate::small::SmallList;
 use crate::time::Now;
 use crate::token::{Key, Token};
 
-/// While the grants of so many keys are on their way, nobody else who waits is served.
+/// While the grants of this many keys are on their way, no other waiter is served.
 const AT_ONCE: usize = 64;
 
 /// A grant that its client has not been seen to receive.
@@ -42,7 +42,7 @@ impl Undelivered {
         self.keys >= AT_ONCE
     }
 
-    /// A request for so many keys was granted.
+    /// A request for this many keys was granted.
     pub(super) fn add(
         &mut self,
         id: WaiterId,
@@ -88,7 +88,7 @@ impl Table {
         self.undelivered.are_enough()
     }
 
-    /// The client of a granted request has its answer.
+    /// The client of a granted request has received its reply.
     pub fn delivered(&mut self, id: WaiterId) {
         let Some(grant) = self.undelivered.remove(id) else {
             return;
@@ -124,7 +124,7 @@ impl Table {
         Some(self.lock(id)?.hold(token)?.fence)
     }
 
-    /// The owner was told that it holds this lock: an undelivered grant of it stands.
+    /// The owner got a reply that it holds this lock: an undelivered grant of it stands.
     pub(super) fn confirm(&mut self, id: LockId, token: &Token) {
         if self.undelivered.grants.is_empty() {
             return;

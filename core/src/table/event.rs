@@ -25,7 +25,7 @@ pub enum Loaded {
 }
 
 impl Table {
-    /// Ends leases whose time is over, at most so many; whether more are due.
+    /// Ends leases whose time is over, at most this many; whether more are due.
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
         let (mut left, mut visits, looked) = (most, most, self.looks);
@@ -208,8 +208,8 @@ impl Table {
         self.has_arrived(id);
     }
 
-    /// A lock has come to a key by itself. Those who wait there may be refused now; those who hold
-    /// it may re-enter, or go past those who wait for it.
+    /// A lock has come to a key by itself. The waiters there may be refused now; those who hold
+    /// it may re-enter, or overtake its waiters.
     fn has_arrived(&mut self, id: LockId) {
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
@@ -330,7 +330,7 @@ impl Table {
         self.sweep.is_some()
     }
 
-    /// Looks again at what stands at keys that are waited for, at most at so many of them; those
+    /// Looks again at what stands at keys that are waited for, at most at this many of them; those
     /// who wait there are to be served.
     pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
         let looked = self.looks;
@@ -399,11 +399,11 @@ impl Table {
             slots: _,
             spaces: _,
             wheel: _,
-            // Empty by now, but for those who are leaving.
+            // Empty by now, except those who are leaving.
             queues: _,
             leaving: _,
             room_to_leave: _,
-            // Has the answers to those who waited.
+            // Has the replies to the waiters.
             output: _,
             holds_back,
             unserved,

@@ -1,4 +1,4 @@
-//! Waiters that leave their queues without a grant: cancelled, told to come again, timed out, gone.
+//! Waiters that leave their queues without a grant: cancelled, unblocked, timed out, disconnected.
 //!
 //! To leave costs as much as the request has keys, and very many may leave at once. So only those
 //! of about [`AT_ONCE`] keys leave in one decision. The others are noted: they are granted nothing
@@ -11,7 +11,7 @@ use crate::queue::{Waiter, WaiterId};
 use crate::time::Now;
 use crate::token::{Key, Token};
 
-/// Waiters for so many keys leave in one decision.
+/// Waiters for this many keys leave in one decision.
 pub(super) const AT_ONCE: usize = 128;
 
 impl Table {
@@ -44,7 +44,7 @@ impl Table {
         Some(waiter)
     }
 
-    /// Takes a waiter out of its queues and tells it why.
+    /// Removes a waiter from its queues and gives the reason.
     pub(super) fn dismiss(&mut self, id: WaiterId, answer: Answer) {
         if self.leave(id).is_some() {
             self.counters.denials += u64::from(answer == Answer::Nothing);
@@ -52,15 +52,15 @@ impl Table {
         }
     }
 
-    /// Takes a waiter out of its queues, at once if not too many leave, and tells it why, if it is
-    /// still there.
+    /// Removes a waiter from its queues, at once if not too many leave, and gives the reason, if it
+    /// is still connected.
     fn let_leave(&mut self, id: WaiterId, answer: Option<Answer>) {
         let Some(waiter) = self.queues.get(id) else {
             return;
         };
         let keys = waiter.keys.len();
         if !self.leaving.is_empty() || self.room_to_leave == 0 {
-            // Who was told something before is told that, unless it has gone since.
+            // An earlier reason stays, unless the waiter has disconnected since.
             match answer {
                 Some(answer) => _ = self.leaving.entry(id).or_insert(Some(answer)),
                 None => _ = self.leaving.insert(id, None),
@@ -85,8 +85,8 @@ impl Table {
         !self.leaving.is_empty()
     }
 
-    /// Tells those whose time to wait is up, and takes those out that are leaving, until they have
-    /// left the queues of so many keys; whether there may be more.
+    /// Replies to the waiters whose time is over, and removes those that are leaving, until they
+    /// have left the queues of this many keys; returns whether there may be more.
     pub fn time_out(&mut self, most: usize, now: Now) -> bool {
         self.room_to_leave = AT_ONCE;
         let mut left = most;
@@ -108,7 +108,7 @@ impl Table {
         true
     }
 
-    /// A waiter has gone away; it is told nothing.
+    /// A waiter has disconnected; it gets no reply.
     pub fn abandon(&mut self, id: WaiterId) {
         self.let_leave(id, None);
     }
@@ -125,14 +125,14 @@ impl Table {
         }
     }
 
-    /// Everyone who waits is told to come again.
+    /// All waiters are unblocked, to send their requests again.
     pub fn unblock_all(&mut self) {
         for id in self.queues.ids() {
             self.let_leave(id, Some(Answer::Unblocked));
         }
     }
 
-    /// Those who wait for `key` are told to come again.
+    /// The waiters of `key` are unblocked, to send their requests again.
     pub fn unblock_queue(&mut self, key: &Key) {
         let queue = self.queues.at(key).into_iter();
         let ids = queue.flat_map(|queue| queue.waiting.iter().copied());

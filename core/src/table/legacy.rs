@@ -13,7 +13,7 @@ use super::Table;
 use crate::time::{Micros, MonoTime};
 use crate::token::Key;
 
-/// The longest time between two looks at a string. Not every change of a key is told.
+/// The longest time between two looks at a string. Not every change of a key is reported.
 const LOOK_AGAIN: Micros = Micros(1_000_000);
 
 /// Room for so many is kept when there are none any more: maps do not shrink by themselves.
@@ -80,7 +80,7 @@ impl Strings {
 }
 
 impl Table {
-    /// Keys whose strings are to be looked at, at most so many. Call
+    /// Keys whose strings are to be looked at, at most this many. Call
     /// [`Table::string_may_be_gone`] for each.
     #[must_use]
     pub fn strings_due(&self, most: usize, now: MonoTime) -> Vec<Key> {

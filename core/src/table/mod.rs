@@ -1,12 +1,12 @@
 //! All locks of a node: requests and events in; an outcome, changes to the keyspace and answers
 //! out.
 //!
-//! Every call that may change something collects what follows from it in an [`Output`]: which keys
-//! changed and how, and who is answered. The caller takes it with [`Table::take_output`] and
-//! applies it once. `output.rs` says what is in it, `request.rs` has what clients ask for,
-//! `outcome.rs` what they are told, `serve.rs` how waiters are granted, `leaving.rs` how they
-//! leave without a grant, `event.rs` what happens without being asked, `legacy.rs` strings that
-//! count as locks.
+//! Every call that may change something collects its consequences in an [`Output`]: which keys
+//! changed and how, and which waiters get a reply. The caller takes it with
+//! [`Table::take_output`] and applies it once. `output.rs` defines it, `request.rs` has the
+//! requests of clients, `outcome.rs` their results, `serve.rs` how waiters are granted,
+//! `leaving.rs` how they leave without a grant, `event.rs` what happens without a request,
+//! `legacy.rs` strings that count as locks.
 
 mod closing;
 mod deadlock;
@@ -93,7 +93,7 @@ pub trait Keyspace {
     fn find(&mut self, table: &Table, key: &Key) -> Found;
 }
 
-/// So many ended holds are taken off a shared lock in one decision: with what else it may change,
+/// This many ended holds are taken off a shared lock in one decision: with what else it may change,
 /// fewer than [`PARTS`].
 const TAKEN_AT_ONCE: usize = 32;
 
@@ -157,14 +157,14 @@ pub struct Table {
     unserved: SmallSet<Key>,
     /// Waiters whose owner has just been granted something: a re-entry may be next.
     next_up: SmallSet<WaiterId>,
-    /// Waiters that may go past the first one in the queue of this key: they are next there.
+    /// Waiters that may overtake the first one in the queue of this key: they are next there.
     passing: SmallSet<(WaiterId, Key)>,
     /// Owners that wait, and whose waits may have become part of a deadlock since they were
     /// searched for one.
     suspects: SmallSet<Token>,
-    /// Waiters that are still to be taken out of their queues, and what they are told.
+    /// Waiters that are still to be removed from their queues, with their replies.
     leaving: BTreeMap<WaiterId, Option<Answer>>,
-    /// Waiters for so many keys may leave in this decision.
+    /// Waiters for this many keys may leave in this decision.
     room_to_leave: usize,
     /// Strings at keys that are waited for.
     strings: Strings,

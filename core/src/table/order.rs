@@ -1,4 +1,4 @@
-//! Who may go past whom in a queue: only the owner of something that those ahead wait for.
+//! Who may overtake whom in a queue: only the owner of something that those ahead wait for.
 
 use foldhash::HashSet;
 
@@ -11,7 +11,7 @@ use crate::token::{Key, Token};
 
 impl Table {
     /// Whether somebody stands in the queue of `key`, before `place`, whom `token` may not go past.
-    /// `passed` is for one request: those whom it may go past, as far as they are known.
+    /// `passed` is for one request: those whom it may overtake, as far as they are known.
     pub(super) fn is_behind(
         &self,
         key: &Key,
@@ -41,7 +41,7 @@ impl Table {
         })
     }
 
-    /// How many keys or holds were looked at so far to decide who may go past whom.
+    /// How many keys or holds were looked at so far to decide which request may overtake which.
     #[must_use]
     pub fn order_steps(&self) -> u64 {
         self.order_steps.get()

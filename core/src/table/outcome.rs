@@ -57,7 +57,7 @@ pub enum Verdict {
     Denied(Denial),
 }
 
-/// What a request that waited is told.
+/// The reply to a request that waited.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// It has the locks.

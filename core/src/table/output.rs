@@ -8,7 +8,7 @@ use crate::time::{LeaseTime, MonoTime, Now};
 use crate::token::{Key, Token};
 use crate::wire;
 
-/// What happened to a lock in one decision, and how often; told in this order.
+/// What happened to a lock in one decision, and how often; reported in this order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Events {
     /// Leases that ended.
@@ -45,13 +45,13 @@ pub enum Presence {
 pub struct Touched {
     /// The lock. It names nothing any more if it is gone.
     pub id: LockId,
-    /// Where it was, if it is gone; [`Table::key`] tells it of the others.
+    /// Where it was, if it is gone; [`Table::key`] has it for the others.
     pub gone_from: Option<Key>,
     /// What becomes of the key.
     pub presence: Presence,
     /// Where in [`Output::effect`] the change to replicate is.
     pub change: std::ops::Range<usize>,
-    /// What to tell about it.
+    /// The events to send about it.
     pub events: Events,
     /// The holds that changed, if the lock is shared and need not be written whole.
     changed: Vec<Token>,
@@ -68,11 +68,11 @@ pub struct Output {
     pub effect: Vec<u8>,
     /// Where the changes begin.
     pub header_len: usize,
-    /// Who is to be told what.
+    /// Which waiter gets which reply.
     pub answers: Vec<(WaiterId, Answer)>,
     /// The first of the leases that end sooner than known before, on the monotonic clock.
     pub soonest_end: Option<MonoTime>,
-    /// Leases that have ended and were not told of at once: at which key, and how many.
+    /// Leases that have ended and were not reported at once: at which key, and how many.
     pub ended_before: Vec<(Key, u32)>,
 }
 
@@ -206,7 +206,7 @@ impl Table {
             .get(place(&self.output.touched, id, touch)?)
     }
 
-    /// Notes that the hold of `token` in a lock is about to change, and how that is told.
+    /// Notes that the hold of `token` in a lock is about to change, and how that is reported.
     pub(super) fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
         if let Some(touched) = self.touch(id) {
             tell(&mut touched.events);

@@ -14,7 +14,7 @@ pub(super) struct Remains {
     lock: Lock,
     /// When their holds ended; none if the lock was removed.
     ended: Option<LeaseTime>,
-    /// At which key the end of their leases is told.
+    /// The key at which the end of their leases is reported.
     told_at: Option<Key>,
 }
 
@@ -106,7 +106,7 @@ impl Table {
         !(self.remains.is_empty() && self.untied.is_empty())
     }
 
-    /// Forgets what is left of holds that are over, of at most so many.
+    /// Forgets what is left of holds that are over, of at most this many.
     pub fn clear_remains(&mut self, most: usize) {
         if let Some(Untied(holds)) = self.untied.last_mut()
             && holds.take(most).count() < most

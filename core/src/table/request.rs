@@ -92,7 +92,7 @@ impl Table {
         taken
     }
 
-    /// [`Table::release`] of several locks: those who wait are served when all are released.
+    /// [`Table::release`] of several locks: the waiters are served when all are released.
     pub fn release_each<'a>(
         &mut self,
         wanted: impl Iterator<Item = Wanted<'a>>,
@@ -351,7 +351,7 @@ impl Table {
         });
         let fences = fences.collect();
         if is_waited_for {
-            // What else this owner waits for may be a re-entry now, or may go past those who wait
+            // What else this owner waits for may be a re-entry now, or may overtake those who wait
             // for it.
             self.next_up.extend(self.queues.of(&terms.token));
             self.suspect(&terms.token);
@@ -399,8 +399,8 @@ impl Table {
         (fence, is_news)
     }
 
-    /// Where a semaphore has become full, those who wait for it wait for all its holders from now
-    /// on: these may go past them in the queues of other keys.
+    /// Where a semaphore has become full, its waiters wait for all its holders from now
+    /// on: these may overtake them in the queues of other keys.
     fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
         let lock = self.slots.get(id).map(|entry| &entry.lock);
         let is_full = |lock: &&Lock| mode != Mode::Exclusive && lock.excludes(mode, now);

@@ -1,4 +1,4 @@
-//! How those who wait are served: in order of arrival on every key, none past another, all keys of
+//! How waiters are served: in order of arrival on every key, none past another, all keys of
 //! a request at once.
 
 use std::sync::Arc;
@@ -13,13 +13,13 @@ use crate::small::SmallList;
 use crate::time::{LeaseTime, Now};
 use crate::token::{Key, Token};
 
-/// When waiters for so many keys were looked at, the others are left for the next decision.
+/// When waiters for this many keys were looked at, the others are left for the next decision.
 const LOOKED_AT_ONCE: u64 = 64;
 
-/// So many steps of finding out who may go past whom take as long as a look.
+/// This many comparisons of which request may overtake which take as long as one visit.
 const ORDER_STEPS_IN_A_LOOK: u64 = 4;
 
-/// So many places of others in a queue are seen in the time of a look.
+/// This many places of others in a queue can be read in the time of one visit.
 const PLACES_IN_A_LOOK: u64 = 32;
 
 /// Whether a waiter can have one key now, and the lock that is there.
@@ -91,8 +91,8 @@ impl Table {
         self.take_ended_off(id, most, now);
     }
 
-    /// Takes ended leases off a lock, at most so many, and says how many; what follows for waiters
-    /// is noted, not done.
+    /// Removes ended leases from a lock, at most this many, and returns how many. It only notes
+    /// the consequences for waiters.
     pub(super) fn take_ended_off(&mut self, id: LockId, most: usize, now: Now) -> usize {
         let lease_now = self.clock.at(now.mono);
         for taken in 0..most {
@@ -125,7 +125,7 @@ impl Table {
         }
     }
 
-    /// A hold has ended: those who wait for the lock are to be served.
+    /// A hold has ended: the waiters of the lock are to be served.
     pub(super) fn note_room(&mut self, id: LockId) {
         if let Some(key) = self.slots.get(id).and_then(|entry| self.waited_key(entry)) {
             self.unserved.insert(key);
@@ -139,7 +139,7 @@ impl Table {
             return;
         }
         let enough = self.looks + LOOKED_AT_ONCE;
-        while self.may_look_on(enough) {
+        while self.may_continue(enough) {
             if let Some(waiter) = self.next_up.pop_first() {
                 self.looks += 1;
                 self.serve_waiter(waiter, None, now, keyspace);
@@ -156,11 +156,11 @@ impl Table {
     }
 
     /// Whether more waiters are to be served in this decision.
-    fn may_look_on(&self, enough: u64) -> bool {
+    fn may_continue(&self, enough: u64) -> bool {
         self.looks < enough && !self.undelivered.are_enough()
     }
 
-    /// How many keys of waiters, and queues, were looked at so far to serve those who wait.
+    /// How many keys of waiters, and queues, were looked at so far to serve the waiters.
     #[must_use]
     pub fn looks(&self) -> u64 {
         self.looks
@@ -205,7 +205,7 @@ impl Table {
                 return;
             }
             if !self.serve_waiter(head, Some(key), now, keyspace) {
-                // It waits for another key. Only those who hold that one may go past it.
+                // It waits for another key. Only those who hold that one may overtake it.
                 self.note_passing(head, key);
                 return;
             }
@@ -214,7 +214,7 @@ impl Table {
                 self.unserved.remove(key);
                 return;
             }
-            if !self.may_look_on(enough) {
+            if !self.may_continue(enough) {
                 if self.queues.at(key).is_some() {
                     self.unserved.insert(key.clone());
                 }

@@ -7,13 +7,13 @@ use std::time::Duration;
 pub enum Violation {
     /// Two owners rely on one lock at the same time.
     Overlap(String, u64, u64),
-    /// An owner was told that it still holds the lock, and another one has held it since.
+    /// An owner learned that it still holds the lock, and another one has held it since.
     FalselyHeld(String, u64, u64),
     /// Two owners have the same fence.
     Doubled(String, i64),
     /// The later owner has the lower fence.
     Disordered(String, i64, i64),
-    /// A hold's fence was not the one that its extension told.
+    /// A hold's fence was not the one in the reply to its extension.
     Changed(String, i64, i64),
     /// A write with this fence to a resource that compares fences has overwritten one that it had
     /// not read.

@@ -1,4 +1,4 @@
-//! What holders were told, put together from a journal, and what may not be in it.
+//! The claims of holders, put together from a journal, and what may not be in it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -19,17 +19,17 @@ pub struct Claim {
     pub exclusive: bool,
     /// When it was requested, in microseconds.
     pub asked: u64,
-    /// When it was told that it holds the lock, and with which fence.
+    /// When it learned that it holds the lock, and with which fence.
     pub held: Option<(u64, u64)>,
-    /// Until when it could rely on it, by all that it was told.
+    /// Until when it could rely on it, by all its results.
     pub until: u64,
-    /// When it was last told that it holds the lock.
+    /// When it last learned that it holds the lock.
     pub last_look: u64,
     /// When it began to release.
     pub released: Option<u64>,
     /// When the attempt failed.
     pub failed: Option<u64>,
-    /// The fences that it was told when it entered again.
+    /// The fences that it got when it re-entered.
     again: Vec<(u64, u64)>,
 }
 
@@ -50,7 +50,7 @@ struct Write {
 }
 
 impl Claims {
-    /// The claims of a journal, whose lines are in any order but for those of one claim.
+    /// The claims of a journal, whose lines are in any order except those of one claim.
     pub fn of(entries: &[Entry]) -> Claims {
         let mut claims = Claims::default();
         for entry in entries {

@@ -50,7 +50,7 @@ pub enum What {
     },
     /// The owner enters the lock again that it holds.
     Again {
-        /// The fence that it was told.
+        /// The fence that it got.
         fence: u64,
         /// When it asked, in microseconds.
         asked: u64,

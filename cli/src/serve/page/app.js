@@ -98,7 +98,7 @@ async function read(reader) {
 function askForToken() {
   find("login").hidden = false;
   find("content").hidden = true;
-  put(find("verdict"), "A token is needed");
+  put(find("verdict"), "A token is required");
   find("token").focus();
 }
 
@@ -106,7 +106,7 @@ async function login(event) {
   event.preventDefault();
   const reply = await fetch("login", { method: "POST", body: find("token").value });
   find("token").value = "";
-  if (!reply.ok) return put(find("login-problem"), "This is not the token.");
+  if (!reply.ok) return put(find("login-problem"), "Wrong token.");
   find("login").hidden = true;
   open();
 }
@@ -357,8 +357,8 @@ function showDetail(news) {
 /// Who waits, in order of arrival.
 function queueOf(lock, stale) {
   if (!lock.waiters) return [make("li", "faint", "nobody waits")];
-  if (lock.queue === undefined) return [make("li", "faint", "asking who waits…")];
-  if (lock.queue === null) return [make("li", "faint", "this version of the module does not say who waits")];
+  if (lock.queue === undefined) return [make("li", "faint", "loading the queue…")];
+  if (lock.queue === null) return [make("li", "faint", "this version of the module does not report who waits")];
   const items = lock.queue.map((one) => {
     const item = make("li");
     const mode = one.mode === "shared" ? ", shared" : "";

@@ -1,5 +1,5 @@
-//! Which owners can go on: those that wait for nobody, and then, step by step, those that wait only
-//! for owners who can. All others wait for each other, or for a newcomer.
+//! Which owners can continue: those that wait for nobody, and then, step by step, those that wait
+//! only for owners that can. All others wait for each other, or for a newcomer.
 
 use foldhash::HashMap;
 
@@ -9,7 +9,7 @@ use crate::lock::Lock;
 use crate::queue::{Queue, Waiter, WaiterId};
 use crate::token::Token;
 
-/// Who can go on, among those that a search has reached.
+/// Who can continue, among those that a search has reached.
 pub(super) struct Progress<'s, 'a> {
     search: &'s mut Search<'a>,
     together: Together,
@@ -18,12 +18,12 @@ pub(super) struct Progress<'s, 'a> {
     obstacles: HashMap<WaiterId, (&'a Token, usize)>,
     /// How many requests of each owner are not known to go on.
     owners: HashMap<&'a Token, usize>,
-    /// The requests that can go on, and whose dependents have not been looked at.
+    /// The requests that can continue, and whose dependents have not been looked at.
     going_on: Vec<WaiterId>,
 }
 
 impl<'s, 'a> Progress<'s, 'a> {
-    /// Finds the owners that cannot go on, and the semaphores that none of the holders can release.
+    /// Finds the owners that cannot continue, and the semaphores that no holder can release.
     pub(super) fn find(search: &'s mut Search<'a>) {
         let Self {
             search,
@@ -39,7 +39,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    /// Finds the requests that cannot go on.
+    /// Finds the requests that cannot continue.
     pub(super) fn by_request(search: &'s mut Search<'a>) -> Self {
         Self::new(search, Together::ByRequest)
     }
@@ -85,7 +85,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         Vec::new()
     }
 
-    /// A request that is in the way of this one, and cannot go on either.
+    /// A request that is in the way of this one, and cannot continue either.
     fn in_the_way_of(&mut self, id: WaiterId) -> Option<WaiterId> {
         let table = self.search.table;
         table.queues.get(id)?.keys.iter().find_map(|key| {
@@ -106,7 +106,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         self.obstacles.get(&id).is_some_and(|(_, count)| *count > 0)
     }
 
-    /// A holder of the lock of a queue that cannot go on.
+    /// A holder of the lock of a queue that cannot continue.
     fn stuck_holder(&self, at: usize) -> Option<&'a Token> {
         let lock = self.search.reached.get(at)?.lock?;
         let holders = self.search.table.waiting_holders(lock);
@@ -146,7 +146,7 @@ impl<'s, 'a> Progress<'s, 'a> {
     /// Those who can go on do, and so do those whom they were in the way of.
     fn go_on(&mut self) {
         while let Some(id) = self.going_on.pop() {
-            self.goes_on(id);
+            self.note_progress_of(id);
         }
     }
 
@@ -194,8 +194,8 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    /// A request can go on; its owner can if all its requests can.
-    fn goes_on(&mut self, id: WaiterId) {
+    /// A request can continue; its owner can if all its requests can.
+    fn note_progress_of(&mut self, id: WaiterId) {
         let Some((owner, _)) = self.obstacles.get(&id).copied() else {
             return;
         };

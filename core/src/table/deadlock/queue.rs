@@ -1,4 +1,4 @@
-//! Who stands where in one wait queue, and whom somebody ahead keeps from going on.
+//! The places in one wait queue, and which of them a place ahead keeps from continuing.
 //!
 //! Most may go past nobody: the first that does not go on is in the way of all behind it. An owner
 //! that holds what others wait for may go past some of those ahead. Those who hold the same are in
@@ -122,7 +122,7 @@ impl<'a> Standing<'a> {
         })
     }
 
-    /// All places are there: those whom nobody ahead keeps from going on.
+    /// All places are added: returns those that no place ahead keeps from continuing.
     pub(super) fn begin(&mut self, search: &mut Search<'a>, together: Together) -> Vec<WaiterId> {
         let mut free = Vec::new();
         self.form_groups(search, together);

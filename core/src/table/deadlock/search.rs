@@ -15,9 +15,9 @@ use crate::token::{Key, Token};
 /// Requests for more keys than this are not compared with each other.
 const KEYS_COMPARED: usize = 16;
 
-/// So many steps are spent on who may go past whom. Where that is not enough, nobody may: a wait
-/// that cannot be shown to be harmless is refused. It is enough for 300 waiters that want something
-/// different each, and as many owners that may go past all of them.
+/// The limit of steps to find out which request may overtake which. Beyond it, no request may: a
+/// wait that cannot be shown to be harmless is refused. The limit is enough for 300 waiters with
+/// different requests, and 300 owners that may overtake all of them.
 const ORDER_STEPS: u64 = 100_000;
 
 /// A wait queue that the search has reached.
@@ -26,30 +26,30 @@ pub(super) struct Reached<'a> {
     pub(super) lock: Option<&'a Lock>,
     /// The waiters that are not known to be stuck, in order.
     free: Vec<(WaiterId, &'a Waiter)>,
-    /// Whether the lock is a full semaphore, and none of its holders can go on.
+    /// Whether the lock is a full semaphore, and none of its holders can continue.
     pub(super) is_stuck: bool,
-    /// Whether those whom a stuck holder excludes have been found.
+    /// Whether the waiters that a stuck holder excludes have been found.
     is_held_up: bool,
-    /// The first stuck waiter of each kind behind which everybody was looked at. Who may go past it
-    /// may go past those of its kind, too.
+    /// For each kind, the first stuck waiter behind which all waiters were checked. An owner that
+    /// may overtake it may also overtake the others of its kind.
     passed: HashMap<Kind<'a>, WaiterId>,
 }
 
-/// What a waiter wants: all that counts for who may go past it, if it holds none of it.
+/// What a waiter wants: all that counts for who may overtake it, if it holds none of it.
 type Kind<'a> = (&'a [Key], Mode);
 
 /// One search.
 pub(super) struct Search<'a> {
     pub(super) table: &'a Table,
-    /// Who is about to wait; nobody, if those who wait are searched.
+    /// Who is about to wait; nobody, if the waiters are searched.
     pub(super) newcomer: Option<&'a Token>,
     pub(super) now: LeaseTime,
     pub(super) reached: Vec<Reached<'a>>,
     pub(super) by_key: HashMap<&'a Key, usize>,
     owners: HashSet<&'a Token>,
-    /// The owners that cannot go on, and the newcomer; none if that makes no difference.
+    /// The owners that cannot continue, and the newcomer; none if that makes no difference.
     pub(super) cannot_go_on: HashSet<&'a Token>,
-    /// The owners that cannot go on before the newcomer releases something; the newcomer is one,
+    /// The owners that cannot continue before the newcomer releases something; the newcomer is one,
     /// for what it holds.
     stuck: HashSet<&'a Token>,
     /// Those of them whose dependents have not been looked at.
@@ -57,7 +57,7 @@ pub(super) struct Search<'a> {
     pub(super) steps: u64,
     /// The steps of [`Table::waits_for`] when the search began.
     order_began: u64,
-    /// Which owners may go past which waiters, as far as that was looked at.
+    /// Which owners may overtake which waiters, as far as that was looked at.
     passing: RefCell<HashMap<(WaiterId, &'a Token), bool>>,
     /// What each owner holds, as far as that was looked at: see [`Search::queues_for`].
     held: HashMap<&'a Token, Rc<[usize]>>,
@@ -154,7 +154,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Finds out who cannot go on, if that can make a difference: if every holder of a full
+    /// Finds out who cannot continue, if that can make a difference: if every holder of a full
     /// semaphore waits, too.
     pub(super) fn find_progress(&mut self, wanted: &[(&'a Key, Option<&'a Lock>)]) {
         let reached = self.reached.iter().filter_map(|reached| reached.lock);
@@ -185,7 +185,7 @@ impl<'a> Search<'a> {
         locks.any(|lock| self.waiting_holders(lock) > 0)
     }
 
-    /// Finds everybody in the reached queues who cannot go on before the newcomer releases
+    /// Finds everybody in the reached queues who cannot continue before the newcomer releases
     /// something.
     pub(super) fn find_stuck(&mut self) {
         for reached in &mut self.reached {
@@ -263,7 +263,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Whether an owner may go past a waiter that is ahead of it.
+    /// Whether an owner may overtake a waiter that is ahead of it.
     pub(super) fn may_pass(&self, id: WaiterId, ahead: &Waiter, owner: &'a Token) -> bool {
         if self.table.holdings.of(owner).is_none() {
             return false;
@@ -284,7 +284,7 @@ impl<'a> Search<'a> {
         may_pass
     }
 
-    /// Whether as much was spent on who may go past whom as may be.
+    /// Whether as much was spent on which request may overtake which as may be.
     pub(super) fn is_order_exhausted(&self) -> bool {
         self.table.order_steps() - self.order_began >= ORDER_STEPS
     }

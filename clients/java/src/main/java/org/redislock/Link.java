@@ -65,7 +65,7 @@ final class Link {
     Object askWaiting(String key, Supplier<List<String>> build, long turn,
             Consumer<Sending> unanswered) throws InterruptedException {
         if (!waiting.tryAcquire(turn, TimeUnit.MILLISECONDS)) {
-            throw new Unavailable(MAX_WAITING + " requests of this client wait already");
+            throw new Unavailable(MAX_WAITING + " requests of this client already wait");
         }
         try {
             return ask(key, build, turn + ANSWER, unanswered);
@@ -174,7 +174,7 @@ final class Link {
         try {
             return future.get(Math.max(1, limit), TimeUnit.MILLISECONDS);
         } catch (TimeoutException late) {
-            throw new Unavailable("no answer from the server: it takes too long");
+            throw new Unavailable("no reply from the server: it takes too long");
         } catch (ExecutionException failed) {
             for (Throwable cause = failed; cause != null; cause = cause.getCause()) {
                 if (cause instanceof ErrorReply reply) {
@@ -182,7 +182,7 @@ final class Link {
                 }
             }
             String why = String.valueOf(failed.getCause().getMessage());
-            throw new Unavailable("no answer from the server: " + why);
+            throw new Unavailable("no reply from the server: " + why);
         }
     }
 }

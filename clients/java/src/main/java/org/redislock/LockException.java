@@ -13,7 +13,7 @@ public class LockException extends RuntimeException {
         super(message);
     }
 
-    /** Somebody else holds the lock, and the wait is over. */
+    /** Another client holds the lock, and the wait is over. */
     public static final class Busy extends LockException {
         Busy(String message) {
             super(message);

@@ -92,7 +92,7 @@ public final class RedisLocks implements AutoCloseable {
                     return held;
                 }
                 if (deadline != null && millis() >= deadline - 2) {
-                    throw new Busy("somebody else holds the lock after " + wait);
+                    throw new Busy("another client holds the lock after " + wait);
                 }
                 trouble = new Unavailable("the server ended the wait early"); // UNBLOCK
             } catch (Unavailable unavailable) {
@@ -143,7 +143,7 @@ public final class RedisLocks implements AutoCloseable {
         try {
             if (!(Held.each(keys, reply).get(0) instanceof Long fence)
                     || !Held.isFor(keys, reply, fence)) {
-                throw new Misconfigured("the server's reply " + reply + " is no fence");
+                throw new Misconfigured("the server's reply " + reply + " is not a fence");
             }
             var held = new Held(link, keys, options, token, fence, sent[0]);
             // After a wait, the reply does not say when the grant was made: a command sent now does.
@@ -151,7 +151,7 @@ public final class RedisLocks implements AutoCloseable {
                 throw new Unavailable("the lease ended before the grant arrived");
             }
             if (held.isLost()) {
-                throw new Unavailable("the answer took longer than the lease");
+                throw new Unavailable("the reply took longer than the lease");
             }
             if (Thread.interrupted()) {
                 throw new InterruptedException();
