@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::command;
 use crate::error::{Error, Loss, Verdict};
-use crate::hold::{Ending, Hold, Joint, Left, Part};
+use crate::hold::{Hold, Joint, Left, Part};
 use crate::host::Moment;
 use crate::release::Released;
 
@@ -45,23 +45,16 @@ impl Held {
     /// Completes when the hold is over, with the reason: before its validity ends if it cannot be
     /// renewed, at once when the nodes say that it is gone, and when it is released.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
-        let endings: Vec<Arc<Ending>> = self.endings().cloned().collect();
-        async move {
-            match endings.as_slice() {
-                [ending] => ending.wait().await,
-                several => {
-                    let waits = several.iter().map(|ending| Box::pin(ending.wait()));
-                    select_all(waits).await.0
-                }
-            }
-        }
+        let ends: Vec<_> = self
+            .holds
+            .iter()
+            .map(|hold| Box::pin(hold.lost()))
+            .collect();
+        async move { select_all(ends).await.0 }
     }
 
-    fn endings(&self) -> impl Iterator<Item = &Arc<Ending>> {
-        self.holds.iter().map(|hold| &hold.ending)
-    }
-
-    /// The same as a token, to be handed to whatever has to stop.
+    /// The same as a token, to be handed to whatever has to stop. The runtime that the client was
+    /// connected in cancels it, while [`Self::lost`] needs no other task.
     pub fn lost_token(&self) -> CancellationToken {
         match self.holds.as_slice() {
             [hold] => hold.ending.token.child_token(),
@@ -72,7 +65,8 @@ impl Held {
     fn joint(&self) -> &Arc<Joint> {
         self.joint.get_or_init(|| {
             let joint = Arc::default();
-            self.endings().for_each(|ending| ending.also(&joint));
+            let holds = self.holds.iter();
+            holds.for_each(|hold| hold.ending.also(&joint));
             joint
         })
     }

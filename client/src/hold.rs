@@ -71,7 +71,7 @@ impl Ending {
         self.loss.get().is_some()
     }
 
-    pub(crate) async fn wait(&self) -> Loss {
+    async fn wait(&self) -> Loss {
         self.token.cancelled().await;
         self.loss.get().cloned().unwrap_or(Loss::Released)
     }

@@ -11,7 +11,7 @@ use tracing::Instrument;
 use super::Hold;
 use crate::command::{self, Request, SHORTEST, Spec, Wait, check_ttl};
 use crate::error::{Error, Loss, Reports, Verdict};
-use crate::host::{Moment, locked};
+use crate::host::{Background, Moment, locked};
 use crate::keeper::Kept;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
 use crate::reply::Reply;
@@ -165,6 +165,38 @@ impl Hold {
         state
             .valid_until
             .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
+    }
+
+    /// When those who wait for the end look by themselves; `None`: it is over. The keeper comes
+    /// before, unless nobody drives the runtime of the client.
+    fn overdue_at(&self) -> Option<Moment> {
+        let state = self.lock();
+        if state.over || self.ending.is_set() {
+            return None;
+        }
+        let warn_at = Self::warn_at(&state);
+        Some(warn_at + state.valid_until.since(warn_at) / 2)
+    }
+
+    /// Returns when the hold is over, and says why. It does not keep the hold, and needs no other
+    /// task where there is a timer.
+    pub(crate) fn lost(self: &Arc<Self>) -> impl Future<Output = Loss> + Send + use<> {
+        let (ending, hold) = (Arc::clone(&self.ending), Arc::downgrade(self));
+        async move {
+            let overdue_at = || hold.upgrade()?.overdue_at();
+            while let (Some(at), true) = (overdue_at(), Background::current().is_some()) {
+                let told = tokio::time::timeout(at.remaining(), ending.wait()).await;
+                if let Ok(loss) = told {
+                    return loss;
+                }
+                let is_due = |hold: &Arc<Self>| hold.overdue_at() <= Some(Moment::now());
+                if let Some(hold) = hold.upgrade().filter(is_due) {
+                    let nodes = hold.reports(Verdict::NotAsked);
+                    hold.lose(Loss::Expired { nodes });
+                }
+            }
+            ending.wait().await
+        }
     }
 
     /// Puts the hold on the keeper's agenda again.

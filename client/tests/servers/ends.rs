@@ -460,3 +460,22 @@ async fn a_release_and_a_loss_at_the_same_moment_agree() {
         }
     }
 }
+
+#[test]
+fn the_holder_is_told_though_the_runtime_of_the_client_is_not_driven() {
+    let server = Server::start();
+    let runtime = || {
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        builder.enable_all().build().unwrap()
+    };
+    let idle = runtime();
+    let client = idle.block_on(Redlock::connect([server.url()])).unwrap();
+    let lock = client.lock("x").ttl(TTL);
+    let guard = idle.block_on(lock.acquire()).unwrap();
+    let (tell, told) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let _ = tell.send(runtime().block_on(guard.lost()));
+    });
+    let loss = told.recv_timeout(TTL * 10).unwrap();
+    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+}
