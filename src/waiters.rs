@@ -24,45 +24,38 @@ use crate::global::Global;
 use crate::node::{self, Notice};
 use crate::reply::{self, Shape};
 
-/// A connection that waits, in the care of the server.
+/// The server's handle of a connection that is blocked.
+type Blocked = *mut raw::RedisModuleBlockedClient;
+
+/// A connection that waits, in the care of the server. The private data of the blocked client is
+/// the number of its waiter, so nothing is allocated for it.
 struct Parked {
-    id: WaiterId,
+    /// While it is blocked, and nobody has answered it or seen it leave.
+    client: Option<Blocked>,
     shape: Shape,
+    /// What it is to be told.
     answer: Option<Answer>,
-    replied: bool,
+    has_replied: bool,
+    /// Whether that was an answer, not the server's own end of the wait.
+    was_told: bool,
 }
 
-#[derive(Clone, Copy)]
-struct Place {
-    client: *mut raw::RedisModuleBlockedClient,
-    parked: *mut Parked,
+/// The private data that carries the number of a waiter.
+fn data_of(id: WaiterId) -> *mut c_void {
+    std::ptr::without_provenance_mut(id.0 as usize)
 }
 
-/// Where the parked connections are, by waiter and by the server's name for them.
-#[derive(Default)]
-struct Places {
-    by_waiter: HashMap<WaiterId, Place>,
-    by_client: HashMap<*mut raw::RedisModuleBlockedClient, WaiterId>,
-}
-
-impl Places {
-    fn insert(&mut self, id: WaiterId, place: Place) {
-        self.by_waiter.insert(id, place);
-        self.by_client.insert(place.client, id);
-    }
-
-    fn remove(&mut self, id: WaiterId) -> Option<Place> {
-        let place = self.by_waiter.remove(&id)?;
-        self.by_client.remove(&place.client);
-        Some(place)
-    }
+/// The waiter whose number the private data is; none if it is null.
+fn waiter_of(data: *mut c_void) -> Option<WaiterId> {
+    (!data.is_null()).then(|| WaiterId(data.addr() as u64))
 }
 
 /// Everything about the waiters that the server does not keep.
 #[derive(Default)]
 struct Waiters {
-    places: Places,
-    /// Replies to waiters that are still blocked.
+    /// From the moment they are blocked until the server frees their private data.
+    parked: HashMap<WaiterId, Parked>,
+    /// Answers to those who are still blocked.
     answers: Vec<(WaiterId, Answer)>,
     /// Those who are still blocked and are to come again: very many may be at once.
     dismissed: VecDeque<WaiterId>,
@@ -72,6 +65,12 @@ struct Waiters {
 }
 
 impl Waiters {
+    /// Takes the handle of a connection that is to be answered, or that has gone; none if that has
+    /// happened before.
+    fn take_client(&mut self, id: WaiterId) -> Option<Blocked> {
+        self.parked.get_mut(&id)?.client.take()
+    }
+
     fn has_pending_replies(&self) -> bool {
         !(self.answers.is_empty() && self.dismissed.is_empty())
     }
@@ -104,15 +103,8 @@ static WAITERS: LazyLock<Global<Waiters>> = LazyLock::new(|| Global::new(Waiters
 
 /// Parks the connection of this command until its waiter is answered.
 pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
-    let parked = Box::into_raw(Box::new(Parked {
-        id,
-        shape,
-        answer: None,
-        replied: false,
-    }));
     let keys: SmallList<_> = keys.map(Arg::raw).collect();
-    // SAFETY: a valid context and keys; the private data is freed by `free_parked`, which the
-    // server calls once.
+    // SAFETY: a valid context and keys; the private data is a number.
     let client = unsafe {
         let client = api!(RedisModule_BlockClientOnKeys(
             ctx.raw(),
@@ -132,7 +124,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
             0,
             keys.as_ptr().cast_mut(),
             keys.len() as c_int,
-            parked.cast(),
+            data_of(id),
         ));
         api!(RedisModule_SetDisconnectCallback(
             client,
@@ -146,7 +138,14 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
         ));
         client
     };
-    WAITERS.with(|waiters| waiters.places.insert(id, Place { client, parked }));
+    let parked = Parked {
+        client: Some(client),
+        shape,
+        answer: None,
+        has_replied: false,
+        was_told: false,
+    };
+    WAITERS.with(|waiters| waiters.parked.insert(id, parked));
 }
 
 /// Replies to the waiters as soon as the server has finished its current work.
@@ -246,31 +245,29 @@ fn unblock_dismissed(most: usize) {
 
 /// Lets the server reply to a waiter.
 fn tell(id: WaiterId, answer: Answer) {
-    match WAITERS.with(|waiters| waiters.places.remove(id)) {
-        Some(place) => unblock(place, answer),
-        // Disconnected before it could be notified.
+    let client = WAITERS.with(|waiters| {
+        let parked = waiters.parked.get_mut(&id)?;
+        let client = parked.client.take()?;
+        parked.answer = Some(answer);
+        Some(client)
+    });
+    match client {
+        // SAFETY: still blocked, as nobody has taken its handle before.
+        Some(client) => unsafe {
+            api!(RedisModule_UnblockClient(client, data_of(id)));
+        },
+        // Gone before it could be told.
         None => has_left(id),
     }
 }
 
-/// Lets the server reply to a connection that had a place until now.
-fn unblock(place: Place, answer: Answer) {
-    // SAFETY: still blocked, as it had a place; so the server has not freed the private data
-    // either.
-    unsafe {
-        (*place.parked).answer = Some(answer);
-        api!(RedisModule_UnblockClient(place.client, place.parked.cast()));
-    }
-}
-
-/// The module has failed and grants nothing any more: the waiters are notified.
+/// The module has failed and grants nothing any more: those who wait are told so.
 pub fn give_up() {
     unblock_answered();
-    while let Some(place) = WAITERS.with(|waiters| {
-        let id = *waiters.places.by_waiter.keys().next()?;
-        waiters.places.remove(id)
-    }) {
-        unblock(place, Answer::Unblocked);
+    let blocked = |(id, parked): (&WaiterId, &Parked)| parked.client.map(|_| *id);
+    let all: Vec<_> = WAITERS.with(|waiters| waiters.parked.iter().filter_map(blocked).collect());
+    for id in all {
+        tell(id, Answer::Unblocked);
     }
 }
 
@@ -291,28 +288,26 @@ fn key_is_ready(
 
 /// Replies. Without an answer the server itself has ended the wait (CLIENT UNBLOCK).
 fn answer(ctx: *mut raw::RedisModuleCtx, _: *mut *mut raw::RedisModuleString, _: c_int) -> c_int {
-    // SAFETY: the server calls this with the private data of the blocked client, which it has not
-    // freed yet.
-    let parked = unsafe {
-        api!(RedisModule_GetBlockedClientPrivateData(ctx))
-            .cast::<Parked>()
-            .as_mut()
-    };
-    if let Some(parked) = parked
-        && !parked.replied
-    {
+    // SAFETY: the context of a callback for a blocked client.
+    let id = waiter_of(unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx)) });
+    let to_reply = id.and_then(|id| {
+        WAITERS.with(|waiters| {
+            let parked = waiters.parked.get_mut(&id)?;
+            if std::mem::replace(&mut parked.has_replied, true) {
+                return None;
+            }
+            parked.client = None;
+            parked.was_told = parked.answer.is_some();
+            Some((id, parked.answer.take(), std::mem::take(&mut parked.shape)))
+        })
+    });
+    if let Some((id, answer, shape)) = to_reply {
+        if answer.is_none() {
+            has_left(id);
+        }
         // SAFETY: the context of this callback.
         let ctx = unsafe { Ctx::new(ctx) };
-        parked.replied = true;
-        if parked.answer.is_none() {
-            WAITERS.with(|waiters| waiters.places.remove(parked.id));
-            has_left(parked.id);
-        }
-        reply::answer(
-            ctx,
-            parked.answer.as_ref().unwrap_or(&Answer::Nothing),
-            &parked.shape,
-        );
+        reply::answer(ctx, answer.as_ref().unwrap_or(&Answer::Nothing), &shape);
     }
     raw::REDISMODULE_OK as c_int
 }
@@ -326,28 +321,24 @@ fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
 
 /// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue
 /// at once.
-fn disconnected(_: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBlockedClient) {
-    let left = WAITERS.with(|waiters| {
-        let id = *waiters.places.by_client.get(&client)?;
-        waiters.places.remove(id).map(|_| id)
-    });
+fn disconnected(ctx: *mut raw::RedisModuleCtx, _: *mut raw::RedisModuleBlockedClient) {
+    // SAFETY: the context of a callback for a blocked client.
+    let id = waiter_of(unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx)) });
+    let left = id.filter(|id| WAITERS.with(|waiters| waiters.take_client(*id)).is_some());
     if let Some(id) = left {
         has_left(id);
     }
 }
 
 /// The last that is heard of a parked connection.
-fn free_parked(_: *mut raw::RedisModuleCtx, parked: *mut c_void) {
-    if parked.is_null() {
+fn free_parked(_: *mut raw::RedisModuleCtx, data: *mut c_void) {
+    let Some(id) = waiter_of(data) else {
         return;
-    }
-    // SAFETY: made in `park`; the server frees it once.
-    let parked = unsafe { Box::from_raw(parked.cast::<Parked>()) };
-    let was_told = parked.replied && parked.answer.is_some();
-    if was_told {
-        node::post(Notice::Delivered(parked.id));
+    };
+    let parked = WAITERS.with(|waiters| waiters.parked.remove(&id));
+    if parked.is_some_and(|parked| parked.was_told) {
+        node::post(Notice::Delivered(id));
     } else {
-        has_left(parked.id);
+        has_left(id);
     }
-    WAITERS.with(|waiters| waiters.places.remove(parked.id));
 }

@@ -15,7 +15,34 @@ pub enum SmallList<T> {
     Many(Vec<T>),
 }
 
+impl<T> Default for SmallList<T> {
+    fn default() -> Self {
+        Self::Many(Vec::new())
+    }
+}
+
 impl<T> SmallList<T> {
+    /// What is made of each element of a slice.
+    pub fn of_each<S>(slice: &[S], mut make: impl FnMut(&S) -> T) -> Self {
+        match slice {
+            [one] => Self::One(make(one)),
+            _ => slice.iter().map(make).collect(),
+        }
+    }
+
+    /// Adds an element at the end.
+    pub fn push(&mut self, element: T) {
+        match self {
+            Self::Many(many) if many.is_empty() => *self = Self::One(element),
+            Self::Many(many) => many.push(element),
+            Self::One(_) => {
+                if let Self::One(first) = std::mem::take(self) {
+                    *self = Self::Many(vec![first, element]);
+                }
+            }
+        }
+    }
+
     /// Keeps those that are to be kept.
     pub fn retain(&mut self, keep: impl Fn(&T) -> bool) {
         match self {

@@ -25,6 +25,12 @@ pub(super) enum Place {
 
 /// Finds the keys of all touched locks.
 pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> SmallList<Place> {
+    // Nearly always it is the only key that the command has open.
+    if let ([opened], [touched]) = (own, &output.touched[..])
+        && is_at(table, opened, touched)
+    {
+        return SmallList::One(Place::Own(0));
+    }
     let mut next = 0;
     let place = |touched: &Touched| {
         let is_own = |opened: &&Opened<'_>| is_at(table, opened, touched);
@@ -62,6 +68,9 @@ pub(super) fn change_keys<'a>(
     output: &Output,
     places: &[Place],
 ) -> Followup<'a> {
+    if output.touched.is_empty() && output.ended_before.is_empty() {
+        return Followup::default();
+    }
     let mut effects =
         (!output.effect.is_empty()).then(|| Effects::new(output, server::is_cluster()));
     let mut followup = Followup::default();

@@ -249,11 +249,11 @@ fn decide_at<'a, R>(
         let wake = node.table.wake(Some(&output), now);
         (result, wake, Some((output, places)))
     });
-    let mut followup = Followup::default();
-    if let Some((mut output, places)) = output {
-        if !(output.touched.is_empty() && output.ended_before.is_empty()) {
-            followup = change::change_keys(ctx, own, &output, &places);
-        }
+    let mut followup = match &output {
+        Some((output, places)) => change::change_keys(ctx, own, output, places),
+        None => Followup::default(),
+    };
+    if let Some((mut output, _)) = output {
         if !output.answers.is_empty() {
             waiters::deliver(output.answers.drain(..));
         }

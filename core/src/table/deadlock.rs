@@ -187,7 +187,7 @@ impl Table {
     /// An owner waits for something else, and holds more or less than before: its waits are to be
     /// searched again.
     pub(super) fn suspect(&mut self, owner: &Token) {
-        if self.queues.of(owner).next().is_some() {
+        if self.queues.waits_of(owner).is_some() {
             self.suspects.insert(owner.clone());
         }
     }

@@ -343,18 +343,23 @@ impl Table {
                 .map_err(Denial::Fence)?
         };
         let mut is_waited_for = false;
-        let fences = locks.iter().enumerate().map(|(at, lock)| {
+        let mut grant = |(at, lock): (usize, &Option<LockId>)| {
             let id = lock.unwrap_or_else(|| self.new_lock(key(at), Lock::Free));
             let (fence, is_news) = self.grant_one(id, terms, fence, lease_now);
             is_waited_for |= is_news;
             fence
-        });
-        let fences = fences.collect();
+        };
+        let fences = match locks {
+            [lock] => SmallList::One(grant((0, lock))),
+            _ => locks.iter().enumerate().map(grant).collect(),
+        };
         if is_waited_for {
             // What else this owner waits for may be a re-entry now, or may overtake those who wait
             // for it.
-            self.next_up.extend(self.queues.of(&terms.token));
-            self.suspect(&terms.token);
+            if let Some(waits) = self.queues.waits_of(&terms.token) {
+                self.next_up.extend(waits.iter().copied());
+                self.suspects.insert(terms.token.clone());
+            }
         }
         Ok(fences)
     }
@@ -452,10 +457,7 @@ impl Table {
         if waiting - leaving >= self.limits.max_waiters || waiting >= SLOTS - 1 {
             return Err(Denial::TooManyWaiters);
         }
-        let keys: SmallList<_> = wanted
-            .iter()
-            .map(|want| Key::new(want.db, want.name))
-            .collect();
+        let keys = SmallList::of_each(wanted, |want| Key::new(want.db, want.name));
         if self.would_deadlock(&keys, locks, terms, self.clock.at(now.mono)) {
             self.counters.deadlocks += 1;
             return Err(Denial::Deadlock);

@@ -355,7 +355,7 @@ impl Table {
         keyspace: &mut dyn Keyspace,
     ) -> Found {
         if let Some(id) = self.lock_in_queue(key) {
-            self.take_off_what_ended(id, Some(token), now);
+            self.settle_silently(id, token, now);
             return Found::Lock(id);
         }
         if self.strings.contains(key) {
@@ -382,34 +382,33 @@ impl Table {
 
     /// A queue learns which lock stands at its key.
     pub(super) fn attach_queue(&mut self, key: &Key, lock: Option<LockId>) {
+        // Of a lock that was waited for before, the holders are known.
         if self.queues.note_lock(key, lock)
-            && let Some(entry) = lock.and_then(|id| self.slots.get_mut(id))
+            && let Some(id) = lock
+            && let Some(entry) = self.slots.get_mut(id)
+            && !std::mem::replace(&mut entry.queued, true)
         {
-            entry.queued = true;
-        }
-        if let Some(id) = lock {
             self.note_holders(id);
         }
     }
 
     fn admit(&mut self, id: WaiterId, waiter: &Waiter, locks: &[Option<LockId>], now: Now) {
         let (keys, token) = (&waiter.keys, &waiter.terms.token);
-        let adds = |lock: &Option<LockId>| {
-            let held = lock.and_then(|id| self.fence_of(id, token)).is_some();
-            !(held && waiter.terms.once)
+        // Only a request that may be a repetition leaves a hold as it is.
+        let is_found = |lock: &Option<LockId>| {
+            waiter.terms.once && lock.and_then(|id| self.fence_of(id, token)).is_some()
         };
-        let adds: SmallList<_> = locks.iter().map(adds).collect();
+        let is_found = SmallList::of_each(locks, is_found);
         let key = |at: usize| keys.get(at).cloned().unwrap_or_default();
         let answer = match self.grant(locks, key, &waiter.terms, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                let of = |wanted: bool| {
-                    let holds = keys.iter().zip(&granted).zip(&adds);
-                    let holds = holds.filter(move |(_, adds)| **adds == wanted);
-                    holds.map(|((key, fence), _)| (key.clone(), *fence))
-                };
-                let holds = [of(true).collect(), of(false).collect()];
-                self.undelivered.add(id, token, holds);
+                let (mut counted, mut found) = <(SmallList<_>, SmallList<_>)>::default();
+                for ((key, fence), is_found) in keys.iter().zip(&granted).zip(&is_found) {
+                    let holds = if *is_found { &mut found } else { &mut counted };
+                    holds.push((key.clone(), *fence));
+                }
+                self.undelivered.add(id, token, [counted, found]);
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
