@@ -54,6 +54,12 @@ static RINGING: AtomicBool = AtomicBool::new(false);
 static SLICES: AtomicU32 = AtomicU32::new(0);
 /// Whether the alarm is to ring in the next turn.
 static NEXT_TURN: AtomicBool = AtomicBool::new(false);
+/// Whether the module is being loaded. The server may still refuse it (`MODULE LOADEX` with an
+/// option that there is not), and Redis 8.0 crashes if a module that it refuses has a timer. So
+/// none is set until the server's cron comes by.
+static STARTING: AtomicBool = AtomicBool::new(false);
+/// Whether the cron has come by.
+static STARTED: AtomicBool = AtomicBool::new(false);
 /// Whether the server is about to take another turn anyway.
 static NUDGED: AtomicBool = AtomicBool::new(false);
 
@@ -89,6 +95,23 @@ pub fn register(ring: fn(Ctx)) {
     });
 }
 
+/// Does what is to be done while the module is loaded, without a timer.
+pub fn while_starting(run: impl FnOnce()) {
+    STARTING.store(true, Ordering::Relaxed);
+    run();
+    STARTING.store(false, Ordering::Relaxed);
+}
+
+/// Whether no timer may be set yet.
+pub fn is_starting() -> bool {
+    STARTING.load(Ordering::Relaxed)
+}
+
+/// The server's cron has come by; whether it is the first time, so that timers are to be set.
+pub fn is_first_look() -> bool {
+    !STARTED.load(Ordering::Relaxed) && !STARTED.swap(true, Ordering::Relaxed)
+}
+
 /// Sets the alarm that a decision asks for.
 pub fn set(wake: Wake) {
     match wake {
@@ -102,7 +125,7 @@ pub fn wake_at(moment: MonoTime) {
     if moment.0 >= ALARM_AT.load(Ordering::Relaxed) {
         return;
     }
-    let Some(ctx) = ffi::detached() else {
+    let Some(ctx) = ffi::detached().filter(|_| !is_starting()) else {
         return;
     };
     let delay = moment.since(clock::mono()).to_millis().min(LONGEST_DELAY);
@@ -130,6 +153,13 @@ pub fn wake_at(moment: MonoTime) {
     if delay < LONGEST_SLEEP && may_sleep_too_long() {
         nudge();
     }
+}
+
+/// Whether the server goes on with the connections that a module has unblocked before it tells of
+/// the end of the turn, not after that.
+pub fn is_turn_over_before_event() -> bool {
+    // The same versions have changed both orders.
+    FIXED.get().is_some_and(|fixed| fixed.sleeps_last)
 }
 
 /// Wakes the module when the server has done with what it is doing.

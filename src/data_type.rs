@@ -19,7 +19,7 @@ use crate::edge::edge;
 use crate::effects::APPLY;
 use crate::ffi::{self, Arg, Ctx, Level, api};
 use crate::global::Global;
-use crate::keyspace::{lock_of, set_redis_type, value_of};
+use crate::keyspace::{is_there, lock_of, note_foreign_change, set_redis_type, value_of};
 use crate::node;
 
 /// Nine characters, as the server wants it; the last ten bits of a type's name are its version.
@@ -28,7 +28,9 @@ const NAME: &std::ffi::CStr = c"redislock";
 /// Registers the type.
 pub fn register(ctx: Ctx) -> Result<(), String> {
     // 7.0 takes the first, later servers the second.
-    let aux_save = edge!(aux_save as fn(io: *mut raw::RedisModuleIO, when: c_int));
+    let aux_save = edge!(
+        aux_save as fn(io: *mut raw::RedisModuleIO, when: c_int) -> (), or refuse_to_save(io)
+    );
     let mut methods = raw::RedisModuleTypeMethods {
         version: raw::REDISMODULE_TYPE_METHOD_VERSION.into(),
         rdb_load: Some(edge!(rdb_load as fn(
@@ -36,7 +38,8 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
             version: c_int,
         ) -> *mut c_void, or std::ptr::null_mut())),
         rdb_save: Some(edge!(
-            rdb_save as fn(io: *mut raw::RedisModuleIO, value: *mut c_void)
+            rdb_save as fn(io: *mut raw::RedisModuleIO, value: *mut c_void) -> (),
+            or refuse_to_save(io)
         )),
         aof_rewrite: Some(edge!(
             aof_rewrite
@@ -44,7 +47,8 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
                     io: *mut raw::RedisModuleIO,
                     key: *mut raw::RedisModuleString,
                     value: *mut c_void,
-                )
+                ) -> (),
+            or refuse_to_save(io)
         )),
         mem_usage: Some(edge!(mem_usage as fn(value: *const c_void) -> usize, or 0)),
         digest: Some(edge!(
@@ -93,10 +97,14 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     let now = clock::mono();
     let mut bytes = SAVED.with(std::mem::take);
     node::read(|table| {
-        if let Some(lock) = table.as_seen(lock_of(value)) {
+        let lock = table.as_seen(lock_of(value));
+        if let Some(lock) = lock.filter(|lock| !lock.is_free()) {
             wire::save(&lock, table.lease_now(now), &mut bytes);
         }
     });
+    if bytes.is_empty() {
+        return refuse_to_save(io);
+    }
     save_bytes(io, &bytes);
     // A lock with very many holders leaves no large buffer behind.
     if bytes.capacity() <= KEPT {
@@ -117,6 +125,16 @@ fn save_bytes(io: *mut raw::RedisModuleIO, bytes: &[u8]) {
             bytes.len()
         ))
     }
+}
+
+/// Lets a save, a rewrite or a DUMP fail: what is not whole must not replace what was saved before.
+/// So it is if another module saves in the middle of a change, when core has forgotten a lock whose
+/// key is not deleted yet. The server has no call for it, but it takes a command that it does not
+/// know for an error, which it logs.
+fn refuse_to_save(io: *mut raw::RedisModuleIO) {
+    let command = c"none, as a lock is changing";
+    // SAFETY: the io of this callback; the format says that no argument follows.
+    unsafe { api!(RedisModule_EmitAOF(io, command.as_ptr(), c"".as_ptr())) }
 }
 
 /// Whether what was saved with this version can be loaded.
@@ -267,7 +285,14 @@ fn aux_load(io: *mut raw::RedisModuleIO, version: c_int, _: c_int) -> c_int {
 }
 
 fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, value: *mut c_void) {
-    let effect = node::read(|table| table.whole_effect(Some(lock_of(value)), clock::mono()));
+    let id = lock_of(value);
+    let effect = node::read(|table| {
+        let known = table.lock(id)?;
+        (!known.is_free()).then(|| table.whole_effect(Some(id), clock::mono()))
+    });
+    let Some(effect) = effect else {
+        return refuse_to_save(io);
+    };
     // SAFETY: the io of this callback; the format says a buffer with its length and a string.
     unsafe {
         api!(RedisModule_EmitAOF(
@@ -321,10 +346,10 @@ unsafe fn is_written_over(
     let Some(detached) = ffi::detached().filter(|_| ffi::time_of_command().is_none()) else {
         return false;
     };
-    // SAFETY: as the caller promises; the detached context lives forever.
+    // SAFETY: as the caller promises; the name is valid during the callback.
     unsafe {
         detached.select(api!(RedisModule_GetDbIdFromOptCtx(ctx)) as u32);
-        api!(RedisModule_KeyExists(detached.raw(), name.cast_mut())) != 0
+        is_there(detached, Arg::new(name.cast_mut()))
     }
 }
 
@@ -342,7 +367,10 @@ fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
             }
         }
     });
-    if news && node::anyone_waits() {
-        alarm::wake_soon();
+    if news {
+        note_foreign_change();
+        if node::anyone_waits() {
+            alarm::wake_soon();
+        }
     }
 }

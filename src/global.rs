@@ -42,6 +42,14 @@ impl<T> Global<T> {
         use_it(&mut self.0.borrow_mut())
     }
 
+    /// Changes the state, unless the server calls back while it is in use.
+    pub fn try_change<R>(&self, change: impl FnOnce(&mut T) -> R) -> Option<R> {
+        self.0
+            .try_borrow_mut()
+            .ok()
+            .map(|mut value| change(&mut value))
+    }
+
     /// Uses the state, unless the server calls back while it is in use.
     pub fn try_with<R>(&self, use_it: impl FnOnce(&T) -> R) -> Option<R> {
         self.0.try_borrow().ok().map(|value| use_it(&value))

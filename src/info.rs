@@ -9,8 +9,9 @@ use redislock_core::time::Micros;
 use crate::clock;
 use crate::config;
 use crate::edge::{self, edge};
-use crate::ffi::{Ctx, api};
+use crate::ffi::{self, Ctx, api};
 use crate::node;
+use crate::server::{self, Refusal};
 
 /// Registers the sections.
 pub fn register(ctx: Ctx) {
@@ -55,6 +56,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         // Another module asks in the middle of a decision.
         return;
     }
+    let refusal = in_state.then(|| ffi::detached().and_then(server::refusal));
     let now = clock::mono();
     node::with(|node| {
         let table = &node.table;
@@ -94,6 +96,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             );
             number(c"quarantine_reason_code", code);
             number(c"max_waiters", config::MAX_WAITERS.get());
+            number(c"refusal_code", Refusal::told(refusal.flatten()).1);
         }
         if section(c"stats") {
             let counters = table.counters;

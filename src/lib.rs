@@ -156,7 +156,7 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
         Level::Notice,
         &format!("redislock {version}: {}", config::summary()),
     );
-    events::started(ctx);
+    alarm::while_starting(|| events::started(ctx));
     Ok(())
 }
 

@@ -135,9 +135,14 @@ pub fn note_role(ctx: Ctx) {
 pub fn may_write(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
-    // SAFETY: takes nothing, returns a truth value.
-    let avoid = unsafe { api!(RedisModule_AvoidReplicaTraffic()) } != 0;
+    let avoid = avoids_traffic();
     flags & raw::REDISMODULE_CTX_FLAGS_MASTER != 0 && flags & never == 0 && !avoid
+}
+
+/// Whether a failover or a pause is in progress.
+fn avoids_traffic() -> bool {
+    // SAFETY: takes nothing, returns a truth value.
+    unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
 }
 
 /// Whether the server would let a command of a client write at this key: enough replicas, a disk
@@ -155,39 +160,159 @@ pub fn is_elsewhere(ctx: Ctx, key: &[u8]) -> bool {
     matches!(probe(ctx, key), Probe::Elsewhere)
 }
 
+/// Why the server refuses a new lock, whatever the module would decide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// maxmemory is used up.
+    Memory,
+    /// The last write to the AOF, or the last snapshot, failed.
+    Disk,
+    /// Fewer replicas than min-replicas-to-write are connected.
+    Replicas,
+    /// CLIENT PAUSE or a failover holds writes back.
+    Paused,
+    /// The cluster is down.
+    Cluster,
+    /// A reason that this version does not know.
+    Other,
+}
+
+impl Refusal {
+    /// Its name, and its number for monitoring that reads numbers only. Both are documented and
+    /// stay.
+    pub fn told(refusal: Option<Self>) -> (&'static str, u64) {
+        match refusal {
+            None => ("none", 0),
+            Some(Self::Memory) => ("memory", 1),
+            Some(Self::Disk) => ("disk", 2),
+            Some(Self::Replicas) => ("replicas", 3),
+            Some(Self::Paused) => ("paused", 4),
+            Some(Self::Cluster) => ("cluster", 5),
+            Some(Self::Other) => ("other", 6),
+        }
+    }
+
+    /// What the first word of an error says.
+    fn read(error: &[u8], number: Option<i32>) -> Self {
+        match error {
+            b"OOM" => Self::Memory,
+            b"MISCONF" => Self::Disk,
+            b"NOREPLICAS" => Self::Replicas,
+            _ if matches!(number, Some(libc::EROFS | libc::ENETDOWN)) => Self::Cluster,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Why the server refuses a new lock now. A replica, and a node that loads, grants nothing anyway.
+pub fn refusal(ctx: Ctx) -> Option<Refusal> {
+    let flags = ctx.flags();
+    let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
+    if flags & raw::REDISMODULE_CTX_FLAGS_MASTER == 0 || flags & never != 0 {
+        return None;
+    }
+    if avoids_traffic() {
+        return Some(Refusal::Paused);
+    }
+    if let Probe::Refused(why) = call_probe(ctx, MEMORY, None) {
+        return Some(why);
+    }
+    // Whether the cluster is down is said only for keys of slots that this node or another serves.
+    let is_down = |key: &&[u8]| matches!(probe(ctx, key), Probe::Refused(Refusal::Cluster));
+    let spread = if is_cluster() { &SPREAD[..] } else { &[] };
+    spread.iter().any(is_down).then_some(Refusal::Cluster)
+}
+
+/// Keys in each quarter of the slots: a slot that nobody serves does not tell whether the cluster
+/// is down.
+const SPREAD: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
+
+/// What the probe is asked for: whether a write is allowed, and whether there is memory for it.
+const WRITE: &CStr = c"write";
+pub const MEMORY: &CStr = c"memory";
+
 /// What the server says to a write.
 enum Probe {
     Allowed,
     Elsewhere,
-    Refused,
+    Refused(Refusal),
 }
 
 fn probe(ctx: Ctx, key: &[u8]) -> Probe {
-    let key = OwnedString::new(key);
-    // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E)
-    // and one string. The reply is read and freed here.
+    call_probe(ctx, WRITE, Some(key))
+}
+
+/// Makes the server run the probe. Without a key, a cluster redirects it nowhere.
+fn call_probe(ctx: Ctx, what: &CStr, key: Option<&[u8]>) -> Probe {
+    let key = key.map(OwnedString::new);
+    let (format, key) = match &key {
+        Some(key) => (c"SEcs", key.arg().raw()),
+        None => (c"SEc", std::ptr::null_mut()),
+    };
+    // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E),
+    // a C string (c) and, if there is a key, that (s). The reply is read and freed here.
     unsafe {
         let reply = api!(RedisModule_Call(
             ctx.raw(),
             PROBE.as_ptr(),
-            c"SEs".as_ptr(),
-            key.arg().raw()
+            format.as_ptr(),
+            what.as_ptr(),
+            key
         ));
         // Read before anything else can change it.
-        let error = std::io::Error::last_os_error().raw_os_error();
+        let number = std::io::Error::last_os_error().raw_os_error();
         if reply.is_null() {
-            return Probe::Refused;
+            return Probe::Refused(Refusal::Other);
         }
-        let kind = api!(RedisModule_CallReplyType(reply));
-        api!(RedisModule_FreeCallReply(reply));
-        if kind != raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int {
+        let said = if api!(RedisModule_CallReplyType(reply))
+            != raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int
+        {
             Probe::Allowed
-        } else if error == Some(libc::EPERM) {
+        } else if number == Some(libc::EPERM) {
             Probe::Elsewhere
         } else {
-            Probe::Refused
-        }
+            Probe::Refused(Refusal::read(first_word(reply), number))
+        };
+        api!(RedisModule_FreeCallReply(reply));
+        said
     }
+}
+
+/// Whether the server would refuse, for want of memory, what needs some. The context is that of a
+/// command: only there the server says what it found when the running command began, and not what
+/// is used in this moment, which is above the limit before each eviction.
+pub fn lacks_memory(ctx: Ctx) -> bool {
+    // SAFETY: a valid context; the format names the check of memory (M), errors as replies (E) and
+    // a C string (c). The reply is read and freed here.
+    unsafe {
+        let (name, format) = (PROBE.as_ptr(), c"MEc".as_ptr());
+        let reply = api!(RedisModule_Call(ctx.raw(), name, format, WRITE.as_ptr()));
+        let is_error = !reply.is_null()
+            && api!(RedisModule_CallReplyType(reply))
+                == raw::REDISMODULE_REPLY_ERROR as std::ffi::c_int;
+        if !reply.is_null() {
+            api!(RedisModule_FreeCallReply(reply));
+        }
+        is_error
+    }
+}
+
+/// The first word of an error.
+///
+/// # Safety
+/// `reply` is a reply of the server, and is freed only after the word was used.
+unsafe fn first_word<'a>(reply: *mut raw::RedisModuleCallReply) -> &'a [u8] {
+    let mut length = 0;
+    // SAFETY: as above; the text, if there is one, belongs to the reply.
+    let text = unsafe {
+        let text = api!(RedisModule_CallReplyStringPtr(reply, &mut length));
+        if text.is_null() {
+            return b"";
+        }
+        std::slice::from_raw_parts(text.cast::<u8>(), length)
+    };
+    let text = text.strip_prefix(b"-").unwrap_or(text);
+    text.split(|byte| *byte == b' ').next().unwrap_or_default()
 }
 
 /// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for one that

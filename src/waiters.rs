@@ -1,43 +1,51 @@
 //! Connections that wait: the server parks them, core says when they are answered.
 //!
-//! A parked connection is blocked on its keys, so that the server redirects it when a slot moves.
-//! The key's callback never serves it; [`on_turn`] does, at the end of a turn of the event loop,
-//! upon which the server calls the timeout callback, the only one that replies. The module keeps
-//! the deadline itself: the server's own follows the wall clock and is late. Whatever ends the
-//! wait, the server frees the private data last: there it is known whether the client was answered.
+//! A connection is parked in one of two ways ([`parks_on_keys`]). Where a slot may move, it is
+//! blocked on its keys, so that the server redirects it then; the key's callback never serves it.
+//! Elsewhere it is just blocked, which saves 2,600 of the 30,500 instructions of a hand-over.
+//! [`on_turn`] lets the server go on with it at the end of a turn of the event loop; upon which the
+//! server calls [`answer`], the only one that replies. The module keeps the deadline itself: the
+//! server's own follows the wall clock and is late. Whatever ends the wait, the server frees the
+//! private data last: there it is known whether the client was answered.
+
+mod parked;
 
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_void};
 use std::sync::LazyLock;
 
 use foldhash::HashMap;
+use parked::{AllParked, Blocked, KEPT, Parked};
 use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
 use redislock_core::time::Millis;
 
-use crate::alarm;
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
 use crate::global::Global;
 use crate::node::{self, Notice};
 use crate::reply::{self, Shape};
+use crate::{alarm, server};
 
-/// The server's handle of a connection that is blocked.
-type Blocked = *mut raw::RedisModuleBlockedClient;
+/// A connection that waits no more, until the server frees its private data.
+struct Ended {
+    id: WaiterId,
+    /// What it is to be told, and how; none once it has a reply.
+    answer: Option<(Answer, Shape)>,
+    /// How it has ended, as far as core is concerned.
+    end: End,
+}
 
-/// A connection that waits, in the care of the server. The private data of the blocked client is
-/// the number of its waiter, so nothing is allocated for it.
-struct Parked {
-    /// While it is blocked, and nobody has answered it or seen it leave.
-    client: Option<Blocked>,
-    shape: Shape,
-    /// What it is to be told.
-    answer: Option<Answer>,
-    has_replied: bool,
-    /// Whether that was an answer, not the server's own end of the wait.
-    was_told: bool,
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    /// It has an answer, which has not been sent.
+    Pending,
+    /// It was answered.
+    Answered,
+    /// It has left without an answer, which core has been told.
+    Left,
 }
 
 /// The private data that carries the number of a waiter.
@@ -50,11 +58,25 @@ fn waiter_of(data: *mut c_void) -> Option<WaiterId> {
     (!data.is_null()).then(|| WaiterId(data.addr() as u64))
 }
 
+/// Whether connections are blocked on their keys.
+///
+/// In a cluster they are, so that the server redirects them. From Redis 7.2 on, they are elsewhere,
+/// too: the server does not go on with connections at the end of a turn but before that, and one
+/// that is not blocked on keys would have to wait for the next turn, in which CLIENT UNBLOCK would
+/// take it out of its wait without a reply.
+fn parks_on_keys() -> bool {
+    server::is_cluster() || alarm::is_turn_over_before_event()
+}
+
 /// Everything about the waiters that the server does not keep.
 #[derive(Default)]
 struct Waiters {
-    /// From the moment they are blocked until the server frees their private data.
-    parked: HashMap<WaiterId, Parked>,
+    /// From the moment they are blocked until their wait ends.
+    parked: AllParked,
+    /// Those of them who are not blocked on keys: their private data is null until their wait ends.
+    by_client: HashMap<Blocked, WaiterId>,
+    /// The server frees their private data in this order.
+    ended: VecDeque<Ended>,
     /// Answers to those who are still blocked.
     answers: Vec<(WaiterId, Answer)>,
     /// Those who are still blocked and are to come again: very many may be at once.
@@ -65,10 +87,45 @@ struct Waiters {
 }
 
 impl Waiters {
-    /// Takes the handle of a connection that is to be answered, or that has gone; none if that has
-    /// happened before.
-    fn take_client(&mut self, id: WaiterId) -> Option<Blocked> {
-        self.parked.get_mut(&id)?.client.take()
+    /// The wait of a connection ends; none if it has ended before.
+    fn end(&mut self, id: WaiterId, answer: Option<Answer>) -> Option<Parked> {
+        let mut parked = self.parked.remove(id)?;
+        if !parked.on_keys {
+            self.by_client.remove(&parked.client);
+        }
+        let end = if answer.is_some() {
+            End::Pending
+        } else {
+            End::Left
+        };
+        let shape = std::mem::take(&mut parked.shape);
+        let answer = answer.map(|answer| (answer, shape));
+        self.ended.push_back(Ended { id, answer, end });
+        Some(parked)
+    }
+
+    /// Where a connection is among those whose wait has ended: it is the last one when it is
+    /// answered at once, else the first one.
+    fn place(&self, id: WaiterId) -> Option<usize> {
+        let ended = &self.ended;
+        if ended.back()?.id == id {
+            return Some(ended.len() - 1);
+        }
+        ended.iter().position(|ended| ended.id == id)
+    }
+
+    /// Gives the memory of very many waiters back when nobody waits.
+    fn give_back(&mut self) {
+        let most = self.by_client.capacity().max(self.ended.capacity());
+        if !(self.ended.is_empty() && self.parked.is_empty() && most > KEPT) {
+            return;
+        }
+        self.by_client = HashMap::default();
+        self.ended = VecDeque::new();
+        if !self.has_pending_replies() {
+            self.answers = Vec::new();
+            self.dismissed = VecDeque::new();
+        }
     }
 
     fn has_pending_replies(&self) -> bool {
@@ -103,31 +160,16 @@ static WAITERS: LazyLock<Global<Waiters>> = LazyLock::new(|| Global::new(Waiters
 
 /// Parks the connection of this command until its waiter is answered.
 pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
-    let keys: SmallList<_> = keys.map(Arg::raw).collect();
-    // SAFETY: a valid context and keys; the private data is a number.
-    let client = unsafe {
-        let client = api!(RedisModule_BlockClientOnKeys(
-            ctx.raw(),
-            Some(edge!(key_is_ready as fn(
-                ctx: *mut raw::RedisModuleCtx,
-                argv: *mut *mut raw::RedisModuleString,
-                argc: c_int,
-            ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
-            Some(edge!(answer as fn(
-                ctx: *mut raw::RedisModuleCtx,
-                argv: *mut *mut raw::RedisModuleString,
-                argc: c_int,
-            ) -> c_int, or refuse(ctx))),
-            Some(edge!(
-                free_parked as fn(ctx: *mut raw::RedisModuleCtx, parked: *mut c_void)
-            )),
-            0,
-            keys.as_ptr().cast_mut(),
-            keys.len() as c_int,
-            data_of(id),
-        ));
+    let on_keys = parks_on_keys();
+    let client = if on_keys {
+        block_on_keys(ctx, id, keys)
+    } else {
+        block(ctx)
+    };
+    // SAFETY: a connection that was just blocked.
+    unsafe {
         api!(RedisModule_SetDisconnectCallback(
-            client,
+            client.0,
             Some(edge!(
                 disconnected
                     as fn(
@@ -136,16 +178,72 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
                     )
             ))
         ));
-        client
-    };
-    let parked = Parked {
-        client: Some(client),
-        shape,
-        answer: None,
-        has_replied: false,
-        was_told: false,
-    };
-    WAITERS.with(|waiters| waiters.parked.insert(id, parked));
+    }
+    WAITERS.with(|waiters| {
+        let parked = Parked {
+            client,
+            on_keys,
+            shape,
+        };
+        waiters.parked.insert(id, parked);
+        if !on_keys {
+            waiters.by_client.insert(client, id);
+        }
+    });
+}
+
+/// What the server calls to reply, whatever has ended the wait.
+type Reply = unsafe extern "C" fn(
+    *mut raw::RedisModuleCtx,
+    *mut *mut raw::RedisModuleString,
+    c_int,
+) -> c_int;
+
+fn reply() -> Reply {
+    edge!(answer as fn(
+        ctx: *mut raw::RedisModuleCtx,
+        argv: *mut *mut raw::RedisModuleString,
+        argc: c_int,
+    ) -> c_int, or refuse(ctx))
+}
+
+/// What the server calls last.
+fn free() -> unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void) {
+    edge!(free_parked as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void))
+}
+
+fn block(ctx: Ctx) -> Blocked {
+    // SAFETY: a valid context.
+    Blocked(unsafe {
+        api!(RedisModule_BlockClient(
+            ctx.raw(),
+            Some(reply()),
+            Some(reply()),
+            Some(free()),
+            0
+        ))
+    })
+}
+
+fn block_on_keys<'a>(ctx: Ctx, id: WaiterId, keys: impl Iterator<Item = Arg<'a>>) -> Blocked {
+    let keys: SmallList<_> = keys.map(Arg::raw).collect();
+    // SAFETY: a valid context and keys; the private data is a number.
+    Blocked(unsafe {
+        api!(RedisModule_BlockClientOnKeys(
+            ctx.raw(),
+            Some(edge!(key_is_ready as fn(
+                ctx: *mut raw::RedisModuleCtx,
+                argv: *mut *mut raw::RedisModuleString,
+                argc: c_int,
+            ) -> c_int, or raw::REDISMODULE_ERR as c_int)),
+            Some(reply()),
+            Some(free()),
+            0,
+            keys.as_ptr().cast_mut(),
+            keys.len() as c_int,
+            data_of(id),
+        ))
+    })
 }
 
 /// Replies to the waiters as soon as the server has finished its current work.
@@ -245,27 +343,40 @@ fn unblock_dismissed(most: usize) {
 
 /// Lets the server reply to a waiter.
 fn tell(id: WaiterId, answer: Answer) {
-    let client = WAITERS.with(|waiters| {
-        let parked = waiters.parked.get_mut(&id)?;
-        let client = parked.client.take()?;
-        parked.answer = Some(answer);
-        Some(client)
-    });
-    match client {
-        // SAFETY: still blocked, as nobody has taken its handle before.
-        Some(client) => unsafe {
-            api!(RedisModule_UnblockClient(client, data_of(id)));
-        },
+    match WAITERS.with(|waiters| waiters.end(id, Some(answer))) {
+        Some(parked) => unblock(parked.client, id),
         // Gone before it could be told.
         None => has_left(id),
     }
 }
 
+/// The server goes on with a connection whose wait has ended.
+fn unblock(client: Blocked, id: WaiterId) {
+    // SAFETY: the server frees the handle only after this, and this is done once: by the function
+    // that ends the wait.
+    unsafe {
+        api!(RedisModule_UnblockClient(client.0, data_of(id)));
+    }
+}
+
+/// The server itself has ended a wait: the waiter leaves the queue at once. Whether it had not
+/// ended before.
+fn end_without_answer(id: WaiterId) -> bool {
+    let Some(parked) = WAITERS.with(|waiters| waiters.end(id, None)) else {
+        return false;
+    };
+    has_left(id);
+    if !parked.on_keys {
+        // Otherwise the server does this by itself.
+        unblock(parked.client, id);
+    }
+    true
+}
+
 /// The module has failed and grants nothing any more: those who wait are told so.
 pub fn give_up() {
     unblock_answered();
-    let blocked = |(id, parked): (&WaiterId, &Parked)| parked.client.map(|_| *id);
-    let all: Vec<_> = WAITERS.with(|waiters| waiters.parked.iter().filter_map(blocked).collect());
+    let all = WAITERS.with(|waiters| waiters.parked.ids());
     for id in all {
         tell(id, Answer::Unblocked);
     }
@@ -289,25 +400,30 @@ fn key_is_ready(
 /// Replies. Without an answer the server itself has ended the wait (CLIENT UNBLOCK).
 fn answer(ctx: *mut raw::RedisModuleCtx, _: *mut *mut raw::RedisModuleString, _: c_int) -> c_int {
     // SAFETY: the context of a callback for a blocked client.
-    let id = waiter_of(unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx)) });
-    let to_reply = id.and_then(|id| {
-        WAITERS.with(|waiters| {
-            let parked = waiters.parked.get_mut(&id)?;
-            if std::mem::replace(&mut parked.has_replied, true) {
-                return None;
-            }
-            parked.client = None;
-            parked.was_told = parked.answer.is_some();
-            Some((id, parked.answer.take(), std::mem::take(&mut parked.shape)))
-        })
-    });
-    if let Some((id, answer, shape)) = to_reply {
-        if answer.is_none() {
-            has_left(id);
+    let (data, client) = unsafe {
+        let data = api!(RedisModule_GetBlockedClientPrivateData(ctx));
+        (data, api!(RedisModule_GetBlockedClientHandle(ctx)))
+    };
+    // SAFETY: the context of this callback.
+    let ctx = unsafe { Ctx::new(ctx) };
+    let Some(id) = waiter(data, Blocked(client)) else {
+        return raw::REDISMODULE_OK as c_int;
+    };
+    let to_reply = WAITERS.with(|waiters| {
+        if waiters.parked.contains(id) {
+            // Not to be looked for among those whose wait has ended: very many may have.
+            return None;
         }
-        // SAFETY: the context of this callback.
-        let ctx = unsafe { Ctx::new(ctx) };
-        reply::answer(ctx, answer.as_ref().unwrap_or(&Answer::Nothing), &shape);
+        let place = waiters.place(id)?;
+        let ended = waiters.ended.get_mut(place)?;
+        let to_reply = ended.answer.take()?;
+        ended.end = End::Answered;
+        Some(to_reply)
+    });
+    if let Some((answer, shape)) = to_reply {
+        reply::answer(ctx, &answer, &shape);
+    } else if end_without_answer(id) {
+        reply::answer(ctx, &Answer::Nothing, &Shape::default());
     }
     raw::REDISMODULE_OK as c_int
 }
@@ -319,14 +435,18 @@ fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
     raw::REDISMODULE_OK as c_int
 }
 
-/// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it: the waiter leaves the queue
-/// at once.
-fn disconnected(ctx: *mut raw::RedisModuleCtx, _: *mut raw::RedisModuleBlockedClient) {
+/// The waiter that a callback is about.
+fn waiter(data: *mut c_void, client: Blocked) -> Option<WaiterId> {
+    let by_client = || WAITERS.with(|waiters| waiters.by_client.get(&client).copied());
+    waiter_of(data).or_else(by_client)
+}
+
+/// The connection is gone, or CLIENT UNBLOCK … ERROR has answered it.
+fn disconnected(ctx: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBlockedClient) {
     // SAFETY: the context of a callback for a blocked client.
-    let id = waiter_of(unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx)) });
-    let left = id.filter(|id| WAITERS.with(|waiters| waiters.take_client(*id)).is_some());
-    if let Some(id) = left {
-        has_left(id);
+    let data = unsafe { api!(RedisModule_GetBlockedClientPrivateData(ctx)) };
+    if let Some(id) = waiter(data, Blocked(client)) {
+        end_without_answer(id);
     }
 }
 
@@ -335,10 +455,18 @@ fn free_parked(_: *mut raw::RedisModuleCtx, data: *mut c_void) {
     let Some(id) = waiter_of(data) else {
         return;
     };
-    let parked = WAITERS.with(|waiters| waiters.parked.remove(&id));
-    if parked.is_some_and(|parked| parked.was_told) {
-        node::post(Notice::Delivered(id));
-    } else {
-        has_left(id);
+    let ended = WAITERS.with(|waiters| {
+        let Some(place) = waiters.place(id) else {
+            waiters.parked.remove(id);
+            return None;
+        };
+        let ended = waiters.ended.remove(place);
+        waiters.give_back();
+        ended
+    });
+    match ended.map(|ended| ended.end) {
+        Some(End::Answered) => node::delivered(id),
+        Some(End::Left) => {}
+        Some(End::Pending) | None => has_left(id),
     }
 }

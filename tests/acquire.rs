@@ -38,7 +38,7 @@ fn the_token_alone_makes_the_owner_whatever_the_connection() {
 }
 
 #[test]
-fn no_is_a_null_bulk_in_resp2_and_a_null_in_resp3() {
+fn a_denial_is_a_null_bulk_in_resp2_and_a_null_in_resp3() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job me 60000"));
@@ -136,7 +136,7 @@ fn reentry_ignores_fence() {
 }
 
 #[test]
-fn once_lets_the_count_stay_but_moves_the_lease() {
+fn once_keeps_the_count_but_moves_the_lease() {
     let server = Server::start();
     let mut c = server.connect();
     let fence = granted(&c.call("LOCK.ACQUIRE job me 60000 ONCE"));

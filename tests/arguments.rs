@@ -444,7 +444,7 @@ fn bad_input_gets_a_clear_error_and_changes_nothing() {
 }
 
 #[test]
-fn bad_input_is_told_before_the_key_is_looked_at() {
+fn bad_input_is_refused_before_the_key_is_opened() {
     let (_server, mut c) = server_with_a_lock();
     refused(&c.call("LOCK.ACQUIRE string me 0"), "ERR");
     refused(&c.call("LOCK.EXTEND string * 1000"), "ERR");

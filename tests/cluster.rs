@@ -42,8 +42,8 @@ fn a_request_for_a_slot_of_another_node_is_redirected() {
     }
 }
 
-/// A slot on the move: who asks for what has not come yet, or has gone already, is told where to
-/// ask once.
+/// While a slot moves, a request for a key that has not arrived yet, or has already left, is
+/// redirected once (ASK).
 #[test]
 fn a_request_for_a_key_of_a_slot_on_the_move_is_sent_on_once() {
     let (one, two) = two_masters();
@@ -135,7 +135,7 @@ fn a_slot_that_is_taken_over_grants_nobody_at_the_old_node() {
     });
 }
 
-/// The server tells those who wait about it within a second. Leases end in that second, too.
+/// The server unblocks the waiters within a second. Leases end in that second, too.
 #[test]
 fn nobody_is_granted_anything_while_the_cluster_is_down() {
     let (one, _two) = two_masters();
@@ -152,7 +152,7 @@ fn nobody_is_granted_anything_while_the_cluster_is_down() {
     wait_until("the first lease is over", || {
         a.call("LOCK.INFO {job}0 me") == Value::Null
     });
-    // Nobody serves the slot 0 any more.
+    // No node serves slot 0 any more.
     a.ok("CLUSTER DELSLOTS 0");
     wait_until("the cluster is down", || {
         let state = a.call("CLUSTER INFO").text().to_owned();
@@ -213,7 +213,7 @@ fn while_the_cluster_is_down_requests_are_refused() {
     ] {
         refused(&c.call(line), "CLUSTERDOWN");
     }
-    // A node always tells about itself.
+    // LOCK.NODE always works.
     assert_eq!(c.call("LOCK.NODE").number("locks"), 1);
 }
 

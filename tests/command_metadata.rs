@@ -1,4 +1,4 @@
-//! What the server tells about the commands: COMMAND DOCS, COMMAND GETKEYSANDFLAGS, COMMAND INFO.
+//! The metadata of the commands: COMMAND DOCS, COMMAND GETKEYSANDFLAGS, COMMAND INFO.
 
 use std::collections::HashSet;
 
@@ -40,7 +40,7 @@ fn command_docs_read_well() {
 
 /// What redis-cli makes its hints of.
 #[test]
-fn command_docs_tell_the_arguments_of_every_command() {
+fn command_docs_list_the_arguments_of_every_command() {
     const OPTIONS: &str = "ttl-ms SHARED LIMIT BLOCK ONCE FENCE MAXHOLD EPHEMERAL OWNER";
     let server = Server::start();
     let mut c = server.connect();
@@ -107,7 +107,7 @@ fn command_docs_call_every_number_an_integer() {
 }
 
 #[test]
-fn command_getkeysandflags_tells_the_key_of_every_command() {
+fn command_getkeysandflags_returns_the_key_of_every_command() {
     let server = Server::start();
     let mut c = server.connect();
     for (line, flag) in KEYED {
@@ -133,7 +133,7 @@ fn command_getkeysandflags_tells_the_key_of_every_command() {
 }
 
 #[test]
-fn command_flags_tell_readers_from_writers() {
+fn command_flags_distinguish_readers_from_writers() {
     let server = Server::start();
     let mut c = server.connect();
     for (name, has, has_not) in [

@@ -210,6 +210,24 @@ fn the_module_can_be_loaded_into_a_running_server() {
     granted(&c.call("LOCK.ACQUIRE job me 5000"));
 }
 
+/// The server finds the wrong name when the module is loaded. Redis 7.0 keeps the module, 8.0
+/// unloads it, Valkey crashes in its own code at every module that has a type.
+#[test]
+fn a_wrong_name_of_an_option_does_not_crash_redis() {
+    let server = Server::options().without_module().start();
+    if server.kind().valkey {
+        return;
+    }
+    let mut c = server.connect();
+    let path = module_path();
+    let refused = c.call(&format!(
+        "MODULE LOADEX {} CONFIG lock.quarantine 60000 CONFIG lock.wrong 1",
+        path.display()
+    ));
+    assert!(refused.is_error(), "{refused:?}");
+    assert_eq!(c.call("PING"), Value::Status("PONG".into()));
+}
+
 /// The server unloads a module that it cannot load. It keeps the name of a type, and nothing else.
 #[test]
 fn a_load_that_is_refused_leaves_no_memory_behind() {

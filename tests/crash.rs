@@ -42,17 +42,6 @@ impl Keeps {
     }
 }
 
-/// The part of the AOF that grows.
-pub fn aof(server: &Server) -> PathBuf {
-    let files = fs::read_dir(server.folder().join("appendonlydir")).expect("the AOF's folder");
-    let mut found: Vec<PathBuf> = files
-        .map(|file| file.expect("a file of the AOF").path())
-        .filter(|path| path.to_string_lossy().ends_with(".incr.aof"))
-        .collect();
-    found.sort();
-    found.pop().expect("an AOF that grows")
-}
-
 pub fn length(path: &PathBuf) -> u64 {
     fs::metadata(path).expect("the AOF").len()
 }
@@ -70,14 +59,14 @@ fn survive_crashes_under_load(keeps: Keeps) {
     let load = plan.start(always_to(server.port()));
     for round in rounds(3) {
         load.wait_for_grants(20);
-        let written = (keeps == Keeps::AllButTheTail).then(|| length(&aof(&server)));
+        let written = (keeps == Keeps::AllButTheTail).then(|| length(&server.growing_aof()));
         if keeps == Keeps::Snapshots && round % 2 == 0 {
             server.connect().ok("BGSAVE");
         }
         std::thread::sleep(Duration::from_millis(random.below(200)));
         server.kill();
         if let Some(written) = written {
-            let file = aof(&server);
+            let file = server.growing_aof();
             cut(&file, written + random.below(length(&file) - written + 1));
         }
         server.start_again();
@@ -125,11 +114,11 @@ fn forget_a_grant(keeps: Keeps, options: Options, ttl: Duration) -> History {
     if keeps == Keeps::Snapshots {
         server.connect().ok("SAVE");
     }
-    let written = (keeps == Keeps::AllButTheTail).then(|| length(&aof(&server)));
+    let written = (keeps == Keeps::AllButTheTail).then(|| length(&server.growing_aof()));
     acquire(&mut client);
     server.kill();
     if let Some(written) = written {
-        cut(&aof(&server), written);
+        cut(&server.growing_aof(), written);
     }
     server.start_again();
     assert_eq!(server.connect().call("EXISTS job"), Value::Integer(0));
@@ -210,7 +199,7 @@ fn crash_among_acknowledgements(server: &mut Server, meanwhile: &str) -> (Vec<Ow
                     let lock = format!("job-{worker}-{port}-{n}");
                     let (owner, outcome) = client.acquire(&lock, ttl, None);
                     owners.push(owner.clone());
-                    // Nobody answers any more.
+                    // The server no longer replies.
                     if matches!(outcome, Outcome::Fail(_)) {
                         break;
                     }
@@ -279,9 +268,9 @@ fn under_always_a_crash_in_the_middle_of_a_rewrite_loses_nothing() {
 #[test]
 fn without_always_something_that_was_acknowledged_is_lost() {
     let mut server = Keeps::AllButTheTail.options().start();
-    let written = length(&aof(&server));
+    let written = length(&server.growing_aof());
     let (owners, history) = crash_among_acknowledgements(&mut server, "PING");
-    cut(&aof(&server), written);
+    cut(&server.growing_aof(), written);
     server.start_again();
     let mut c = server.connect();
     assert_eq!(c.call("LOCK.NODE").number("durable"), 0);

@@ -14,7 +14,7 @@ use redislock_testkit::{
 /// Long enough for the set-up around it on a busy machine.
 const SOON: i64 = 1000;
 
-/// A server with an AOF on a disk of its own. The disk is to go first.
+/// A server with an AOF on its own disk. Drop the disk first.
 fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
     Disk::ignore_the_signal();
     let mut server = Server::options()

@@ -21,7 +21,7 @@ fn used(c: &mut Connection) -> f64 {
     used.iter().sum()
 }
 
-/// `job` is held for a moment and somebody waits for it.
+/// `job` is held for a moment, and a request waits for it.
 fn hold_and_wait(server: &Server) -> Connection {
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job holder 300"));

@@ -340,7 +340,7 @@ fn several_keys_may_be_held_ephemerally() {
 }
 
 #[test]
-fn the_end_of_an_ephemeral_hold_is_told_and_counted_as_an_expiry() {
+fn the_end_of_an_ephemeral_hold_is_reported_and_counted_as_an_expiry() {
     let server = Server::start();
     let mut c = server.connect();
     let mut holder = server.connect();

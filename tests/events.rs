@@ -1,4 +1,4 @@
-//! What clients are told of changes: keyspace events, and invalidations of client-side caches.
+//! Notifications of changes: keyspace events, and invalidations of client-side caches.
 
 use redislock_testkit::lock::wait_until_gone;
 use redislock_testkit::{Connection, Server, Value, granted};
@@ -25,7 +25,7 @@ fn next_event(listener: &mut Connection) -> (String, String) {
 }
 
 #[test]
-fn every_change_is_told_by_a_keyspace_event() {
+fn every_change_sends_a_keyspace_event() {
     let server = Server::start();
     let mut c = server.connect();
     let mut listener = listener(&server);
@@ -72,7 +72,7 @@ fn a_denial_is_no_event() {
 }
 
 #[test]
-fn client_side_caches_are_told_of_every_change() {
+fn every_change_invalidates_client_side_caches() {
     let server = Server::start();
     let mut c = server.connect();
     let mut reader = server.connect().resp3();

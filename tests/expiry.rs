@@ -284,14 +284,14 @@ mod with_a_stepped_wall_clock {
     /// by the cron.
     #[test]
     fn after_a_step_back_leases_end_on_time_again() {
-        // The cron comes by once a second only, so that it does not hide a late timer.
+        // The cron runs only once a second, so that it does not hide a late timer.
         let options = Server::options().config("hz 1").config("dynamic-hz no");
         let stepped = SteppedServer::start(options);
         let mut c = stepped.server.connect();
         granted(&c.call("LOCK.ACQUIRE pending me 500"));
         stepped.step(-3600);
         wait_until_gone(&mut c, "pending");
-        // A lease of 100 ms that begins when the cron comes by ends long before the next time.
+        // A lease of 100 ms that begins when the cron runs ends long before its next run.
         assert_some_round_is_quick(|| {
             let asked = Instant::now();
             granted(&c.call("LOCK.ACQUIRE job me 100"));

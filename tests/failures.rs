@@ -29,7 +29,24 @@ struct Scene {
 
 impl Scene {
     fn new() -> Scene {
-        let server = fragile(Server::options()).start();
+        Scene::on(fragile(Server::options()).start())
+    }
+
+    /// In a cluster connections are blocked on their keys.
+    fn in_cluster() -> Scene {
+        let server = fragile(Server::options())
+            .config("cluster-enabled yes")
+            .config(&format!("cluster-port {}", redislock_testkit::free_port()))
+            .start();
+        let mut c = server.connect();
+        c.ok("CLUSTER ADDSLOTSRANGE 0 16383");
+        wait_until("the cluster is ready", || {
+            c.call("CLUSTER INFO").text().contains("cluster_state:ok")
+        });
+        Scene::on(server)
+    }
+
+    fn on(server: Server) -> Scene {
         let mut c = server.connect();
         let mut holder = server.connect();
         granted(&holder.call("LOCK.ACQUIRE job me 600000 EPHEMERAL"));
@@ -113,9 +130,6 @@ const CALLBACKS: &[Edge] = &[
     ("disconnected", |s| {
         s.does(&format!("CLIENT KILL ID {}", s.waiter_id))
     }),
-    ("key_is_ready", |s| {
-        s.restores();
-    }),
     ("on_role_change", |s| {
         s.does("REPLICAOF 127.0.0.1 1");
         s.does("REPLICAOF NO ONE");
@@ -138,6 +152,17 @@ const CALLBACKS: &[Edge] = &[
         drop(replica);
     }),
 ];
+/// These run only where connections are blocked on their keys.
+const ON_KEYS: &[Edge] = &[
+    ("key_is_ready", |s| {
+        s.restores();
+    }),
+    ("answer", |s| s.does("LOCK.RELEASE job me")),
+    ("free_parked", |s| s.does("LOCK.RELEASE job me")),
+    ("disconnected", |s| {
+        s.does(&format!("CLIENT KILL ID {}", s.waiter_id))
+    }),
+];
 /// These run while the server starts, in a child of it, or only where replicas are needed.
 const ELSEWHERE: [&str; 5] = [
     "on_load",
@@ -148,9 +173,9 @@ const ELSEWHERE: [&str; 5] = [
 ];
 
 #[track_caller]
-fn fails_closed(edges: &[Edge]) {
+fn fails_closed(edges: &[Edge], scene: fn() -> Scene) {
     for (edge, trigger) in edges {
-        let mut scene = Scene::new();
+        let mut scene = scene();
         assert!(!scene.has_failed());
         scene.does(&format!("LOCK._FAIL {edge}"));
         trigger(&mut scene);
@@ -187,12 +212,17 @@ fn fails_closed(edges: &[Edge]) {
 
 #[test]
 fn a_panic_in_a_command_stops_the_module_and_not_the_server() {
-    fails_closed(COMMANDS);
+    fails_closed(COMMANDS, Scene::new);
 }
 
 #[test]
 fn a_panic_in_a_callback_stops_the_module_and_not_the_server() {
-    fails_closed(CALLBACKS);
+    fails_closed(CALLBACKS, Scene::new);
+}
+
+#[test]
+fn a_panic_in_a_callback_for_a_key_stops_the_module_and_not_the_server() {
+    fails_closed(ON_KEYS, Scene::in_cluster);
 }
 
 #[test]
@@ -325,7 +355,8 @@ fn every_edge_is_guarded_and_tested() {
     for word in ["stringify", "master", "replicated"] {
         found.remove(word);
     }
-    let tested = COMMANDS.iter().chain(CALLBACKS).map(|(edge, _)| *edge);
+    let tested = [COMMANDS, CALLBACKS, ON_KEYS].into_iter().flatten();
+    let tested = tested.map(|(edge, _)| *edge);
     let tested: BTreeSet<&str> = tested.chain(ELSEWHERE).collect();
     assert_eq!(found, tested);
 }

@@ -3,7 +3,7 @@
 use redislock_testkit::{Server, Value, granted};
 
 #[test]
-fn force_ends_every_hold_and_tells_how_many_holders_there_were() {
+fn force_ends_every_hold_and_replies_with_the_number_of_holders() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job me 60000"));

@@ -218,3 +218,18 @@ fn a_guard_within_a_guard_within_a_guard_is_refused_and_harmless() {
     }
     c.ok("PING");
 }
+
+/// Valkey gives a module no reply to some of these, and the client must not wait for it.
+#[test]
+fn every_guarded_command_gets_a_reply() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    c.ok("RPUSH list item");
+    for command in ["GETDEL list", "GETSET list value", "GETEX list", "GET list"] {
+        let replies = c.pipeline(&[&format!("LOCK.GUARD job me {command}"), "PING"]);
+        assert!(replies[0].is_error(), "{command}: {replies:?}");
+        assert_eq!(replies[1], Value::Status("PONG".into()), "{command}");
+    }
+    assert_eq!(c.call("LLEN list"), Value::Integer(1));
+}

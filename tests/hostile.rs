@@ -329,14 +329,8 @@ fn a_forged_effect_in_the_aof_does_not_crash_the_server() {
     granted(&c.call("LOCK.ACQUIRE job me 600000"));
     granted(&c.call("LOCK.ACQUIRE room one 600000 SHARED LIMIT 3"));
     server.kill();
-    let folder = server.folder().join("appendonlydir");
-    let increment = std::fs::read_dir(folder)
-        .expect("the AOF's folder")
-        .map(|entry| entry.expect("a file").path())
-        .find(|path| path.to_string_lossy().ends_with(".incr.aof"))
-        .expect("an incremental AOF file");
-    let good = std::fs::read(&increment).expect("the AOF");
-    let mut forged = good.clone();
+    let aof = server.growing_aof();
+    let mut forged = std::fs::read(&aof).expect("the AOF");
     for length in 0..200 {
         let mut effect: Vec<u8> = (0..length).map(|_| random.byte()).collect();
         // One of a newer version is refused before the server is up: compatibility.rs.
@@ -347,11 +341,12 @@ fn a_forged_effect_in_the_aof_does_not_crash_the_server() {
         forged.extend_from_slice(&encode(&[b"LOCK._APPLY", &effect[..], b"job"]));
         forged.extend_from_slice(&encode(&[b"LOCK._APPLY", &effect[..]]));
     }
-    std::fs::write(&increment, forged).expect("the AOF is forged");
+    std::fs::write(&aof, forged).expect("the AOF is forged");
     server.start_again();
     let mut c = server.connect();
     c.ok("LOCK.INFO job");
     assert_ne!(c.call("LOCK.INFO room one"), Value::Null);
+    assert_eq!(server.log().matches("the AOF is damaged").count(), 1);
 }
 
 #[test]

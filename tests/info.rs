@@ -141,7 +141,7 @@ fn the_reply_is_a_map_in_resp3_and_a_flat_array_in_resp2() {
 }
 
 #[test]
-fn info_tells_mode_limit_waiters_and_holders() {
+fn info_shows_mode_limit_waiters_and_holders() {
     let server = Server::start();
     let mut c = server.connect();
     let fence = granted(&c.call("LOCK.ACQUIRE job me 60000 OWNER label"));
@@ -198,7 +198,7 @@ fn with_a_token_info_shows_that_holder_alone() {
 }
 
 #[test]
-fn fingerprints_tell_tokens_apart_and_are_keyed_per_start() {
+fn fingerprints_distinguish_tokens_and_change_at_each_start() {
     let mut server = Server::start();
     let mut c = server.connect();
     let fingerprint = |info: Value| info.field("fingerprint").text().to_owned();

@@ -1,5 +1,5 @@
 //! Links that stall or break, and pauses, while leases end and clients wait: nothing is granted
-//! that could not be replicated, everything goes on afterwards, and master and replica agree.
+//! that could not be replicated, everything continues afterwards, and master and replica agree.
 
 use std::time::Duration;
 
@@ -21,7 +21,19 @@ fn replica_behind(link: &Proxy, options: Options) -> Server {
         .start()
 }
 
-/// Holds `job` for a short while; somebody else waits for it.
+/// When the leases of the load are over, master and replica have the same locks, at least one.
+#[track_caller]
+fn agree_after_the_load(m: &mut Connection, r: &mut Connection) {
+    granted(&m.call("LOCK.ACQUIRE kept me 600000"));
+    wait_until("all leases are over", || {
+        m.call("DBSIZE") == Value::Integer(1)
+    });
+    wait_for_sync(m, r);
+    assert_eq!(all_locks(r), all_locks(m));
+    assert_eq!(counter(r), counter(m));
+}
+
+/// Holds `job` for a short while; another owner waits for it.
 fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
     granted(&c.call(&format!("LOCK.ACQUIRE job holder {SOON}")));
     let mut waiter = server.connect();
@@ -75,7 +87,7 @@ fn nothing_is_granted_while_writes_are_paused() {
 }
 
 #[test]
-fn nobody_is_granted_anything_during_a_failover_and_all_goes_on_when_it_is_aborted() {
+fn nobody_is_granted_anything_during_a_failover_and_grants_continue_when_it_is_aborted() {
     let master = Server::start();
     let link = Proxy::to(master.port());
     let replica = replica_behind(&link, Server::options());
@@ -95,7 +107,7 @@ fn nobody_is_granted_anything_during_a_failover_and_all_goes_on_when_it_is_abort
 }
 
 #[test]
-fn a_failover_takes_the_locks_along_and_sends_those_who_wait_to_the_new_master() {
+fn a_failover_takes_the_locks_along_and_sends_waiters_to_the_new_master() {
     for _ in rounds(1) {
         let master = Server::start();
         let replica = Server::options().replica_of(&master).start();
@@ -157,7 +169,7 @@ fn waiters_are_served_only_while_enough_replicas_are_connected() {
 }
 
 #[test]
-fn a_replica_that_lost_its_master_says_so_or_tells_what_it_last_heard() {
+fn a_replica_that_lost_its_master_says_so_or_shows_its_last_state() {
     for serves in ["yes", "no"] {
         let master = Server::start();
         let link = Proxy::to(master.port());
@@ -171,7 +183,7 @@ fn a_replica_that_lost_its_master_says_so_or_tells_what_it_last_heard() {
         wait_until("the link is down", || {
             info_field(&mut r, "replication", "master_link_status") == "down"
         });
-        // A node always tells about itself.
+        // LOCK.NODE always works.
         assert_eq!(r.call("LOCK.NODE").number("locks"), 2);
         if serves == "no" {
             refused(&r.call("LOCK.INFO kept"), "MASTERDOWN");
@@ -216,13 +228,7 @@ fn a_partition_under_load_ends_with_a_partial_resync() {
     load.stop().assert_safe();
     assert!(info_number(&mut m, "stats", "sync_partial_ok") > 0);
     assert_eq!(info_number(&mut m, "stats", "sync_full"), 1);
-    granted(&m.call("LOCK.ACQUIRE kept me 600000"));
-    wait_until("all leases are over", || {
-        m.call("DBSIZE") == Value::Integer(1)
-    });
-    wait_for_sync(&mut m, &mut r);
-    assert_eq!(all_locks(&mut r), all_locks(&mut m));
-    assert_eq!(counter(&mut r), counter(&mut m));
+    agree_after_the_load(&mut m, &mut r);
 }
 
 /// Nobody listened before, and nothing is lost between the moment at which the copy is made and the
@@ -243,13 +249,7 @@ fn a_replica_or_an_aof_that_comes_under_load_misses_nothing() {
         load.wait_for_grants(20);
         crate::persistence::wait_for_rewrite(&mut m);
         load.stop().assert_safe();
-        granted(&m.call("LOCK.ACQUIRE kept me 600000"));
-        wait_until("all leases are over", || {
-            m.call("DBSIZE") == Value::Integer(1)
-        });
-        wait_for_sync(&mut m, &mut r);
-        assert_eq!(all_locks(&mut r), all_locks(&mut m));
-        assert_eq!(counter(&mut r), counter(&mut m));
+        agree_after_the_load(&mut m, &mut r);
         let before = all_locks(&mut m);
         server.kill();
         server.reconfigure(|options| options.appendonly("always"));

@@ -1,4 +1,4 @@
-//! A Redis TTL that somebody sets on the key of a lock: it ends the holds of that time, and no
+//! A Redis TTL that a client sets on the key of a lock: it ends the holds of that time, and no
 //! later one.
 
 use std::thread::sleep;
@@ -9,7 +9,7 @@ use redislock_testkit::{
     Connection, Server, Value, granted, info_number, wait_for_sync, wait_until,
 };
 
-/// A master that deletes a key whose TTL is over only when somebody looks at it, and its replica.
+/// A master that deletes a key whose TTL is over only when a command accesses it, and its replica.
 fn servers() -> (Server, Server) {
     let master = Server::options().appendonly("always").start();
     let replica = Server::options().replica_of(&master).start();

@@ -144,7 +144,7 @@ fn a_replica_lets_nobody_wait() {
 }
 
 #[test]
-fn waiters_are_told_when_their_node_stops_being_the_master() {
+fn waiters_are_unblocked_when_their_node_stops_being_the_master() {
     let (server, mut c) = held();
     let other = Server::start();
     let mut waiter = waiter(&server, "you", "BLOCK 0");

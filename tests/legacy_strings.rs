@@ -185,7 +185,7 @@ fn a_string_that_expires_serves_the_waiter_without_being_touched() {
 }
 
 #[test]
-fn a_string_whose_ttl_grows_is_waited_for_on() {
+fn a_wait_for_a_string_continues_when_its_ttl_grows() {
     let (server, mut c) = held_by_an_old_client();
     c.ok("PEXPIRE job 60000");
     let mut waiting = waiter(&server, "me", "BLOCK 0");
@@ -208,11 +208,11 @@ fn a_wait_for_a_string_ends_when_its_time_is_up() {
 }
 
 #[test]
-fn another_type_in_place_of_the_string_refuses_those_who_wait() {
+fn another_type_in_place_of_the_string_refuses_the_waiters() {
     for change in [
         &["MULTI", "DEL job", "RPUSH job value", "EXEC"][..],
         &["RENAME list job"],
-        // The server tells nobody that these write over a string.
+        // The server sends no event when these overwrite a string.
         &["SORT list ALPHA STORE job"],
         &["SUNIONSTORE job set"],
     ] {

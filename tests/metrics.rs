@@ -51,7 +51,7 @@ fn each_reason_of_a_quarantine_has_its_documented_number() {
 }
 
 #[test]
-fn info_tells_the_limit_of_waiters_as_it_is_now() {
+fn info_shows_the_current_limit_of_waiters() {
     let server = Server::start();
     let mut c = server.connect();
     assert_eq!(info(&mut c)["lock_max_waiters"], "10000");
@@ -76,7 +76,7 @@ fn run_script(c: &mut Connection) -> BTreeMap<String, f64> {
 }
 
 #[test]
-fn the_script_for_redis_exporter_tells_every_number() {
+fn the_script_for_redis_exporter_returns_every_number() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job me 60000"));
@@ -100,6 +100,9 @@ fn the_script_for_redis_exporter_tells_every_number() {
         assert_eq!(told[name], value, "{name}: {told:?}");
     }
     assert!(told["node_time"] > 1.7e15, "{told:?}");
+    assert_eq!(told["lock_refusal_code"], 0.0);
+    c.ok("CONFIG SET maxmemory 1");
+    assert_eq!(run_script(&mut c)["lock_refusal_code"], 1.0);
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::process::Command;
 
 use redislock_testkit::lock::{sole_holder, wait_for_waiters, wait_until_gone};
-use redislock_testkit::{Options, Server, Value, granted, refused, wait_until};
+use redislock_testkit::{Options, Server, Value, granted, info_number, refused, wait_until};
 use tempfile::TempDir;
 
 /// A server with both modules.
@@ -59,6 +59,17 @@ fn a_module_may_call_every_command_without_a_user() {
 }
 
 #[test]
+fn a_guarded_command_that_replies_in_the_words_of_the_server_runs_once() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 60000"));
+    refused(&c.call("LOCK.GUARD job me OTHER.FAIL"), "ERR");
+    let script = "return redis.pcall('LOCK.GUARD', KEYS[1], 'me', 'OTHER.FAIL')";
+    refused(&c.call_args(&["EVAL", script, "1", "job"]), "ERR");
+    assert_eq!(c.call("GET runs").text(), "2");
+}
+
+#[test]
 fn a_call_by_a_module_does_not_wait() {
     let both = both(Server::options());
     let mut c = both.server.connect();
@@ -89,7 +100,7 @@ fn a_call_by_a_module_that_may_wait_gets_the_lock_in_its_turn() {
     });
     let fence = sole_holder(&mut c, "job").number("fence");
     assert_eq!(c.call("OTHER.HEARD").text(), format!(":{fence}\r\n"));
-    // One whose time is up is told, too.
+    // A wait that times out gets its reply, too.
     c.ok("OTHER.WAIT LOCK.ACQUIRE job third 60000 BLOCK 20");
     wait_until("the module is told", || {
         c.call("OTHER.HEARD") != Value::Null
@@ -213,7 +224,7 @@ fn nobody_hears_of_an_ended_hold_before_the_guarded_command_has_run() {
     granted(&c.call("LOCK.ACQUIRE room me 600000 SHARED"));
     granted(&c.call("LOCK.ACQUIRE room other 1 SHARED"));
     c.ok("OTHER.ON lock.expired room LOCK.FORCE room");
-    // Leases end by themselves, too: the first to notice tells of it.
+    // Leases also end without a command: whatever notices it first sends the event.
     std::thread::sleep(std::time::Duration::from_millis(2));
     let guarded = c.call("LOCK.GUARD room me SET k v");
     if guarded == Value::Status("OK".into()) {
@@ -297,5 +308,106 @@ fn a_module_that_hears_of_an_expired_key_may_read_and_move_locks() {
         c.ok("LOCK.MRELEASE 2 first second you");
         assert_eq!(c.call("DBSIZE"), Value::Integer(0), "{command}");
         assert_eq!(c.call("LOCK.NODE").number("locks"), 0, "{command}");
+    }
+}
+
+/// Redis 7.0 asks for a key whose lock goes away, and must not tell anybody that it is missing: a
+/// key that is made at that moment crashes RENAME.
+#[test]
+fn a_lock_that_another_key_replaces_is_not_reported_as_missing() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    let misses = info_number(&mut c, "stats", "keyspace_misses");
+    for command in ["RENAME string job", "SET job value", "DEL job"] {
+        granted(&c.call("LOCK.ACQUIRE job me 60000"));
+        c.ok("SET string value");
+        c.ok("OTHER.ON keymiss job SET job made");
+        c.ok(command);
+        assert_eq!(c.call("OTHER.HEARD"), Value::Null, "{command}");
+        c.call("DEL job");
+    }
+    assert_eq!(info_number(&mut c, "stats", "keyspace_misses"), misses);
+}
+
+/// Two leases end together. The server deletes the key of one because its TTL is over, and tells
+/// of it, when the other one is not deleted yet, but known no more.
+#[test]
+fn a_module_that_saves_in_the_middle_of_a_change_saves_nothing_that_cannot_be_loaded() {
+    for command in ["SAVE", "BGSAVE"] {
+        let mut both = both(Server::options());
+        let mut c = both.server.connect();
+        c.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+        granted(&c.call("LOCK.ACQUIRE kept me 600000"));
+        c.ok("SAVE");
+        for ends in ["first", "second"] {
+            c.ok("LOCK.MACQUIRE 2 first second me 200");
+            c.ok(&format!("PEXPIRE {ends} 50"));
+            c.ok(&format!("OTHER.ON expired {ends} {command}"));
+            wait_until("the leases have ended", || {
+                c.call("LOCK.NODE").number("locks") == 1
+            });
+            assert_ne!(c.call("OTHER.HEARD"), Value::Null, "{command}");
+            wait_until("the child is done", || {
+                info_number(&mut c, "persistence", "rdb_bgsave_in_progress") == 0
+            });
+        }
+        assert_eq!(c.call("LOCK.NODE").number("failed"), 0, "{command}");
+        both.server.kill();
+        both.server.start_again();
+        let mut c = both.server.connect();
+        assert!(!c.call("LOCK.INFO kept me").is_error(), "{command}");
+    }
+}
+
+/// The server tells of a key whose time is up when a request opens it. What a listener does then
+/// must be seen by the request, whose other keys were looked at before.
+#[test]
+fn a_module_that_hears_of_an_expired_key_makes_no_second_owner() {
+    let both = both(Server::options());
+    let mut c = both.server.connect();
+    c.ok("DEBUG SET-ACTIVE-EXPIRE 0");
+    for request in [
+        "LOCK.MACQUIRE 2 job old me 60000",
+        "LOCK.MACQUIRE 2 old job me 60000",
+        "LOCK.ACQUIRE job me 60000",
+    ] {
+        // Which key is over, what the listener does, and who holds the lock by that.
+        for (over, command, holder) in [
+            ("old", "LOCK.ACQUIRE job you 60000", "you"),
+            ("old", "RENAME other job", "you"),
+            ("old", "SWAPDB 0 1", "you"),
+            ("job", "LOCK.ACQUIRE job you 60000", "you"),
+            ("job", "RENAME other job", "you"),
+            ("job", "SWAPDB 0 1", "you"),
+        ] {
+            let what = format!("{request}, {over}, {command}");
+            c.ok("FLUSHALL");
+            c.ok("SELECT 1");
+            granted(&c.call("LOCK.ACQUIRE job you 60000"));
+            c.ok("SELECT 0");
+            granted(&c.call("LOCK.ACQUIRE other you 60000"));
+            c.ok(&format!("SET {over} value PX 1"));
+            std::thread::sleep(std::time::Duration::from_millis(5));
+            c.ok(&format!("OTHER.ON expired {over} {command}"));
+            let mine = !matches!(c.call(request), Value::Null);
+            let heard = c.call("OTHER.HEARD");
+            let theirs = match &heard {
+                // The request did not open the key.
+                Value::Null => continue,
+                heard => !heard.text().starts_with('-'),
+            };
+            assert_ne!(mine, theirs, "{what}: {heard:?}");
+            let holder = if mine { "me" } else { holder };
+            let extended = c.call(&format!("LOCK.EXTEND job {holder} 60000"));
+            assert_ne!(extended, Value::Null, "{what}");
+            let locks = c.call("LOCK.NODE").number("locks");
+            let mut keys = 0;
+            for db in [1, 0] {
+                c.ok(&format!("SELECT {db}"));
+                keys += c.call("DBSIZE").integer();
+            }
+            assert_eq!(keys, locks, "{what}");
+            assert_eq!(c.call("LOCK.NODE").number("failed"), 0, "{what}");
+        }
     }
 }

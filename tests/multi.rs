@@ -228,7 +228,7 @@ fn an_extension_may_raise_the_fences() {
 }
 
 #[test]
-fn a_deadlock_through_several_keys_is_told() {
+fn a_deadlock_through_several_keys_is_reported() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE a one 600000"));
@@ -247,7 +247,7 @@ fn a_deadlock_through_several_keys_is_told() {
 
 /// One holder of a semaphore may overtake a waiter for it until another holder releases its place.
 #[test]
-fn a_deadlock_that_a_release_leads_to_is_told_to_a_waiter() {
+fn a_deadlock_that_a_release_causes_is_reported_to_a_waiter() {
     let server = Server::start();
     let mut c = server.connect();
     for request in [

@@ -3,7 +3,7 @@
 use redislock_testkit::lock::{counter, wall_micros};
 use redislock_testkit::{Connection, Server, Value, granted, info_field, refused, wait_until};
 
-const FIELDS: [&str; 16] = [
+const FIELDS: [&str; 17] = [
     "version",
     "incarnation",
     "role",
@@ -20,6 +20,7 @@ const FIELDS: [&str; 16] = [
     "replicas-counted",
     "replicas-held-ms",
     "replicas-evidence-ms",
+    "refusal",
 ];
 
 #[test]
@@ -55,7 +56,7 @@ fn the_incarnation_is_new_with_each_start() {
 }
 
 #[test]
-fn the_role_is_told() {
+fn the_role_is_shown() {
     let master = Server::start();
     let replica = Server::options().replica_of(&master).start();
     let role = |server: &Server| {
@@ -98,7 +99,7 @@ fn durable_needs_the_aof_with_fsync_always_even_during_a_rewrite() {
     assert_eq!(durable(&mut Server::start().connect()), 0);
 }
 
-/// What was acknowledged before the server called fsync for every write may not be on disk yet.
+/// What was acknowledged before `appendfsync always` took effect may not be on disk yet.
 #[test]
 fn durable_is_0_until_earlier_grants_are_on_disk() {
     let mut server = Server::options().appendonly("everysec").start();

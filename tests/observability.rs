@@ -59,7 +59,7 @@ fn info_has_gauges_of_locks_and_waiters() {
 }
 
 #[test]
-fn info_tells_wait_and_hold_times() {
+fn info_shows_wait_and_hold_times() {
     let server = Server::start();
     let mut c = server.connect();
     c.ok("LOCK.ACQUIRE job me 600000");
@@ -165,7 +165,7 @@ fn the_digest_follows_what_is_held_and_nothing_else() {
 }
 
 #[test]
-fn the_log_tells_version_and_configuration_at_load() {
+fn the_log_shows_version_and_configuration_at_load() {
     let server = Server::options().module_arguments("max-ttl 12345").start();
     let log = server.log();
     let lines: Vec<&str> = log.lines().filter(|line| line.contains("<lock>")).collect();
@@ -257,7 +257,7 @@ fn a_refused_config_resetstat_resets_nothing() {
     c.ok("ACL SETUSER other on nopass ~* +ping");
     other.ok("AUTH other any");
     granted(&c.call("LOCK.ACQUIRE job me 60000"));
-    // The module looks at the server about once a second.
+    // The module checks the server about once a second.
     let looked = || std::thread::sleep(Duration::from_millis(2500));
     looked();
     for (caller, command) in [
@@ -283,7 +283,7 @@ fn the_calls_of_the_module_do_not_show_in_monitor_and_slowlog() {
     granted(&c.call("LOCK.ACQUIRE job me 300"));
     waiting.send("LOCK.ACQUIRE job you 60000 BLOCK 0");
     granted(&waiting.receive());
-    // Longer than the module takes to look at the server again.
+    // Longer than the interval between two checks of the server.
     std::thread::sleep(Duration::from_millis(1500));
     c.ok("PING last");
     let mut seen = Vec::new();

@@ -1,4 +1,4 @@
-//! A server that is too old for the module: it is told so in one line of the log, and nothing else
+//! A server that is too old for the module: the log has one line about it, and nothing else
 //! happens.
 //!
 //! There is no such server on a machine of today. What the module sees of one is a table of
@@ -57,7 +57,7 @@ extern "C" fn get_api(name: *const c_char, place: *mut *mut c_void) -> c_int {
 }
 
 #[test]
-fn a_server_that_is_too_old_is_told_so_in_one_line() {
+fn a_server_that_is_too_old_logs_one_line() {
     let path = module_path().into_os_string().into_encoded_bytes();
     let path = CString::new(path).expect("a path");
     // A context begins with the function that gives out all others.

@@ -14,7 +14,7 @@ use redislock_testkit::{
     wait_patiently, wait_until,
 };
 
-use crate::crash::{aof, cut, length};
+use crate::crash::{cut, length};
 
 const PAGE: &str = include_str!("../docs/OPERATIONS.md");
 /// The section whose blocks are for redis.conf and sentinel.conf.
@@ -129,7 +129,7 @@ fn wait_for_the_end_of_the_quarantine(c: &mut Connection) {
     });
 }
 
-/// The quarantine that began after `since` lasts so long, and nobody is granted anything in it.
+/// The quarantine that began after `since` lasts this long, and no lock is granted during it.
 #[track_caller]
 fn assert_quarantined(c: &mut Connection, since: Instant, span: Duration) {
     let left = c.call("LOCK.NODE").number("quarantine").unsigned_abs();
@@ -177,12 +177,12 @@ fn a_forgotten_grant_is_not_given_twice(blocks: &[String]) {
         &c.call(&format!("LOCK.ACQUIRE job me {longer}")),
         "LOCKLIMIT",
     );
-    let written = length(&aof(&server));
+    let written = length(&server.growing_aof());
     let mut client = Client::new(always_to(server.port()));
     let (_, outcome) = client.acquire("job", lease, None);
     assert!(matches!(outcome, Outcome::Ok(_)), "{outcome:?}");
     server.kill();
-    cut(&aof(&server), written);
+    cut(&server.growing_aof(), written);
     server.start_again();
     assert_eq!(server.connect().call("EXISTS job"), Value::Integer(0));
     wait_patiently("it is granted again", || {
@@ -358,14 +358,17 @@ fn a_majority_outlives_a_node_and_forgets_nothing(blocks: &[String]) {
     assert_eq!(told, vec![Value::Integer(proposal); nodes.len()]);
     // One node fewer is still a majority.
     nodes[0].kill();
-    let written: Vec<u64> = nodes[1..].iter().map(|node| length(&aof(node))).collect();
+    let written: Vec<u64> = nodes[1..]
+        .iter()
+        .map(|node| length(&node.growing_aof()))
+        .collect();
     let told = ask(&nodes[1..], &acquire("job", "me"));
     let fence = told.iter().map(granted).max().expect("a majority");
     assert!(fence > proposal);
     // One that took part forgets, and both are back at once: who else asks gets no majority while
     // the first may rely on it.
     nodes[1].kill();
-    cut(&aof(&nodes[1]), written[0]);
+    cut(&nodes[1].growing_aof(), written[0]);
     nodes[0].start_again();
     nodes[1].start_again();
     assert_eq!(nodes[1].connect().call("EXISTS job"), Value::Integer(0));

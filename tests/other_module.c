@@ -66,6 +66,14 @@ static int other_call(Ctx *ctx, String **argv, int argc) {
     return OK;
 }
 
+/* OTHER.FAIL: counts its runs at the key `runs`, and replies as the server does to a call without a user. */
+static int other_fail(Ctx *ctx, String **argv, int argc) {
+    (void)argv, (void)argc;
+    Reply *reply = Call(ctx, "INCR", "!c", "runs");
+    if (reply) FreeCallReply(reply);
+    return ReplyWithError(ctx, "ERR cannot run as user");
+}
+
 static void *call_in_thread(void *arg) {
     struct job *job = arg;
     Ctx *ctx = GetThreadSafeContext(NULL);
@@ -184,6 +192,7 @@ int RedisModule_OnLoad(Ctx *ctx, String **argv, int argc) {
     get("RedisModule_CallReplyPromiseSetUnblockHandler", (void *)&CallReplyPromiseSetUnblockHandler);
     SetModuleAttribs(ctx, "other", 1, API_VERSION);
     if (CreateCommand(ctx, "other.call", other_call, "write", 0, 0, 0) != OK) return ERR;
+    if (CreateCommand(ctx, "other.fail", other_fail, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.thread", other_thread, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.wait", other_wait, "write", 0, 0, 0) != OK) return ERR;
     if (CreateCommand(ctx, "other.on", other_on, "write", 0, 0, 0) != OK) return ERR;

@@ -1,6 +1,6 @@
 //! A cluster's master that is cut off from all other nodes while clients still reach it: one of its
-//! replicas is elected. No two owners rely on one lock, fences grow, and those who wait on the
-//! wrong side are told.
+//! replicas is elected. No two owners rely on one lock, fences grow, and waiters on the wrong side
+//! are unblocked.
 //!
 //! Every node's bus is reached through a proxy. The first master speaks from an address of its own,
 //! so that the proxies of the others can tell it apart.
@@ -17,23 +17,13 @@ use redislock_testkit::{
     wait_until,
 };
 
-const QUARANTINE: Duration = Duration::from_millis(1500);
+use crate::sentinel::{QUARANTINE, protected, without_quarantine};
+
 /// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 /// Two replicas for the first master: the one that is elected needs the other.
 const NODES: usize = 2 * MASTERS + 1;
 const FIRST: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
-
-/// What is recommended for a cluster, with shorter times.
-fn protected() -> Options {
-    without_quarantine().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
-}
-
-fn without_quarantine() -> Options {
-    Server::options()
-        .config("min-replicas-to-write 1")
-        .config("min-replicas-max-lag 1")
-}
 
 /// A cluster whose first master can be cut off.
 struct Partitioned {
@@ -103,9 +93,9 @@ impl Partitioned {
     }
 }
 
-/// One owner at the cut-off master, which extends for as long as it is let, and one who waits
-/// there, while the next owner is granted the lock by the elected replica. What the owners were
-/// told, and who still waits.
+/// One owner holds the lock at the cut-off master and extends it for as long as that is allowed,
+/// one waits there, and the elected replica grants the lock to the next owner. Returns the history
+/// of the owners, and the waiter.
 fn hold_on_both_sides(nodes: &Partitioned, ttl: Duration) -> (History, Connection) {
     let mut old = Client::new(always_to(nodes.first().port()));
     let (owner, outcome) = old.acquire("job", ttl, None);

@@ -7,6 +7,8 @@ use redislock_testkit::{
     Connection, Options, Server, Value, granted, info_field, info_number, wait_until,
 };
 
+use crate::crash::{cut, length};
+
 /// Rewrites the AOF and waits for the end of it.
 pub fn rewrite_aof(c: &mut Connection) {
     c.ok("BGREWRITEAOF");
@@ -243,18 +245,8 @@ fn an_aof_whose_tail_was_cut_loads_up_to_the_cut() {
     granted(&c.call("LOCK.ACQUIRE first me 600000"));
     granted(&c.call("LOCK.ACQUIRE second me 600000"));
     server.kill();
-    let folder = server.folder().join("appendonlydir");
-    let increment = std::fs::read_dir(folder)
-        .expect("the AOF's folder")
-        .map(|entry| entry.expect("a file").path())
-        .find(|path| path.to_string_lossy().ends_with(".incr.aof"))
-        .expect("an incremental AOF file");
-    let file = std::fs::OpenOptions::new()
-        .write(true)
-        .open(&increment)
-        .expect("the AOF");
-    let length = file.metadata().expect("its length").len();
-    file.set_len(length - 3).expect("the tail is cut");
+    let aof = server.growing_aof();
+    cut(&aof, length(&aof) - 3);
     server.start_again();
     let mut c = server.connect();
     assert_ne!(c.call("LOCK.INFO first me"), Value::Null);
@@ -337,7 +329,7 @@ fn the_aof_has_effects_and_no_requests_but_releases_that_free_a_key() {
     ];
     c.pipeline(&lines);
     wait_until_gone(&mut c, "short");
-    let aof = std::fs::read(crate::crash::aof(&server)).expect("the AOF");
+    let aof = std::fs::read(server.growing_aof()).expect("the AOF");
     let aof = String::from_utf8_lossy(&aof).to_uppercase();
     assert!(aof.contains("LOCK._APPLY"), "{aof}");
     for line in lines {

@@ -1,4 +1,4 @@
-//! lock.quarantine: a node that may have forgotten grants gives none until they have ended.
+//! lock.quarantine: a node that may have lost grants pauses granting until they have ended.
 
 use std::time::{Duration, Instant};
 
@@ -7,6 +7,16 @@ use redislock_testkit::{
 };
 
 use crate::waiting::waiter;
+
+/// A request of each kind that a quarantine refuses.
+pub const REFUSED: [&str; 6] = [
+    "LOCK.ACQUIRE job me 1000",
+    "LOCK.ACQUIRE job me 1000 BLOCK 0",
+    "LOCK.EXTEND job me 1000",
+    "LOCK.MACQUIRE 2 a b me 1000",
+    "LOCK.MEXTEND 2 a b me 1000",
+    "LOCK.GUARD job me SET a b",
+];
 
 fn left(c: &mut Connection) -> i64 {
     c.call("LOCK.NODE").number("quarantine")
@@ -34,14 +44,7 @@ fn after_a_start_nothing_is_granted_until_the_quarantine_is_over() {
     let mut c = server.connect();
     let now = left(&mut c);
     assert!(now > 0 && now <= 60_000 + 600 + 10, "{now}");
-    for line in [
-        "LOCK.ACQUIRE job me 1000",
-        "LOCK.ACQUIRE job me 1000 BLOCK 0",
-        "LOCK.EXTEND job me 1000",
-        "LOCK.MACQUIRE 2 a b me 1000",
-        "LOCK.MEXTEND 2 a b me 1000",
-        "LOCK.GUARD job me SET a b",
-    ] {
+    for line in REFUSED {
         let wait = retry_in(&c.call(line));
         assert!(wait > 0 && wait <= now, "{line}: {wait}");
     }

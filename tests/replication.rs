@@ -427,7 +427,7 @@ fn an_undelivered_grant_is_not_taken_back_after_two_changes_of_roles() {
     granted(&b.call("LOCK.EXTEND job owner 600000"));
     wait_for_sync(&mut b, &mut a);
     a.ok("REPLICAOF NO ONE");
-    // Longer than the cron takes to come by, which is when it would be taken back.
+    // Longer than the interval of the cron, which would revoke it.
     std::thread::sleep(Duration::from_millis(500));
     assert_eq!(a.call("LOCK.ACQUIRE job stranger 1000"), Value::Null);
     granted(&a.call("LOCK.EXTEND job owner 600000"));

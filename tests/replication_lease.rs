@@ -1,5 +1,5 @@
 //! The replication lease: a master grants only while replicas confirm that it is their only master,
-//! so that two masters never do at the same time, whatever becomes of clocks and links.
+//! so that two masters never do at the same time, whatever happens to clocks and links.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -76,7 +76,7 @@ impl Holder {
         holds
     }
 
-    /// Goes on until `done`.
+    /// Continues until `done`.
     fn hold_until(mut self, done: &AtomicBool) -> History {
         while !done.load(Ordering::Relaxed) {
             self.hold();
@@ -289,14 +289,7 @@ fn without_enough_replicas_locks_can_only_be_released() {
     wait_until("the server has a replica", || {
         !c.call("LOCK.RELEASE job me").is_error()
     });
-    for line in [
-        "LOCK.ACQUIRE job me 1000",
-        "LOCK.ACQUIRE job me 1000 BLOCK 0",
-        "LOCK.EXTEND job me 1000",
-        "LOCK.MACQUIRE 2 a b me 1000",
-        "LOCK.MEXTEND 2 a b me 1000",
-        "LOCK.GUARD job me SET a b",
-    ] {
+    for line in crate::quarantine::REFUSED {
         let reply = c.call(line);
         refused(&reply, "QUARANTINE");
         let (text, rest) = reply.error().split_once(", retry in ").expect("a hint");
@@ -317,7 +310,7 @@ fn without_enough_replicas_locks_can_only_be_released() {
 }
 
 #[test]
-fn node_and_info_tell_how_many_replicas_count_and_since_when() {
+fn node_and_info_show_how_many_replicas_count_and_since_when() {
     let alone = Server::start();
     let mut c = alone.connect();
     assert_eq!(c.call("LOCK.NODE").number("replicas-needed"), 0);
@@ -347,7 +340,7 @@ fn warns(server: &Server, text: &str) -> bool {
 }
 
 #[test]
-fn more_replicas_than_a_majority_allows_are_told() {
+fn more_replicas_than_a_majority_allows_are_reported() {
     let master = protected().start();
     let replica = protected().replica_of(&master);
     let replicas: Vec<Server> = (0..2).map(|_| replica.clone().start()).collect();

@@ -1,6 +1,6 @@
 //! A cluster of three masters and three replicas: slots move and masters fail while locks are held
-//! and waited for. No lock is lost by a migration, none is granted twice, and those who wait are
-//! told to come again.
+//! and waited for. No lock is lost by a migration, none is granted twice, and the waiters are
+//! unblocked to send their requests again.
 
 use std::time::Duration;
 

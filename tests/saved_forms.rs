@@ -152,7 +152,7 @@ fn with_file(file: &Path, config: &str) -> Server {
     server
 }
 
-/// The owners are whom they were, and nobody else is.
+/// The locks have the same owners as before, and no others.
 #[track_caller]
 fn assert_owned(c: &mut Connection) {
     let over = [b"LOCK.EXTEND", &b"exclusive"[..], TOKEN, b"604800000"];

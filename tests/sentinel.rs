@@ -1,8 +1,8 @@
-//! A master, two replicas and three sentinels: a client of Sentinel is told of the quarantine,
-//! then granted; no two owners rely on one lock, and fences grow.
+//! A master, two replicas and three Sentinels: a client of Sentinel sees the quarantine and then
+//! grants; no two owners rely on one lock, and fences grow.
 //!
-//! The master is reached through a proxy, by sentinels, replicas and those who follow Sentinel.
-//! Stalling the proxy leaves the old master to those who talk to it directly: a partition.
+//! Sentinels, replicas and clients of Sentinel reach the master through a proxy. When the proxy
+//! stalls, only clients with a direct connection still reach the old master: a partition.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,16 +16,16 @@ use redislock_testkit::{
     wait_patiently, wait_until,
 };
 
-const QUARANTINE: Duration = Duration::from_millis(1500);
+pub const QUARANTINE: Duration = Duration::from_millis(1500);
 /// No longer than any election.
 const LONG: Duration = Duration::from_secs(300);
 
 /// The settings that make a failover safe.
-fn protected() -> Options {
+pub fn protected() -> Options {
     without_quarantine().config(&format!("lock.quarantine {}", QUARANTINE.as_millis()))
 }
 
-fn without_quarantine() -> Options {
+pub fn without_quarantine() -> Options {
     Server::options()
         .config("min-replicas-to-write 1")
         .config("min-replicas-max-lag 1")

@@ -112,7 +112,7 @@ fn a_master_that_cannot_read_its_settings_refuses_by_name() {
 }
 
 #[test]
-fn options_say_what_config_cannot() {
+fn options_replace_what_config_cannot_tell() {
     let given = |options: Options| {
         options
             .config("lock.quarantine 500")

@@ -301,7 +301,7 @@ fn the_limit_must_be_what_the_holders_named() {
 }
 
 #[test]
-fn the_limit_is_looked_at_again_at_the_grant() {
+fn the_limit_is_checked_again_at_the_grant() {
     let server = Server::start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE room writer 600000"));

@@ -12,7 +12,7 @@ use redislock_testkit::{
 
 /// Keys that are waited for; each has as many waiters as there are connections for it.
 const KEYS: usize = 500;
-/// The most CPU time that a slice of what nobody asked for may take, µs.
+/// The most CPU time that a slice of background work may take, µs.
 const SLICE: i64 = 1_000;
 /// The rounds of a cycle, one for each thing that happens; all connections close at its end.
 const ROUNDS: usize = EVENTS.len();
@@ -26,7 +26,7 @@ fn setting(name: &str, usual: u64) -> u64 {
     value.map_or(usual, |value| value.parse().expect("a number"))
 }
 
-/// Those who wait: connections that stay open, and some that do not.
+/// Waiters: connections that stay open, and some that close.
 struct Crew {
     connections: Vec<Option<Connection>>,
     random: Random,
@@ -67,7 +67,7 @@ impl Crew {
         }
     }
 
-    /// The others are answered, and those who left come back.
+    /// The others get their replies, and those that closed connect again.
     fn finish(&mut self, server: &Server) -> usize {
         let mut grants = 0;
         for connection in &mut self.connections {
@@ -84,7 +84,7 @@ impl Crew {
     }
 }
 
-/// Load that nobody waits for: pairs, re-entries, extensions, several keys.
+/// Load without waiting: pairs, re-entries, extensions, several keys.
 fn load(server: &Server, stop: &AtomicBool, name: usize) -> u64 {
     let (mut c, mut pairs) = (server.connect(), 0);
     while !stop.load(Ordering::Relaxed) {
@@ -118,7 +118,7 @@ fn disturb(server: &Server, c: &mut Connection, round: usize) {
     }
 }
 
-/// What is left when nobody holds, waits or is connected.
+/// What is left when no client holds, waits or is connected.
 struct Sample {
     used: i64,
     resident: i64,

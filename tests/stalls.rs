@@ -77,14 +77,14 @@ fn a_connection_with_very_many_ephemeral_holds_closes_in_slices() {
     assert_eq!(info_number(&mut c, "lock", "lock_expiries"), LOCKS as i64);
 }
 
-/// The holds of a closed connection end for everybody at once, whenever they are taken off.
+/// The holds of a closed connection end at once for every reader, although they are removed later.
 #[test]
 fn every_hold_of_a_closed_connection_has_ended_for_every_reader() {
     let server = Server::start();
     let mut holder = server.connect();
     acquire(&mut holder, "EPHEMERAL");
     let (mut c, mut waiter) = (server.connect(), server.connect());
-    // Those that were made last are taken off last.
+    // Those that were acquired last are removed last.
     let last = LOCKS - 1;
     let (one, two) = (format!("lock-{last}"), format!("lock-{}", last - 1));
     waiter.send(&format!("LOCK.MACQUIRE 2 {one} lock-0 you 600000 BLOCK 0"));
@@ -227,7 +227,7 @@ fn a_wait_among_very_many_others_costs_what_it_costs_alone() {
     assert!(among <= alone * 10, "{among:?}, alone {alone:?}");
 }
 
-/// The most CPU time that the main thread has spent at once on what nobody asked for.
+/// The most CPU time that the main thread has spent at once on background work.
 fn longest_slice(c: &mut Connection) -> Duration {
     let slice = info_number(c, "lock", "lock_longest_expiry_slice_cpu_us");
     Duration::from_micros(slice.unsigned_abs())
@@ -301,9 +301,9 @@ fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices(
     assert!(slice <= ALLOWED, "{slice:?}");
 }
 
-/// In a cluster the lock may live on elsewhere, so everyone who waits for it is told to come again.
+/// In a cluster the lock may have moved, so all its waiters are unblocked.
 #[test]
-fn very_many_waiters_whose_lock_goes_away_in_a_cluster_are_told_in_slices() {
+fn very_many_waiters_whose_lock_is_removed_in_a_cluster_are_unblocked_in_slices() {
     let server = Server::options().config("cluster-enabled yes").start();
     let mut c = server.connect();
     c.ok("CLUSTER ADDSLOTSRANGE 0 16383");
@@ -326,7 +326,7 @@ fn very_many_waiters_whose_lock_goes_away_in_a_cluster_are_told_in_slices() {
     }
 }
 
-/// So many requests of one owner, each for a thousand keys, that wait for `pin`.
+/// This many requests of one owner, each for a thousand keys, that wait for `pin`.
 fn waiters_for_very_many_keys(server: &Server, c: &mut Connection) -> Vec<Connection> {
     granted(&c.call("LOCK.ACQUIRE pin other 600000"));
     let keys = thousand("wanted");

@@ -154,10 +154,7 @@ const CLIENT: Allowed = &[
         &["client", "command", "quorum", "reply", "round"],
     ),
     ("client", &["command", "fleet", "keeper"]),
-    (
-        "fleet",
-        &["keeper", "link", "node", "quorum", "reply", "round"],
-    ),
+    ("fleet", &["keeper", "link", "node", "quorum", "round"]),
     ("round", &["command", "node", "reply"]),
     ("node", &["command", "link", "quorum", "reply"]),
     ("link", &["command", "reply", "simulation"]),

@@ -1,5 +1,5 @@
-//! A host that was suspended: leases, waits and quarantines run on meanwhile, as the clocks of
-//! holders elsewhere do.
+//! A host that was suspended: leases, waits and quarantines continue during that time, like
+//! the clocks of holders on other hosts.
 
 use redislock_testkit::lock::{sole_holder, wait_for_waiters};
 use redislock_testkit::{Server, SteppedServer, Value, free_port, granted, wait_until};
@@ -56,7 +56,7 @@ fn a_quarantine_passes_during_the_suspension() {
     granted(&c.call("LOCK.ACQUIRE job me 1000"));
 }
 
-/// It may have been replaced meanwhile.
+/// It may have been replaced in the meantime.
 #[test]
 fn a_suspension_is_a_standstill() {
     let stepped = SteppedServer::start(

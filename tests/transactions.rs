@@ -156,7 +156,7 @@ fn watch_sees_the_end_of_a_lease() {
 }
 
 #[test]
-fn watch_does_not_mind_requests_that_change_nothing() {
+fn watch_ignores_requests_that_change_nothing() {
     let server = Server::start();
     let mut c = server.connect();
     let mut other = server.connect();
@@ -192,7 +192,7 @@ fn a_syntax_error_in_a_transaction_fails_alone() {
 }
 
 #[test]
-fn while_a_script_keeps_the_server_busy_everybody_else_is_told() {
+fn while_a_script_runs_all_other_requests_get_busy() {
     let server = Server::options().config("busy-reply-threshold 1").start();
     let mut c = server.connect();
     granted(&c.call("LOCK.ACQUIRE job me 600000"));

@@ -277,7 +277,7 @@ fn max_waiters_limits_the_waiting_requests_of_the_node() {
 }
 
 #[test]
-fn info_tells_how_many_wait_and_for_how_long() {
+fn info_shows_how_many_wait_and_for_how_long() {
     let (server, mut c) = held();
     let _first = waiter(&server, "one", "BLOCK 0");
     std::thread::sleep(Duration::from_millis(50));
@@ -353,7 +353,7 @@ fn many_connections_take_turns_and_none_is_forgotten() {
 }
 
 #[test]
-fn a_wait_that_ends_in_vain_is_null_in_both_protocols() {
+fn a_wait_that_times_out_is_null_in_both_protocols() {
     let (server, _c) = held();
     for (mut waiter, null) in [
         (server.connect(), "$-1\r\n"),
@@ -377,7 +377,7 @@ fn what_a_waiter_sends_behind_its_request_is_answered_behind_it() {
 }
 
 #[test]
-fn a_waiter_that_would_reenter_past_the_cap_of_the_hold_is_told() {
+fn a_waiter_that_would_reenter_past_the_cap_of_the_hold_is_refused() {
     let (server, mut c) = held();
     let mut first = waiter(&server, "you", "BLOCK 0 MAXHOLD 600000");
     let mut second = server.connect();

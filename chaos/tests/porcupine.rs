@@ -192,7 +192,7 @@ fn both_accept_what_the_simulation_shows() {
 }
 
 #[test]
-fn both_say_the_same_of_every_seed_with_a_planted_flaw() {
+fn both_agree_about_every_seed_with_a_planted_flaw() {
     for flaw in ["half-is-enough", "no-write-back"] {
         let mut rejected = 0;
         for plan in plans(Some(flaw), Some(3)).take(8) {

@@ -5,7 +5,7 @@ use std::cell::Cell;
 
 use redislock_core::Table;
 use redislock_core::table::{Found, Keyspace, Output, Verdict, Wanted};
-use redislock_core::time::{LeaseTime, Wait};
+use redislock_core::time::{LeaseTime, Micros, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::{MAX_HOLDERS, Malformed, load, put_number};
 
@@ -17,11 +17,18 @@ struct Counting;
 thread_local! {
     static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
     static LARGEST: Cell<usize> = const { Cell::new(0) };
+    static IN_USE: Cell<isize> = const { Cell::new(0) };
 }
 
 fn count(size: usize) {
     ALLOCATIONS.set(ALLOCATIONS.get() + 1);
     LARGEST.set(LARGEST.get().max(size));
+    IN_USE.set(IN_USE.get() + size as isize);
+}
+
+fn count_freed(size: usize) {
+    // A thread may free memory while it ends.
+    let _ = IN_USE.try_with(|in_use| in_use.set(in_use.get() - size as isize));
 }
 
 // SAFETY: every call is passed on to the system's allocator as it came.
@@ -33,12 +40,14 @@ unsafe impl GlobalAlloc for Counting {
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        count_freed(layout.size());
         // SAFETY: as above.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         count(size);
+        count_freed(layout.size());
         // SAFETY: as above.
         unsafe { System.realloc(pointer, layout, size) }
     }
@@ -92,6 +101,65 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
     let before = ALLOCATIONS.get();
     round();
     ALLOCATIONS.get() - before
+}
+
+/// How many bytes more are in use when something has come and gone.
+fn kept_after(work: impl FnOnce(&mut Node)) -> isize {
+    let mut node = Node::new(ROOMY);
+    node.hold("owner", "k");
+    node.let_go("owner", "k");
+    node.take();
+    let before = IN_USE.get();
+    work(&mut node);
+    node.take();
+    IN_USE.get() - before
+}
+
+/// Very many of what a node has at a time.
+const MANY: usize = 9000;
+
+#[test]
+fn nothing_is_kept_of_very_many_waiters_for_one_key() {
+    let kept = kept_after(|node| {
+        node.hold("holder", "k");
+        for n in 0..MANY {
+            node.wait(&format!("waiter-{n}"), "k");
+        }
+        node.table.unblock_all();
+        while node.table.time_out(128, node.now) {
+            node.apply();
+        }
+        node.let_go("holder", "k");
+    });
+    assert!(kept < 200_000, "{kept} bytes");
+}
+
+#[test]
+fn nothing_is_kept_of_very_many_connections_with_ephemeral_holds() {
+    let connect = |node: &mut Node| {
+        for n in 0..MANY {
+            let ephemeral = redislock_core::lock::Terms {
+                ephemeral: true,
+                connection: Some(n as u64),
+                ..terms(&token(&format!("owner-{n}")), SECOND)
+            };
+            let name = Key::new(0, format!("key-{n}").as_bytes());
+            node.acquire(&[name], &ephemeral, Wait::No);
+        }
+        node.take();
+    };
+    let closed = kept_after(|node| {
+        connect(node);
+        (0..MANY as u64).for_each(|connection| node.hang_up(connection, Micros::ZERO));
+        node.tick();
+    });
+    assert!(closed < 200_000, "{closed} bytes");
+    let ended = kept_after(|node| {
+        connect(node);
+        node.advance(2 * SECOND);
+        node.tick();
+    });
+    assert!(ended < 200_000, "{ended} bytes");
 }
 
 #[test]

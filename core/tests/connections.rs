@@ -4,7 +4,7 @@ use redislock_core::lock::Terms;
 use redislock_core::table::Extended;
 use redislock_core::time::{Micros, Wait};
 
-use crate::node::{Node, ROOMY, SECOND, key, terms, token};
+use crate::node::{Node, ROOMY, SECOND, ephemeral, key, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -76,12 +76,8 @@ fn taking_a_grant_back_leaves_other_holds_of_the_owner_alone() {
 #[test]
 fn an_ephemeral_hold_ends_with_the_connection_that_used_it_last() {
     let mut node = node();
-    let ephemeral = |connection| Terms {
-        ephemeral: true,
-        connection,
-        ..terms(&token("a"), 10 * SECOND)
-    };
-    node.acquire(&[key("k")], &ephemeral(Some(1)), Wait::No);
+    let first = ephemeral(&token("a"), 10 * SECOND, 1);
+    node.acquire(&[key("k")], &first, Wait::No);
     node.extend(&key("k"), &token("a"), SECOND, None, Some(2));
     node.hang_up(1, Micros(0));
     assert!(node.holds("a", "k") && node.table.is_bound(2) && !node.table.is_bound(1));
@@ -111,12 +107,8 @@ fn an_ephemeral_hold_ends_with_the_connection_that_used_it_last() {
 #[test]
 fn an_ephemeral_hold_is_an_ordinary_lease_after_a_reload() {
     let mut node = node();
-    let ephemeral = Terms {
-        ephemeral: true,
-        connection: Some(1),
-        ..terms(&token("a"), 10 * SECOND)
-    };
-    node.acquire(&[key("k")], &ephemeral, Wait::No);
+    let terms = ephemeral(&token("a"), 10 * SECOND, 1);
+    node.acquire(&[key("k")], &terms, Wait::No);
     node.reload(3 * SECOND);
     node.hang_up(1, Micros(0));
     assert!(node.holds("a", "k"));
@@ -130,13 +122,9 @@ fn an_ephemeral_hold_is_an_ordinary_lease_after_a_reload() {
 #[test]
 fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
     let mut node = node();
-    let ephemeral = |owner: &str| Terms {
-        ephemeral: true,
-        connection: Some(1),
-        ..terms(&token(owner), 10 * SECOND)
-    };
-    node.acquire(&[key("b")], &ephemeral("y"), Wait::No);
-    node.acquire(&[key("a")], &ephemeral("x"), Wait::No);
+    let of = |owner: &str| ephemeral(&token(owner), 10 * SECOND, 1);
+    node.acquire(&[key("b")], &of("y"), Wait::No);
+    node.acquire(&[key("a")], &of("x"), Wait::No);
     node.wait("x", "ab");
     node.hang_up(1, Micros(0));
     let count = node

@@ -1,5 +1,6 @@
 //! What the search for a deadlock costs, counted in what it looks at.
 
+use redislock_core::lock::Terms;
 use redislock_core::table::{Denial, Verdict};
 use redislock_core::time::Wait;
 use redislock_core::token::Key;
@@ -137,11 +138,7 @@ fn many_may_go_past_many(owners: usize, alike: bool) -> (Verdict, u64) {
     take(&mut node, "newcomer", key("own"));
     take(&mut node, "holder", key("busy"));
     for n in 0..owners {
-        let terms = redislock_core::lock::Terms {
-            mode: SHARED,
-            ..terms(&token(&format!("sharer-{n}")), 10 * SECOND)
-        };
-        node.acquire(&[key("to be shared")], &terms, Wait::No);
+        share(&mut node, &format!("sharer-{n}"), &[key("to be shared")]);
     }
     for n in 0..owners {
         let mut all = vec![key("busy"), key("shared"), key("own")];
@@ -156,20 +153,134 @@ fn many_may_go_past_many(owners: usize, alike: bool) -> (Verdict, u64) {
     let verdict = ask(&mut node, "newcomer", &[key("shared")]);
     (verdict, node.table.order_steps() - before)
 }
+
+fn share(node: &mut Node, owner: &str, keys: &[Key]) {
+    let terms = redislock_core::lock::Terms {
+        mode: SHARED,
+        ..terms(&token(owner), 10 * SECOND)
+    };
+    node.acquire(keys, &terms, Wait::No);
+}
+
 #[test]
-fn of_many_that_wait_for_the_same_keys_only_one_is_compared_with_those_behind() {
-    let (verdict, steps) = many_may_go_past_many(1000, true);
-    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
-    assert!(steps < 10_000, "{steps} steps");
+fn owners_that_hold_the_same_are_compared_with_those_ahead_together() {
+    for alike in [true, false] {
+        let (verdict, steps) = many_may_go_past_many(1000, alike);
+        assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
+        assert!(steps < 10_000, "{steps} steps");
+    }
+}
+
+/// So many owners hold a lock each, and wait for `same` keys behind as many others that want these,
+/// the locks and what `newcomer` holds: each of the first may go past each of the others, in each
+/// queue. The first of them has a lock that it is asked for.
+fn many_that_differ_may_go_past_many(owners: usize, same: usize) -> Node {
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "newcomer", key("own"));
+    take(&mut node, "holder", numbered(0));
+    let same: Vec<_> = (0..same).map(numbered).collect();
+    let elsewhere = |n| key(&format!("elsewhere-{n}"));
+    let wanted = |n| key(&format!("wanted-{n}"));
+    for n in 0..owners {
+        take(&mut node, &format!("owner-{n}"), elsewhere(n));
+    }
+    for n in 0..owners {
+        let mut all = same.clone();
+        all.extend((0..owners).map(wanted));
+        all.extend([key("own"), key(&format!("other-{n}"))]);
+        wait(&mut node, &format!("ahead-{n}"), &all);
+    }
+    for n in 0..owners {
+        wait(&mut node, &format!("owner-{n}"), &same);
+    }
+    for n in 0..owners {
+        node.rename(&elsewhere(n), &wanted(n));
+    }
+    node
 }
 
 #[test]
 fn a_search_in_which_very_many_may_go_past_very_many_is_given_up_and_the_wait_refused() {
-    let (verdict, _) = many_may_go_past_many(100, false);
-    assert!(matches!(verdict, Verdict::Waits(_)), "{verdict:?}");
-    let (verdict, steps) = many_may_go_past_many(1000, false);
-    assert_eq!(verdict, DEADLOCK);
-    assert!(steps < 150_000, "{steps} steps");
+    for (owners, is_refused) in [(100, false), (400, true)] {
+        let mut node = many_that_differ_may_go_past_many(owners, 1);
+        let before = node.table.order_steps();
+        let verdict = ask(&mut node, "newcomer", &[key("wanted-0")]);
+        assert_eq!(verdict == DEADLOCK, is_refused, "{verdict:?}");
+        let steps = node.table.order_steps() - before;
+        assert!(steps < 150_000, "{steps} steps");
+    }
+}
+
+/// They meet in each of very many queues. What is known of two of them is not asked again there
+/// without a limit.
+#[test]
+fn requests_that_meet_in_very_many_queues_are_searched_with_a_limit() {
+    let mut node = many_that_differ_may_go_past_many(100, 600);
+    let spent = steps(&mut node, Node::serve);
+    assert!(spent < 4_000_000, "{spent} steps");
+    let spent = steps(&mut node, |node| {
+        wait(node, "newcomer", &[key("wanted-0")]);
+    });
+    assert!(spent < 600_000, "{spent} steps");
+}
+
+/// As above, but the owners share one lock.
+#[test]
+fn sharers_that_meet_others_in_very_many_queues_are_looked_at_once_in_each() {
+    const MANY: usize = 100;
+    let mut node = Node::new(ROOMY);
+    take(&mut node, "newcomer", key("own"));
+    take(&mut node, "holder", numbered(0));
+    let same: Vec<_> = (0..MANY).map(numbered).collect();
+    for n in 0..MANY {
+        share(&mut node, &format!("sharer-{n}"), &[key("elsewhere")]);
+    }
+    for n in 0..MANY {
+        let mut all = same.clone();
+        all.extend([key("shared"), key("own"), key(&format!("other-{n}"))]);
+        wait(&mut node, &format!("ahead-{n}"), &all);
+    }
+    for n in 0..MANY {
+        wait(&mut node, &format!("sharer-{n}"), &same);
+    }
+    node.rename(&key("elsewhere"), &key("shared"));
+    node.serve();
+    let spent = steps(&mut node, |node| {
+        wait(node, "newcomer", &[key("shared")]);
+    });
+    let places = (2 * MANY * MANY) as u64;
+    assert!(spent < 5 * places, "{spent} steps");
+}
+
+/// Each of very many owners shares each of very many locks: they are found at the first of them.
+#[test]
+fn owners_that_share_very_many_locks_are_not_looked_at_for_each_of_them() {
+    const MANY: usize = 200;
+    for mode in [SHARED, semaphore(MANY as u32)] {
+        let mut node = Node::new(ROOMY);
+        let locks: Vec<_> = (0..MANY).map(numbered).collect();
+        for n in 0..MANY {
+            let terms = redislock_core::lock::Terms {
+                mode,
+                ..terms(&token(&format!("sharer-{n}")), 10 * SECOND)
+            };
+            node.acquire(&locks, &terms, Wait::No);
+        }
+        take(&mut node, "holder", key("busy"));
+        take(&mut node, "newcomer", key("own"));
+        wait(&mut node, "writer", &locks);
+        for n in 1..MANY {
+            wait(&mut node, &format!("sharer-{n}"), &[key("busy")]);
+        }
+        wait(&mut node, "holder", &[key("own")]);
+        let seen = node.table.holders_seen();
+        let spent = steps(&mut node, |node| {
+            assert_eq!(ask(node, "newcomer", &[numbered(5)]), DEADLOCK);
+        });
+        assert!(spent < 20 * MANY as u64, "{spent} steps");
+        let seen = node.table.holders_seen() - seen;
+        assert!(seen < 20 * MANY as u64, "{seen} holders");
+    }
 }
 
 /// The only holder of a semaphore of one waits for `newcomer`, and so do very many requests, as
@@ -245,4 +356,33 @@ fn nothing_is_remembered_of_owners_that_hold_nothing() {
     node.serve_all();
     assert_eq!(node.table.waiters(), 0, "all writers were granted");
     assert_eq!(node.table.holding_owners(), 0);
+}
+
+/// The holder of a lock that nobody waits for is in no index. It is found whatever stands before
+/// its key in the request.
+#[test]
+fn a_deadlock_is_found_in_every_order_of_the_keys() {
+    const ORDERS: [[&str; 3]; 6] = [
+        ["p", "q", "k"],
+        ["p", "k", "q"],
+        ["q", "p", "k"],
+        ["q", "k", "p"],
+        ["k", "p", "q"],
+        ["k", "q", "p"],
+    ];
+    for order in ORDERS {
+        let mut node = Node::new(ROOMY);
+        let shared = Terms {
+            mode: SHARED,
+            ..terms(&token("w"), 10 * SECOND)
+        };
+        let verdict = node.acquire(&[key("p")], &shared, Wait::No);
+        assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
+        for (owner, at) in [("z", "y"), ("v", "q"), ("a", "x"), ("b", "k")] {
+            take(&mut node, owner, key(at));
+        }
+        wait(&mut node, "w", &[key("y")]);
+        wait(&mut node, "b", &[key("x")]);
+        assert_eq!(ask(&mut node, "a", &order.map(key)), DEADLOCK, "{order:?}");
+    }
 }

@@ -56,6 +56,22 @@ fn a_token_that_looks_like_a_uuid_comes_back_byte_by_byte() {
 }
 
 #[test]
+fn a_token_that_differs_from_a_uuid_in_any_byte_comes_back_byte_by_byte() {
+    for at in 0..UUID.len() {
+        for byte in 0..=u8::MAX {
+            let mut secret = UUID.as_bytes().to_vec();
+            secret[at] = byte;
+            let token = Token::new(&secret).expect("a token");
+            let mut lock = Lock::Free;
+            lock.grant(Hold::restored(token, 9, NOW, NOW, 1), Mode::Exclusive);
+            let loaded = load(&saved(&lock), NOW).expect("what was saved");
+            let tokens: Vec<_> = loaded.holds().map(|hold| hold.token.secret()).collect();
+            assert_eq!(tokens, [&secret]);
+        }
+    }
+}
+
+#[test]
 fn the_form_of_the_version_before_is_still_read() {
     for token in [UUID, "t"] {
         let mut before = vec![1];

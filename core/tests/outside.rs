@@ -1,12 +1,13 @@
 //! What others do: keys that go, move and are written over, flushes, quarantine.
 
-use redislock_core::lock::{Mode, Terms};
+use redislock_core::lock::Mode;
 use redislock_core::quarantine::Reason;
+use redislock_core::queue::WaiterId;
 use redislock_core::table::{Answer, Denial, Extended, Verdict};
 use redislock_core::time::{Micros, Millis, MonoTime, Wait, WallTime};
 use redislock_core::token::Key;
 
-use crate::node::{Node, ROOMY, SECOND, Value, key, terms, token};
+use crate::node::{Node, ROOMY, SECOND, Value, ephemeral, key, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -134,12 +135,8 @@ fn a_flushed_value_that_is_freed_late_leaves_the_lock_in_its_place_alone() {
 #[test]
 fn a_value_that_lost_its_key_and_is_freed_late_is_left_alone() {
     let mut node = node();
-    let ephemeral = Terms {
-        ephemeral: true,
-        connection: Some(1),
-        ..terms(&token("a"), 10 * SECOND)
-    };
-    node.acquire(&[key("k")], &ephemeral, Wait::No);
+    let terms = ephemeral(&token("a"), 10 * SECOND, 1);
+    node.acquire(&[key("k")], &terms, Wait::No);
     node.remove_lazily(&key("k"));
     node.take();
     node.hang_up(1, SECOND);
@@ -217,4 +214,60 @@ fn a_waiter_that_leaves_in_the_middle_of_a_swap_does_not_take_the_other_queue_al
     node.take();
     assert_eq!(node.release(&in_second, &token("a"), true), 1);
     assert_eq!(node.granted(), [stays]);
+}
+
+/// What an owner is asked for, or holds: a key of one of two databases.
+fn at(db: u32, name: &str) -> Key {
+    Key::new(db, name.as_bytes())
+}
+
+fn acquire(node: &mut Node, owner: &str, keys: &[Key], wait: Wait) -> Verdict {
+    node.acquire(keys, &terms(&token(owner), 10 * SECOND), wait)
+}
+
+#[track_caller]
+fn waits(node: &mut Node, owner: &str, keys: &[Key]) -> WaiterId {
+    match acquire(node, owner, keys, Wait::Forever) {
+        Verdict::Waits(id) => id,
+        other => panic!("{owner} should wait: {other:?}"),
+    }
+}
+
+/// `o` holds a and b, for which others wait, who are ahead of it in the queue of c.
+fn owner_that_may_overtake(db: u32) -> Node {
+    let mut node = node();
+    acquire(&mut node, "o", &[at(db, "a"), at(db, "b")], Wait::No);
+    acquire(&mut node, "z", &[at(0, "x"), at(1, "x")], Wait::No);
+    waits(&mut node, "w", &[at(0, "a"), at(0, "x")]);
+    waits(&mut node, "w", &[at(0, "b"), at(0, "c"), at(0, "x")]);
+    node
+}
+
+/// While databases are swapped, not every lock is known that is waited for now.
+#[test]
+fn nobody_is_refused_because_a_swap_of_databases_is_seen_in_parts() {
+    let mut node = owner_that_may_overtake(1);
+    acquire(&mut node, "z", &[at(0, "c")], Wait::No);
+    let o = waits(&mut node, "o", &[at(0, "c")]);
+    node.swap(0, 1);
+    // Of the locks of o, one is seen: w depends on o there. The other one gives it the right to
+    // overtake w.
+    node.table.sweep(1, &mut node.keys);
+    node.table.serve(node.now, &mut node.keys);
+    node.apply();
+    assert_eq!(node.granted(), []);
+    assert_eq!(node.serve_all(), [o]);
+}
+
+#[test]
+fn a_deadlock_that_begins_while_databases_are_swapped_is_found() {
+    let mut node = owner_that_may_overtake(1);
+    acquire(&mut node, "y", &[at(1, "y")], Wait::No);
+    node.swap(0, 1);
+    node.table.sweep(1, &mut node.keys);
+    waits(&mut node, "o", &[at(0, "y")]);
+    let last = waits(&mut node, "y", &[at(0, "b")]);
+    node.serve();
+    let deadlock = Answer::Denied(Denial::Deadlock);
+    assert_eq!(node.take().1, [(last, deadlock)]);
 }

@@ -7,7 +7,7 @@ use redislock_core::time::{Micros, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::put_whole;
 
-use crate::node::{Change, Node, ROOMY, SECOND, SHARED, key, terms, token};
+use crate::node::{Change, Node, ROOMY, SECOND, SHARED, ephemeral, key, terms, token};
 
 const MANY: usize = 5000;
 
@@ -103,13 +103,9 @@ fn a_semaphore_that_was_full_of_holds_that_have_ended_has_room() {
 #[test]
 fn the_holds_of_a_closed_connection_end_at_once_and_are_taken_off_in_slices() {
     let mut node = Node::new(ROOMY);
-    let ephemeral = Terms {
-        ephemeral: true,
-        connection: Some(7),
-        ..terms(&token("me"), 100 * SECOND)
-    };
+    let bound = ephemeral(&token("me"), 100 * SECOND, 7);
     for n in 0..MANY {
-        node.acquire(&[numbered(n)], &ephemeral, Wait::No);
+        node.acquire(&[numbered(n)], &bound, Wait::No);
     }
     let terms_of = |owner: &str| terms(&token(owner), SECOND);
     let both = [numbered(MANY - 1), numbered(0)];
@@ -264,13 +260,9 @@ fn a_change_of_roles_unties_every_hold_at_once_and_forgets_the_ties_in_slices() 
         let lock = node.lock(key);
         lock.is_some_and(|lock| lock.hold(&token("me")).is_some())
     };
-    let ephemeral = |connection| Terms {
-        ephemeral: true,
-        connection,
-        ..terms(&token("me"), 100 * SECOND)
-    };
+    let by = |connection| ephemeral(&token("me"), 100 * SECOND, connection);
     for n in 0..MANY {
-        node.acquire(&[numbered(n)], &ephemeral(Some(7 + n as u64 % 3)), Wait::No);
+        node.acquire(&[numbered(n)], &by(7 + n as u64 % 3), Wait::No);
     }
     node.take();
     // Some of them are about to end; they become ordinary leases, too.
@@ -279,7 +271,7 @@ fn a_change_of_roles_unties_every_hold_at_once_and_forgets_the_ties_in_slices() 
     assert!(!node.table.is_bound(8) && !node.table.is_closing());
     assert!(forget(&mut node) > MANY / 200);
     // The same connection may tie others, and does not end the earlier ones.
-    node.acquire(&[key("k")], &ephemeral(Some(8)), Wait::No);
+    node.acquire(&[key("k")], &by(8), Wait::No);
     node.acquire(&[numbered(4)], &terms(&token("me"), SECOND), Wait::No);
     node.hang_up(8, Micros(0));
     node.tick();
@@ -330,13 +322,11 @@ fn an_owner_that_has_the_lock_again_is_not_remembered_for_its_earlier_hold() {
     let mut node = Node::new(ROOMY);
     for connection in 1..4 {
         for n in 0..100 {
-            let ephemeral = Terms {
+            let terms = Terms {
                 mode: SHARED,
-                ephemeral: true,
-                connection: Some(connection),
-                ..terms(&token(&format!("owner-{n}")), SECOND)
+                ..ephemeral(&token(&format!("owner-{n}")), SECOND, connection)
             };
-            node.acquire(&[key("k")], &ephemeral, Wait::No);
+            node.acquire(&[key("k")], &terms, Wait::No);
         }
         node.advance(SECOND);
         node.hold("owner-7", "k");
@@ -441,13 +431,11 @@ fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
 fn a_lock_whose_holders_have_all_closed_is_free_at_once_however_many_they_are() {
     let mut node = Node::new(ROOMY);
     for n in 0..200 {
-        let ephemeral = Terms {
+        let terms = Terms {
             mode: SHARED,
-            ephemeral: true,
-            connection: Some(n + 1),
-            ..terms(&token(&format!("owner-{n}")), 100 * SECOND)
+            ..ephemeral(&token(&format!("owner-{n}")), 100 * SECOND, n + 1)
         };
-        node.acquire(&[key("k")], &ephemeral, Wait::No);
+        node.acquire(&[key("k")], &terms, Wait::No);
     }
     (0..200).for_each(|n| node.hang_up(n + 1, Micros(0)));
     let verdict = node.acquire(&[key("k")], &terms(&token("me"), SECOND), Wait::No);

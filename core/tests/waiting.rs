@@ -393,6 +393,37 @@ fn a_key_that_very_many_wait_for_is_looked_at_once_when_all_keys_are() {
     assert!(seen < 1000, "{seen} holders");
 }
 
+/// Nobody who waits for the semaphore waits for another key: its holders have nobody to go past,
+/// though all of them wait.
+#[test]
+fn a_permit_is_passed_on_without_a_look_at_holders_that_wait_elsewhere() {
+    let mut node = Node::new(ROOMY);
+    let mode = semaphore(1000);
+    node.hold("holder", "ax");
+    for n in 0..1000 {
+        node.ask(&format!("owner-{n}"), "k", mode, Wait::No);
+    }
+    for n in 0..1000 {
+        node.wait(&format!("owner-{n}"), "x");
+    }
+    for n in 0..20 {
+        node.wait_in(&format!("waiter-{n}"), "k", mode);
+    }
+    node.wait("several", "ab");
+    node.take();
+    let (seen, steps) = (node.table.holders_seen(), node.table.deadlock_steps());
+    for n in 0..10 {
+        node.let_go(&format!("owner-{n}"), "k");
+        let granted = node.granted();
+        assert_eq!(granted.len(), 1);
+        node.table.delivered(granted[0]);
+    }
+    let seen = node.table.holders_seen() - seen;
+    assert!(seen < 100, "{seen} holders");
+    let steps = node.table.deadlock_steps() - steps;
+    assert!(steps < 100, "{steps} steps");
+}
+
 /// Somebody waits for several keys, so holders may go past waiters. None of them waits.
 #[test]
 fn a_permit_of_a_large_semaphore_is_passed_on_without_a_look_at_each_holder() {

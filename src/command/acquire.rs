@@ -27,7 +27,7 @@ pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 /// A request for one lock or several, read whole before anything is touched.
 pub struct Request {
     terms: Terms,
-    /// How long to wait; zero is forever.
+    /// How long to wait; zero is forever. Where the server denies blocking, there is none.
     block: Option<Millis>,
     shape: Shape,
 }
@@ -56,14 +56,16 @@ impl Request {
             None => options::token(token)?,
         };
         let ttl = options::ttl(ttl)?;
-        if options.ephemeral && (ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) || !ctx.has_connection()) {
+        // To ask for them takes 130 instructions. A request that does not wait needs them only for
+        // an ephemeral hold, its own or one that it enters again.
+        let needs_flags = options.ephemeral || options.block.is_some() || node::has_ties();
+        let flags = needs_flags.then(|| ctx.flags());
+        let has = |flag| flags.is_some_and(|flags| flags & flag != 0);
+        if options.ephemeral && (has(raw::REDISMODULE_CTX_FLAGS_LUA) || !ctx.has_connection()) {
             return Err(
                 "ERR EPHEMERAL needs a client connection: scripts and modules have none".into(),
             );
         }
-        // To ask for it takes 150 instructions. A request that does not wait needs it only for an
-        // ephemeral hold, its own or one that it enters again.
-        let connection = options.ephemeral || options.block.is_some() || node::has_ties();
         let terms = Terms {
             token,
             ttl,
@@ -73,11 +75,14 @@ impl Request {
             max_hold: options.max_hold,
             owner: options.owner.map(Box::from),
             ephemeral: options.ephemeral,
-            connection: connection.then(|| ctx.connection()).flatten(),
+            connection: flags.and_then(|flags| ctx.connection_by(flags)),
         };
+        let denied = raw::REDISMODULE_CTX_FLAGS_MULTI
+            | raw::REDISMODULE_CTX_FLAGS_LUA
+            | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
         Ok(Self {
             terms,
-            block: options.block,
+            block: options.block.filter(|_| !has(denied)),
             shape: Shape {
                 several,
                 made_token,
@@ -93,7 +98,7 @@ impl Request {
         wanted: &[Wanted<'_>],
         keys: impl Iterator<Item = Arg<'a>>,
     ) -> Result<(), Failure> {
-        let wait = self.wait(ctx);
+        let wait = self.wait();
         let verdict = decide(ctx, own, |node, now, keyspace| {
             node.table.acquire(wanted, &self.terms, wait, now, keyspace)
         });
@@ -111,20 +116,12 @@ impl Request {
         Ok(())
     }
 
-    /// Whether and until when to wait. Where the server denies blocking, not at all.
-    fn wait(&self, ctx: Ctx) -> Wait {
-        let Some(block) = self.block else {
-            return Wait::No;
-        };
-        let denied = raw::REDISMODULE_CTX_FLAGS_MULTI
-            | raw::REDISMODULE_CTX_FLAGS_LUA
-            | raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING;
-        if ctx.has(denied) {
-            Wait::No
-        } else if block == Millis::ZERO {
-            Wait::Forever
-        } else {
-            Wait::Until(clock::mono().plus(block.to_micros()))
+    /// Whether and until when to wait.
+    fn wait(&self) -> Wait {
+        match self.block {
+            None => Wait::No,
+            Some(Millis::ZERO) => Wait::Forever,
+            Some(block) => Wait::Until(clock::mono().plus(block.to_micros())),
         }
     }
 }

@@ -4,6 +4,8 @@
 //! An effect is a version, the fence counter, what quarantine has to remember, and a change for
 //! each key. It is checked like any input.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use redis_module::raw;
 use redislock_core::wire::{Change, EFFECT_VERSION, Header, Malformed, Reader};
 
@@ -29,7 +31,10 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         refuse_newer_aof(ctx);
         return Err(NEWER);
     }
-    let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| MALFORMED)?;
+    let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| {
+        report_damaged_aof(ctx);
+        MALFORMED
+    })?;
     keyspace::apply_effect(ctx, header, args.from(2), changes)?;
     Ok(())
 }
@@ -42,6 +47,17 @@ fn refuse_newer_aof(ctx: Ctx) {
         std::process::exit(1);
     }
 }
+
+/// Says once that locks may be missing: the server drops the reply to what it reads from its AOF.
+fn report_damaged_aof(ctx: Ctx) {
+    static REPORTED: AtomicBool = AtomicBool::new(false);
+    if ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) && !REPORTED.swap(true, Ordering::Relaxed) {
+        ctx.log(Level::Warning, DAMAGED_AOF);
+    }
+}
+
+const DAMAGED_AOF: &str = "the AOF is damaged: a change of locks in it cannot be read, so locks \
+     that are held may be missing, and then two clients can hold one lock";
 
 const NEWER_AOF: &str = "the AOF was written by a newer version of redislock: start the server \
      with that version, or a newer one";

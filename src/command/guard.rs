@@ -51,7 +51,8 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err("ERR LOCK.GUARD cannot run LOCK.* commands".into());
     }
     let name = Name::of(command.bytes()).ok_or(UNKNOWN)?;
-    match kind_of(ctx, name.c_str().to_bytes())? {
+    let name = name.c_str();
+    match kind_of(ctx, name.to_bytes())? {
         Kind::Unknown => return Err(UNKNOWN),
         Kind::Blocks => return Err("ERR LOCK.GUARD cannot run commands that block".into()),
         Kind::Ordinary => {}
@@ -64,7 +65,7 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     own[0].close();
     // Before any listener is notified: a listener might end the hold.
     if matches!(holds, Ok(true)) {
-        run(ctx, name.c_str(), args.from(INNER + 1));
+        run(ctx, name, args.from(INNER + 1));
     }
     followup.finish(ctx, &own);
     if holds? {
@@ -122,11 +123,15 @@ const AS_MODULE: Formats = Formats {
 /// Runs the guarded command and passes its reply on.
 fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
     let mut reply = call(ctx, name, args, &AS_USER);
-    if reply.starts_with(NO_USER) {
+    if reply.starts_with(NO_USER) && !has_user(ctx) {
         reply = call(ctx, name, args, &AS_MODULE);
     }
     if reply.0.is_null() {
         ctx.reply_error("ERR the guarded command could not be run");
+    } else if reply.sent().is_empty() {
+        // Valkey loses some errors (of GETDEL and GETSET, for a key of another type). Without a
+        // reply the client would take the next one for it.
+        ctx.reply_error("ERR the server has lost the reply to the guarded command");
     } else if DENIED.iter().any(|denied| reply.starts_with(denied)) {
         ctx.reply_error("NOPERM the user may not run the guarded command, or not with these keys");
     } else {
@@ -135,6 +140,12 @@ fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
             api!(RedisModule_ReplyWithCallReply(ctx.raw(), reply.0));
         }
     }
+}
+
+/// Whether the caller certainly has a user. Then the command itself has replied with the words of
+/// the server: it has run, and must not run again with all rights.
+fn has_user(ctx: Ctx) -> bool {
+    ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) || ctx.has_connection()
 }
 
 /// What the server says, before it runs anything, when there is no user whose rights could be asked
@@ -171,21 +182,25 @@ fn call(ctx: Ctx, name: &CStr, args: Args<'_>, formats: &Formats) -> Reply {
 struct Reply(*mut raw::RedisModuleCallReply);
 
 impl Reply {
-    fn starts_with(&self, beginning: &[u8]) -> bool {
+    /// What will be sent.
+    fn sent(&self) -> &[u8] {
         if self.0.is_null() {
-            return false;
+            return &[];
         }
         let mut len = 0;
-        // SAFETY: a valid reply; what will be sent is read here only.
-        let sent = unsafe {
+        // SAFETY: a valid reply, which owns what it sends as long as it lives.
+        unsafe {
             let sent = api!(RedisModule_CallReplyProto(self.0, &raw mut len));
             if sent.is_null() {
                 &[]
             } else {
                 std::slice::from_raw_parts(sent.cast::<u8>(), len)
             }
-        };
-        sent.starts_with(beginning)
+        }
+    }
+
+    fn starts_with(&self, beginning: &[u8]) -> bool {
+        self.sent().starts_with(beginning)
     }
 }
 

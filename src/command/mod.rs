@@ -255,10 +255,10 @@ pub static COMMANDS: &[Command] = &[
     Command {
         name: crate::server::PROBE,
         handler: handler!(probe::probe),
-        flags: c"write fast no-monitor no-slowlog",
+        flags: c"write deny-oom fast no-monitor no-slowlog",
         categories: c"write fast",
-        arity: 2,
-        keys: Keys::First(CHANGE),
+        arity: -2,
+        keys: Keys::FromSecond(CHANGE),
         grammar: "",
         summary: c"Internal: does nothing; tells the module whether the server allows a write",
         complexity: c"O(1)",

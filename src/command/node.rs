@@ -7,6 +7,7 @@ use super::info::{number, text};
 use crate::clock;
 use crate::ffi::{Args, Ctx};
 use crate::reply::Failure;
+use crate::server::Refusal;
 use crate::{config, edge, node, replication, server, warnings};
 
 pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
@@ -20,6 +21,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let durable = server::is_durable(ctx);
     let warnings = warnings::collect(ctx);
+    let (refusal, _) = Refusal::told(server::refusal(ctx));
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // What a request would find out is shown, too.
@@ -27,7 +29,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
     node::with(|node| {
         let table = &node.table;
-        ctx.reply_map(16);
+        ctx.reply_map(17);
         text(ctx, "version", env!("CARGO_PKG_VERSION").as_bytes());
         text(ctx, "incarnation", node.incarnation.as_bytes());
         text(ctx, "role", role.as_bytes());
@@ -52,6 +54,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         .for_each(|warning| ctx.reply_bytes(warning.as_bytes()));
     number(ctx, "failed", edge::has_failed().into());
     tell_replicas(ctx, now.mono);
+    text(ctx, "refusal", refusal.as_bytes());
     Ok(())
 }
 

@@ -10,7 +10,7 @@ use redislock_core::table::{Denial, Extended};
 use super::acquire::Request;
 use super::{extend, options, release};
 use crate::ffi::{Arg, Args, Ctx};
-use crate::keyspace::{Opened, decide};
+use crate::keyspace::{Opened, decide, foreign_changes};
 use crate::reply::{self, Failure};
 
 /// The most keys that one request may name.
@@ -101,9 +101,23 @@ fn keys(args: Args<'_>) -> Result<(Args<'_>, usize), Failure> {
 }
 
 fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
-    keys.iter()
-        .map(|key| open_one(ctx, key, keys.len()).map_err(Failure::from))
-        .collect()
+    unchanged(|| {
+        keys.iter()
+            .map(|key| open_one(ctx, key, keys.len()).map_err(Failure::from))
+            .collect()
+    })
+}
+
+/// Opens keys, and once more if another module has changed locks when the server told it of a key
+/// whose time is up: what was seen at the first keys counts no more.
+fn unchanged<T>(open: impl Fn() -> T) -> T {
+    let before = foreign_changes();
+    let opened = open();
+    if foreign_changes() == before {
+        return opened;
+    }
+    drop(opened);
+    open()
 }
 
 /// One of several keys does not stay open while the next one is opened.
@@ -117,15 +131,17 @@ fn open_one<'a>(ctx: Ctx, key: Arg<'a>, keys: usize) -> Result<Opened<'a>, Denia
 
 /// The keys that may be locks, and which of all of them are so: one that is not concerns no other.
 fn open_each<'a>(ctx: Ctx, keys: Args<'a>) -> (Vec<Opened<'a>>, Vec<bool>) {
-    let mut own = Vec::with_capacity(keys.len());
-    let usable = keys.iter().map(|key| {
-        let opened = open_one(ctx, key, keys.len());
-        let usable = opened.is_ok();
-        own.extend(opened);
-        usable
-    });
-    let usable = usable.collect();
-    (own, usable)
+    unchanged(|| {
+        let mut own = Vec::with_capacity(keys.len());
+        let usable = keys.iter().map(|key| {
+            let opened = open_one(ctx, key, keys.len());
+            let usable = opened.is_ok();
+            own.extend(opened);
+            usable
+        });
+        let usable = usable.collect();
+        (own, usable)
+    })
 }
 
 /// Replies for each key in its place: what came of it, or that it is no lock.

@@ -11,7 +11,7 @@ use crate::alarm::wake_soon;
 use crate::ffi::{self, Ctx, Level, log};
 use crate::node::{self, Flush, Notice};
 use crate::replication::standstill;
-use crate::{clock, quarantine, server};
+use crate::{clock, keyspace, quarantine, server};
 
 pub fn on_loading(
     ctx: *mut raw::RedisModuleCtx,
@@ -80,6 +80,7 @@ pub fn on_flush(
     // SAFETY: with this event comes this structure.
     let db =
         unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
+    keyspace::note_foreign_change();
     node::move_databases(Notice::Flushed(u32::try_from(db).ok(), clock::now()));
     node::when_whole(tell_flush);
     wake_soon();
@@ -102,6 +103,7 @@ pub fn on_swap(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, in
     // SAFETY: with this event comes this structure.
     if let Some(info) = unsafe { info.cast::<raw::RedisModuleSwapDbInfo>().as_ref() } {
         let (a, b) = (info.dbnum_first as u32, info.dbnum_second as u32);
+        keyspace::note_foreign_change();
         node::move_databases(Notice::Swapped(a, b));
         wake_soon();
     }

@@ -69,6 +69,7 @@ fn on_keyspace(
     match event {
         b"move_from" => MOVED_FROM.store(ctx.db(), Ordering::Relaxed),
         b"rename_to" | b"move_to" | b"restore" => {
+            keyspace::note_foreign_change();
             node::is_not_deleted(name.bytes());
             if let Some((id, key)) = keyspace::lock_at(ctx, name) {
                 node::forget_unlinked(id);

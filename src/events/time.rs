@@ -47,7 +47,11 @@ pub fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, 
             .is_some_and(|next| next <= clock::mono());
         due || node.has_work()
     });
-    if alarm::take_late(now) || due {
+    let is_first = alarm::is_first_look();
+    if is_first {
+        replication::loaded(now);
+    }
+    if alarm::take_late(now) || due || is_first {
         catch_up(ctx);
     }
 }

@@ -39,7 +39,11 @@ impl<'a> Arg<'a> {
     /// It as a number, in the server's strict reading.
     pub fn number(self) -> Option<i64> {
         // Faster than the server's own, which is for all that is unusual.
-        if let digits @ [b'1'..=b'9', ..] = self.bytes()
+        let bytes = self.bytes();
+        if bytes == b"0" {
+            return Some(0);
+        }
+        if let digits @ [b'1'..=b'9', ..] = bytes
             && digits.len() <= SURE_DIGITS
         {
             let mut all = digits.iter().map(|byte| byte.wrapping_sub(b'0'));

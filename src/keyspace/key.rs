@@ -53,17 +53,23 @@ impl OpenKey {
         !self.0.get().is_null()
     }
 
+    /// Whether anything is at the key.
+    pub(super) fn exists(&self) -> bool {
+        let key = self.0.get();
+        // SAFETY: an open key.
+        !key.is_null()
+            && unsafe { api!(RedisModule_KeyType(key)) } != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
+    }
+
     /// What is at the key.
     pub(super) fn found(&self) -> Found {
         let key = self.0.get();
-        // SAFETY: an open key; a read of a missing key opens as null, which the server takes for an
-        // empty one.
+        if !self.exists() {
+            return Found::Nothing;
+        }
+        // SAFETY: an open key.
         unsafe {
-            if key.is_null()
-                || api!(RedisModule_KeyType(key)) == raw::REDISMODULE_KEYTYPE_EMPTY as c_int
-            {
-                Found::Nothing
-            } else if api!(RedisModule_ModuleTypeGetType(key)) == redis_type() {
+            if api!(RedisModule_ModuleTypeGetType(key)) == redis_type() {
                 Found::Lock(lock_of(api!(RedisModule_ModuleTypeGetValue(key))))
             } else if LEGACY_STRINGS.is_on()
                 && api!(RedisModule_KeyType(key)) == raw::REDISMODULE_KEYTYPE_STRING as c_int

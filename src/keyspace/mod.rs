@@ -4,7 +4,8 @@
 //! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent
 //! last: when all keys are changed, the effect is replicated, and nothing is borrowed or open. The
 //! server sends events of its own earlier (a new key, a key whose time is up). A LOCK command that
-//! is called from one of these meets a change that is half made, and is refused ([`is_changing`]).
+//! is called from one of these meets a request that has looked at some of its keys, or a change
+//! that is half made, and is refused ([`is_changing`]).
 //! Other commands are not, and may delete any key. The server keeps a pointer to the value of an
 //! open key, so no key stays open while another one is opened or changed.
 
@@ -13,7 +14,7 @@ mod followup;
 mod key;
 mod value;
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 pub use change::{apply_effect, free};
 pub use followup::Followup;
@@ -40,9 +41,19 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Opens a key of the selected database.
+    /// Opens a key of the selected database. If its time is up, the server deletes it and tells
+    /// other modules. What these change meanwhile is seen here: the key is opened again then.
     pub fn new(ctx: Ctx, name: Arg<'a>) -> Result<Self, Denial> {
-        let key = OpenKey::new(ctx, name, For::Writing);
+        let open = || {
+            let _changing = Changing::begin();
+            OpenKey::new(ctx, name, For::Writing)
+        };
+        let before = foreign_changes();
+        let mut key = open();
+        if foreign_changes() != before {
+            key.close();
+            key = open();
+        }
         let (mut lock, mut string) = (None, None);
         match key.found() {
             Found::Nothing => {}
@@ -85,6 +96,12 @@ pub fn find(ctx: Ctx, name: Arg<'_>) -> Found {
     OpenKey::new(ctx, name, For::Reading).found()
 }
 
+/// Whether anything is at a key of the selected database. Nobody hears of the look: the server may
+/// be in the middle of a deletion.
+pub fn is_there(ctx: Ctx, name: Arg<'_>) -> bool {
+    OpenKey::new(ctx, name, For::Looking).exists()
+}
+
 /// The lock at a key that an event is about, and the key.
 pub fn lock_at(ctx: Ctx, name: Arg<'_>) -> Option<(LockId, Key)> {
     let key = OpenKey::new(ctx, name, For::Reading);
@@ -114,6 +131,20 @@ impl Keyspace for Keys<'_> {
     }
 }
 
+/// How often others have changed locks: removed, moved, restored, flushed or swapped them.
+static FOREIGN_CHANGES: AtomicU64 = AtomicU64::new(0);
+
+/// Others change a lock, or a whole database.
+pub fn note_foreign_change() {
+    let changes = foreign_changes().wrapping_add(1);
+    FOREIGN_CHANGES.store(changes, Ordering::Relaxed);
+}
+
+/// Another number if others have changed locks: what was seen at keys before counts no more.
+pub fn foreign_changes() -> u64 {
+    FOREIGN_CHANGES.load(Ordering::Relaxed)
+}
+
 /// Whether a change has begun and is not whole yet.
 static CHANGING: AtomicBool = AtomicBool::new(false);
 
@@ -130,7 +161,9 @@ struct Changing {
 
 impl Changing {
     fn begin() -> Self {
-        let is_inner = CHANGING.swap(true, Ordering::Relaxed);
+        // No swap: that is a locked instruction, and one thread at a time comes here.
+        let is_inner = CHANGING.load(Ordering::Relaxed);
+        CHANGING.store(true, Ordering::Relaxed);
         Self { is_inner }
     }
 }

@@ -13,10 +13,16 @@ static LENT: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 /// Looks at a key for core, which has the table borrowed. Redis 7.0 deletes a key whose time is up
 /// even then, and tells other modules, which may read locks ([`read`]).
 pub fn lend<R>(table: &Table, look: impl FnOnce() -> R) -> R {
+    /// Takes it back, after a panic too.
+    struct Lent;
+    impl Drop for Lent {
+        fn drop(&mut self) {
+            LENT.store(std::ptr::null_mut(), Ordering::Relaxed);
+        }
+    }
     LENT.store(std::ptr::from_ref(table).cast_mut(), Ordering::Relaxed);
-    let result = look();
-    LENT.store(std::ptr::null_mut(), Ordering::Relaxed);
-    result
+    let _lent = Lent;
+    look()
 }
 
 /// Whether core looks at a key, so that the table can only be read.

@@ -150,6 +150,13 @@ pub fn check(ctx: Ctx, now: MonoTime) {
     standstill::check(ctx, now);
 }
 
+/// The server has loaded the module: from now on there may be timers.
+pub fn loaded(now: MonoTime) {
+    if is_on() {
+        set_timer(now);
+    }
+}
+
 /// The replica list has changed, or the timer was held up: the second wake-up after the timer.
 pub fn tick_if_late(now: MonoTime) {
     if is_on() && now.since(MonoTime(DUE.load(Ordering::Relaxed))) > LATE {
@@ -225,7 +232,7 @@ fn beat(ctx: Ctx) {
 
 /// Sets the timer for the next reading; one that was set is stopped.
 fn set_timer(moment: MonoTime) {
-    let Some(ctx) = ffi::detached() else {
+    let Some(ctx) = ffi::detached().filter(|_| !alarm::is_starting()) else {
         return;
     };
     let delay = moment.since(clock::mono()).to_millis().min(LONGEST_DELAY);

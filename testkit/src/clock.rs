@@ -58,13 +58,13 @@ impl SteppedServer {
         write_shift(&self.shifts, 0, millis * 1_000);
     }
 
-    /// From now on the server's host has been suspended for so long in all: its monotonic clock
-    /// stood still meanwhile.
+    /// From now on it looks as if the server's host had been suspended for this long in total: its
+    /// monotonic clock stood still during that time.
     pub fn suspended_for(&self, seconds: i64) {
         write_shift(&self.shifts, 8, seconds * 1_000_000);
     }
 
-    /// Without this, a shim that does nothing would make every test of the clock pass.
+    /// Checks that the shim works: without it, every test of the clock would pass.
     fn assert_that_the_shim_works(&self, initial: i64) {
         let mut c = self.server.connect();
         for shift in [3_600_000_000, -3_600_000_000, initial] {

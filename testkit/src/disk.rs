@@ -7,8 +7,8 @@ use std::process::Command;
 
 use crate::Server;
 
-/// The disk under a server's folder, whose space a test can take away and give back. It has to go
-/// before the server does.
+/// The disk under a server's folder, whose space a test can take away and give back. Drop it
+/// before the server.
 pub enum Disk {
     /// A tiny tmpfs, mounted over the folder.
     Tiny(PathBuf),
@@ -38,14 +38,14 @@ impl Disk {
         Disk::Limited(server.process_id())
     }
 
-    /// Servers that are started from now on take a limit that they pass for an error like any
-    /// other, not for a signal.
+    /// Servers that are started from now on get an error when they exceed the limit, not a
+    /// signal.
     pub fn ignore_the_signal() {
         // SAFETY: ignoring a signal runs no code of ours.
         unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
     }
 
-    /// The server has been started again on it.
+    /// Call this after the server was started again.
     pub fn serves(&mut self, server: &Server) {
         if let Disk::Limited(process) = self {
             *process = server.process_id();
@@ -69,7 +69,7 @@ impl Disk {
     pub fn free(&self) {
         match self {
             Disk::Tiny(folder) => fs::remove_file(folder.join("filler")).expect("the filler goes"),
-            // A server that has given up has taken its limit along.
+            // If the server has ended, so has its limit.
             Disk::Limited(process) => {
                 limit(*process, None);
             }

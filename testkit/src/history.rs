@@ -65,9 +65,9 @@ pub struct Event {
     pub waits: bool,
     /// When the request was sent.
     pub invoked: Duration,
-    /// When the reply had come.
+    /// When the reply had arrived.
     pub returned: Duration,
-    /// What became of it.
+    /// The result.
     pub outcome: Outcome,
 }
 
@@ -84,8 +84,8 @@ pub struct Hold {
     pub fence: u64,
 }
 
-/// Fails if two held one lock at once, a fence was given twice, or a later holder has the lower
-/// fence.
+/// Fails if two clients held one lock at once, a fence was granted twice, or a later holder has a
+/// lower fence.
 #[track_caller]
 pub fn assert_safe(holds: &[Hold]) {
     let window = |(owner, hold): (u64, &Hold)| Window {

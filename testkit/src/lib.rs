@@ -1,6 +1,7 @@
-//! The harness of the project: real servers that a guard starts and stops, connections that hide
-//! nothing, links and clocks that fail on demand, and a checker of histories. It is plain `std`
-//! with threads, so that async tests, the benchmark and the demo can use it, too.
+//! The test harness of the project: real servers that a guard starts and stops, connections that
+//! show each reply as it was sent, links and clocks that fail on demand, and a checker of
+//! histories. It is plain `std` with threads, so that async tests, the benchmark and the demo can
+//! use it too.
 //!
 //! `REDIS_SERVER` names the server's binary (default: redis-server or valkey-server from PATH),
 //! `REDISLOCK_SO` the module (default: `redislock.so` in the folder of the project).

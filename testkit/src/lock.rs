@@ -24,7 +24,7 @@ pub struct Lock {
 pub struct Holder {
     /// Its fence.
     pub fence: i64,
-    /// How often it has entered.
+    /// Its hold count.
     pub holds: i64,
     /// Its label.
     pub owner: Vec<u8>,
@@ -117,7 +117,7 @@ pub fn arrange(connection: &mut Connection) -> Vec<Ownership> {
     ownership
 }
 
-/// Asserts that each of these tokens still holds its lock and that nobody else could have it.
+/// Asserts that each of these tokens still holds its lock, and that nobody else can acquire it.
 #[track_caller]
 pub fn assert_held(connection: &mut Connection, ownership: &[Ownership]) {
     for (database, key, token) in ownership {

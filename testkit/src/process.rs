@@ -1,4 +1,4 @@
-//! Programs that tests start: their signals, their output, and always an end.
+//! Programs that tests start: their signals, their output, and their end, also if a test fails.
 
 use std::io::Read;
 use std::os::unix::process::CommandExt;

@@ -1,4 +1,4 @@
-//! The guard: a real server on a free port, in a folder of its own, always stopped. Its log is
+//! A real server on a free port, in its own folder, stopped when the guard is dropped. Its log is
 //! printed when a test fails.
 
 use std::fs::{self, File};
@@ -61,6 +61,15 @@ impl Server {
     /// Its folder, where it writes its files.
     pub fn folder(&self) -> &Path {
         &self.folder_path
+    }
+
+    /// The file of the AOF that the server appends to.
+    pub fn growing_aof(&self) -> PathBuf {
+        let files = fs::read_dir(self.folder().join("appendonlydir"));
+        let files = files.expect("the folder of the AOF");
+        let paths = files.map(|file| file.expect("a file of the AOF").path());
+        let growing = paths.filter(|path| path.to_string_lossy().ends_with(".incr.aof"));
+        growing.max().expect("an incremental file of the AOF")
     }
 
     /// The process, which must be running.
@@ -283,8 +292,8 @@ impl Server {
         Ok(())
     }
 
-    /// True once this very server serves: another one may have the port, so its folder, or our
-    /// log, tells them apart.
+    /// True once this server replies: another one may have the port, so its folder, or our
+    /// log, distinguishes them.
     fn serves(&self) -> bool {
         let Ok(mut connection) = self.try_connect() else {
             return false;
@@ -335,7 +344,7 @@ impl Drop for Server {
     }
 }
 
-/// Asks the server to end, and gives it time: only then a sanitizer looks for leaks.
+/// Asks the server to end, and gives it time: a sanitizer looks for leaks only at a normal end.
 fn end_in_order(process: &mut Child) {
     for signal in [Signal::CONT, Signal::TERM] {
         // It fails only if it has ended by itself.

@@ -186,9 +186,10 @@ fn watch_signals(send: Sender<News>) -> std::io::Result<()> {
 fn progress(text: &str) {
     let mut err = std::io::stderr();
     // Without somebody who reads it, progress is not worth an error.
-    let _ = match err.is_terminal() {
-        true => write!(err, "\r\x1b[K{text}"),
-        false => writeln!(err, "{text}"),
+    let _ = if err.is_terminal() {
+        write!(err, "\r\x1b[K{text}")
+    } else {
+        writeln!(err, "{text}")
     };
 }
 

@@ -95,7 +95,7 @@ impl Client {
         }
     }
 
-    /// Waits for its end: what it complains about, if it does.
+    /// Waits for its end; returns what it reports as an error.
     pub fn end(mut self, patience: Duration) -> Result<(), String> {
         let start = Instant::now();
         loop {

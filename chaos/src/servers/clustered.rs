@@ -12,7 +12,7 @@ use super::worker::Reach;
 
 const REPLICAS: usize = 2;
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct Clustered {
     cluster: Cluster,
     hit: Option<usize>,
@@ -52,12 +52,12 @@ impl Clustered {
     fn hand_over(&self, shard: usize) {
         let mut replicas = Self::shard(shard).filter(|at| !is_master(&self.cluster.nodes[*at]));
         if let Some(replica) = replicas.next() {
-            // It is refused while the last change is not known everywhere; then nothing happens.
+            // It is refused until all nodes know the last change; then nothing happens.
             let _ = self.cluster.nodes[replica].try_run::<Value>(&["CLUSTER", "FAILOVER"]);
         }
     }
 
-    /// Moves the slot of a lock to the next shard. The load goes on meanwhile.
+    /// Moves the slot of a lock to the next shard while the clients continue.
     fn move_slot(&mut self, lock: &str) {
         self.wait_until_ready();
         let mut last = String::new();

@@ -24,7 +24,7 @@ pub trait Deployment {
     fn heal(&mut self);
     /// The servers, all of which must run now.
     fn servers(&mut self) -> Vec<&mut Server>;
-    /// What must not have happened, as it was noticed on the way.
+    /// Problems that were noticed during the run.
     fn problems(&self) -> Vec<String> {
         Vec::new()
     }
@@ -48,18 +48,18 @@ pub fn start(episode: &Episode, options: Options) -> Box<dyn Deployment> {
     }
 }
 
-/// As docs/OPERATIONS.md has it, with shorter times.
+/// The configuration of docs/OPERATIONS.md, with shorter times.
 fn replicated(options: Options, quarantine: &str) -> Options {
     let options = options.appendonly("everysec").config(quarantine);
     options.configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"])
 }
 
-/// What a node says about itself, if it answers.
+/// What a node reports about itself, if it replies.
 pub fn node(server: &Server) -> io::Result<Value> {
     server.try_connect()?.try_call(&["LOCK.NODE"])
 }
 
-/// Whether the node answers as a master.
+/// Whether the node replies as a master.
 pub fn is_master(server: &Server) -> bool {
     node(server).is_ok_and(|node| node.field("role").text() == "master")
 }

@@ -1,4 +1,4 @@
-//! One episode: a deployment, its clients, its faults, its recovery, and what is found.
+//! One episode: a deployment, its clients, its faults, its recovery, and the result.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -16,24 +16,24 @@ use super::name_of;
 use super::plan::{Episode, Kind};
 use super::worker::Job;
 
-/// How often the runner looks at the clock.
+/// How often the runner checks the clock.
 const TICK: Duration = Duration::from_millis(25);
-/// A client that does not end by then has found no lock, although nothing is in its way. It is far
-/// more than a client needs on a busy machine.
+/// A client that has not ended by then could not acquire a lock, although nothing prevents it. This
+/// is far longer than a client needs on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(180);
 /// Clients wait this long for one node, in milliseconds.
 const NODE_TIMEOUT: u64 = 150;
 /// A client that replaces another one has a number that is this much higher.
 pub const NEXT: u32 = 100;
 
-/// A protection that is left out, to see that a run notices.
+/// A protection that is left out, to check that a run notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flaw {
     /// The clients do not make a majority accept one fence.
     NoWriteBack,
     /// The module grants at once after a loss of memory.
     NoQuarantine,
-    /// The module releases a lock whatever the token is.
+    /// The module releases a lock for any token.
     NoTokenCheck,
 }
 
@@ -55,7 +55,7 @@ impl Flaw {
     }
 }
 
-/// What a run needs to know beside its plan.
+/// The settings of a run, in addition to its plan.
 #[derive(Clone)]
 pub struct Settings {
     /// The program of the clients, and its first words.
@@ -66,20 +66,20 @@ pub struct Settings {
     pub flaw: Option<Flaw>,
     /// Set when the run has to end.
     pub interrupted: Arc<AtomicBool>,
-    /// Says how far it has come.
+    /// Shows the progress.
     pub progress: fn(&str),
 }
 
-/// What came of an episode.
+/// The result of an episode.
 #[derive(Clone, Debug)]
 pub struct Record {
     /// What was planned.
     pub episode: Episode,
-    /// What the clients and the runner wrote down.
+    /// The journal of the clients and the runner.
     pub entries: Vec<Entry>,
     /// When the faults were over, in microseconds.
     pub healed: u64,
-    /// What must not have happened.
+    /// Violations and other problems.
     pub problems: Vec<String>,
 }
 
@@ -170,7 +170,7 @@ impl<'a> Stage<'a> {
             deployment: deployment::start(episode, options),
             register: register.start(),
         };
-        // A new node may have forgotten something, too: the faults come when locks are granted.
+        // New nodes are quarantined too: the faults start when locks are granted.
         for server in stage.deployment.servers() {
             let grants = || !is_master(server) || in_quarantine(server) == Some(0);
             wait_until("the first quarantine is over", grants);

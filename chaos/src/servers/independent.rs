@@ -1,4 +1,4 @@
-//! Independent masters, each behind a link of its own for every client.
+//! Independent masters; each client has its own link to each master.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use super::deployment::Deployment;
 use super::plan::Kind;
 use super::worker::Reach;
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct Independent {
     /// By client, then by master.
     links: Vec<Vec<Proxy>>,
@@ -124,7 +124,7 @@ impl Deployment for Independent {
             }
             Kind::DiskFull { node } => {
                 let server = &mut self.masters[node].server;
-                // A server that cannot keep what it promises has ended by itself.
+                // With appendfsync always, a server that cannot write ends itself.
                 if server.is_alive() {
                     Disk::limited(server).free();
                 } else {

@@ -1,6 +1,6 @@
 //! Chaos on real servers: real client processes use locks while faults happen to servers, links,
-//! clocks, disks and the clients themselves, as a seed says. The results that the clients saw are
-//! checked by the same functions as in the simulation.
+//! clocks, disks and the clients themselves, as a seed determines. The results that the clients saw
+//! are checked by the same functions as in the simulation.
 
 mod client;
 mod clustered;

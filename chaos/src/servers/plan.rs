@@ -1,4 +1,4 @@
-//! What a seed stands for: deployments one after the other, and the faults that befall each. It
+//! The plan of a seed: deployments one after the other, and the faults in each of them. It
 //! starts nothing and reads no clock: the same seed, length and families make the same plan.
 
 use std::fmt;
@@ -56,9 +56,9 @@ impl Family {
 /// What is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Setup {
-    /// Independent masters that write nothing down: `lock.quarantine` protects them.
+    /// Independent masters without persistence: `lock.quarantine` protects them.
     Volatile { nodes: usize },
-    /// Independent masters that write everything down before they answer.
+    /// Independent masters that write everything to disk before they reply.
     Durable { nodes: usize },
     /// A master with two replicas and three sentinels.
     Sentinel,
@@ -96,7 +96,7 @@ impl fmt::Display for Setup {
     }
 }
 
-/// One deployment, its clients, and what befalls it.
+/// One deployment, its clients and its faults.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Episode {
     /// What is started.
@@ -133,7 +133,7 @@ pub struct Fault {
 pub enum Kind {
     /// The process ends at once and starts again when the fault ends.
     Kill { node: usize, keeps_data: bool },
-    /// The process stands still.
+    /// The process is stopped.
     Pause { node: usize },
     /// Nothing gets through: requests, replies or both.
     Block {
@@ -142,7 +142,7 @@ pub enum Kind {
         requests: bool,
         replies: bool,
     },
-    /// Every client reaches all masters but one, and each another one.
+    /// Every client reaches all masters but one, each client a different set.
     Ring,
     /// The wall clock is wrong by this many milliseconds.
     Step { node: usize, by: i64 },
@@ -156,13 +156,13 @@ pub enum Kind {
     CutInReply { worker: usize, bytes: usize },
     /// All connections to a master end.
     Reset { node: usize },
-    /// The client process stands still.
+    /// The client process is stopped.
     PauseClient { worker: usize },
     /// The client process ends, and another one starts when the fault ends.
     KillClient { worker: usize },
-    /// The present master of a shard ends at once, and starts again when the fault ends.
+    /// The current master of a shard ends at once, and starts again when the fault ends.
     KillMaster { shard: usize },
-    /// The present master of a shard stands still.
+    /// The current master of a shard is stopped.
     PauseMaster { shard: usize },
     /// Sentinels and replicas do not reach the master, clients that know it do.
     IsolateMaster,
@@ -221,7 +221,7 @@ impl fmt::Display for Kind {
 /// What a run does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// From which it follows.
+    /// The seed that determines it.
     pub seed: u64,
     /// One after the other.
     pub episodes: Vec<Episode>,
@@ -281,7 +281,7 @@ impl Episode {
             length,
             faults: Vec::new(),
         };
-        // Every family has its turn before one comes again.
+        // Every family is used before one is used again.
         let mut turn = Vec::new();
         let mut busy = Vec::new();
         let mut at = 800;
@@ -298,7 +298,7 @@ impl Episode {
                 family,
                 kind,
             };
-            // A place has one fault at a time, and then time to work without.
+            // A place has one fault at a time, and then some time without faults.
             let place = kind.place();
             let is_free = |(other, until): &(Place, u64)| place != *other || *until <= at;
             if busy.iter().all(is_free) {
@@ -364,8 +364,8 @@ impl Episode {
         }
     }
 
-    /// Where everything is written down, a minority of the clocks may show anything: a little, so
-    /// that the client counts their fences, or far more than it counts. Elsewhere the order of
+    /// With durable masters, a minority of the clocks may be wrong: by a little, so
+    /// that the client counts their fences, or by far more than it counts. Otherwise the order of
     /// fences over a restart depends on clocks that are roughly right.
     fn clock_fault(&self, rng: &mut fastrand::Rng) -> Kind {
         let nodes = self.setup.nodes();
@@ -375,14 +375,15 @@ impl Episode {
         };
         let node = rng.usize(0..(nodes / 2).max(1));
         let by = rng.i64(-most..=most);
-        match rng.bool() {
-            true => Kind::Step { node, by },
-            false => Kind::Strobe { node, by },
+        if rng.bool() {
+            Kind::Step { node, by }
+        } else {
+            Kind::Strobe { node, by }
         }
     }
 }
 
-/// What a fault is about.
+/// What a fault affects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Node(usize),
@@ -436,7 +437,7 @@ fn duration(kind: Kind, rng: &mut fastrand::Rng) -> u64 {
         }
         Kind::HandOver { .. } => 2_000,
         Kind::MoveSlot { .. } => 200,
-        // Being back at once is what makes a loss of memory dangerous.
+        // A loss of data is dangerous if the node is back at once.
         Kind::Kill {
             keeps_data: false, ..
         } if rng.u8(0..4) > 0 => rng.u64(10..=200),

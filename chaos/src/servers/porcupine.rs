@@ -1,4 +1,4 @@
-//! The independent checker: chaos/porcupine reads a journal and says whether every
+//! The independent checker: chaos/porcupine reads a journal and reports whether every
 //! lock in it is a reentrant fenced mutex.
 
 use std::path::{Path, PathBuf};
@@ -8,12 +8,12 @@ use std::process::Command;
 #[derive(Clone, Debug)]
 pub struct Porcupine(PathBuf);
 
-/// What it says.
+/// Its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Every lock behaves; how many operations were checked.
+    /// Every lock is correct; how many operations were checked.
     Accepted(String),
-    /// A lock does not.
+    /// A lock is not.
     Rejected(String),
 }
 

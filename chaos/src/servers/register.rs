@@ -1,4 +1,4 @@
-//! A resource that compares fences, as a plain server without the module keeps it: it remembers the
+//! A resource that compares fences, on a plain server without the module: it remembers the
 //! highest fence that has read or written, and refuses lower ones.
 
 use std::sync::{Mutex, PoisonError};
@@ -24,7 +24,7 @@ pub struct Register {
     connection: Mutex<Option<Connection>>,
 }
 
-/// What a write met.
+/// The result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Written {
     /// The value that was there before.
@@ -52,7 +52,7 @@ impl Register {
         }
     }
 
-    /// The value; none if the fence is too low, or the server does not answer.
+    /// The value; none if the fence is too low, or the server does not reply.
     pub fn read(&self, lock: &str, fence: u64) -> Option<u64> {
         match self.eval(READ, lock, &[fence])? {
             Value::Integer(value) => u64::try_from(value).ok(),
@@ -60,7 +60,7 @@ impl Register {
         }
     }
 
-    /// Writes one more than was read. None if the server does not answer.
+    /// Writes the value that was read plus one. None if the server does not reply.
     pub fn write(&self, lock: &str, fence: u64, read: u64) -> Option<Written> {
         match self.eval(WRITE, lock, &[fence, read])? {
             Value::Integer(was) => u64::try_from(was).ok().map(Written::Over),

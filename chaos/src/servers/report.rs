@@ -1,4 +1,4 @@
-//! What a run has shown, in text.
+//! The result of a run, as text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;

@@ -203,7 +203,7 @@ rx="1.5"><title>{title}</title></rect>"#
         }
     }
 
-    /// Each exclusive hold is a step: a line that goes down would be a broken promise.
+    /// Each exclusive hold is a step: a line that falls would be a broken promise.
     fn fences(&mut self, its: &[&Claim]) {
         let held = its.iter().filter(|claim| claim.exclusive);
         let mut held: Vec<(u64, u64)> = held.filter_map(|claim| claim.held).collect();

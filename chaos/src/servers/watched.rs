@@ -1,6 +1,6 @@
-//! A master with two replicas and three sentinels. Everybody reaches a data node through its link;
-//! replicas and sentinels come from another address than clients, so that they alone can be cut
-//! off.
+//! A master with two replicas and three Sentinels. All connections to a data node go through its
+//! link; replicas and Sentinels use another address than clients, so that they can be cut off
+//! separately.
 
 use std::net::Ipv4Addr;
 
@@ -11,17 +11,17 @@ use super::deployment::{Deployment, is_master};
 use super::plan::Kind;
 use super::worker::Reach;
 
-/// Where replicas and sentinels come from.
+/// The address that replicas and Sentinels connect from.
 const SERVERS: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 2);
 const REPLICAS: usize = 2;
 const SENTINELS: usize = 3;
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct Watched {
     nodes: Vec<Server>,
     links: Vec<Proxy>,
     sentinels: Vec<Server>,
-    /// The node that the present fault is about.
+    /// The node that the current fault affects.
     hit: Option<usize>,
 }
 

@@ -17,10 +17,10 @@ use super::register::Register;
 
 /// How many of them work at the same time in one process.
 const TASKS: u64 = 2;
-/// After the faults, every lock must be acquired within so long. It is far longer than a lease and
-/// a quarantine take, so that a busy machine is no reason.
+/// After the faults, every lock must be acquired within this time. It is far longer than a lease
+/// and a quarantine take, also on a busy machine.
 const RECOVERY: Duration = Duration::from_secs(90);
-/// Releases that are on their way when the process ends get this long.
+/// How long releases that are not delivered yet may take when the process ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// How the nodes are reached.
@@ -39,7 +39,7 @@ pub enum Reach {
 pub struct Job {
     /// Its number; a process that replaces a killed one has another.
     pub client: u32,
-    /// What it does follows from this, and from what it is told.
+    /// Its choices depend on this, and on the results of its requests.
     pub seed: u64,
     /// How the nodes are reached.
     pub reach: Reach,
@@ -105,8 +105,8 @@ fn client(job: &Job) -> Result<Redlock, Error> {
     builder.connect_lazy()
 }
 
-/// Works until a line comes, then acquires every lock once more. Ends at once if the runner is
-/// gone.
+/// Works until a line arrives, then acquires every lock once more. Ends at once if the runner has
+/// ended.
 pub async fn work(job: Job) -> Result<(), String> {
     if job.no_write_back {
         plant(Flaw::NoWriteBack);
@@ -143,7 +143,7 @@ pub async fn work(job: Job) -> Result<(), String> {
     Ok(())
 }
 
-/// Acquires every lock once after the faults: nothing may stand in the way for long.
+/// Acquires every lock once after the faults: nothing may prevent that for long.
 async fn recover(client: &Redlock, journal: &Journal, job: &Job) -> Result<(), String> {
     for lock in &job.locks {
         let claim = journal.claim();
@@ -162,7 +162,7 @@ async fn recover(client: &Redlock, journal: &Journal, job: &Job) -> Result<(), S
     Ok(())
 }
 
-/// What a new guard says, and when. One that is over already claims nothing.
+/// What a new guard reports, and when. A guard that is no longer valid claims nothing.
 fn held(guard: &Guard, asked: u64) -> (u64, What) {
     let (at, fence) = (now(), guard.fence());
     let end = micros(guard.valid_until());
@@ -188,7 +188,7 @@ struct Worker {
     job: Job,
 }
 
-/// What a worker wants at the moment.
+/// The current request of a worker.
 struct Wish {
     claim: u64,
     lock: Lock,
@@ -268,9 +268,9 @@ impl Worker {
         acquired.ok()
     }
 
-    /// Uses the lock: looks at the guard now and then, and counts up the register.
+    /// Uses the lock: checks the guard now and then, and increments the register.
     async fn hold(&mut self, wish: &Wish, guard: &Guard) {
-        // Some do not look whether the lock is still theirs: then only the fence protects.
+        // Some do not check whether they still hold the lock: then only the fence protects.
         let careless = self.rng.u8(0..4) == 0;
         let steps = match self.rng.u8(0..10) {
             0 => 12,
@@ -281,9 +281,10 @@ impl Worker {
             if self.is_over() {
                 return;
             }
-            let read = match wish.shared {
-                true => None,
-                false => self.register.read(&wish.name, guard.fence()),
+            let read = if wish.shared {
+                None
+            } else {
+                self.register.read(&wish.name, guard.fence())
             };
             sleep(millis(self.rng.u64(0..=longest))).await;
             if !self.look(wish, guard) && !careless {
@@ -298,21 +299,22 @@ impl Worker {
         }
     }
 
-    /// Whether the guard says that it is held. The clock is read first: what is said later holds at
-    /// that moment, too.
+    /// Whether the guard reports that it is held. The clock is read first: what is reported
+    /// later is also true at that moment.
     fn look(&self, wish: &Wish, guard: &Guard) -> bool {
         let at = now();
         let until = micros(guard.valid_until());
         let is_valid = guard.is_valid();
-        let what = match is_valid {
-            true => What::Valid { until },
-            false => What::Lost,
+        let what = if is_valid {
+            What::Valid { until }
+        } else {
+            What::Lost
         };
         self.journal.write(at, wish.claim, what);
         is_valid
     }
 
-    /// The same owner enters the lock once more and leaves it.
+    /// The same owner re-enters the lock and releases the re-entry.
     async fn enter_again(&mut self, wish: &Wish, guard: &Guard) {
         let asked = now();
         let Ok(inner) = wish.lock.try_acquire().await else {

@@ -1,5 +1,5 @@
-//! The commands of a simulated server: the LOCK commands, asked of the real core, and those of the
-//! server that the client sends. Everything else is refused.
+//! The commands of a simulated server: the LOCK commands, which the real core decides, and those of
+//! the server that the client sends. Everything else is refused.
 
 use redislock_core::fence::FenceError;
 use redislock_core::lock::{Mode, Refusal, Terms};
@@ -13,7 +13,7 @@ use super::network::ConnectionId;
 use super::node::{Memory, Node};
 use super::resp::Reply;
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Debug)]
 pub enum Done {
     Reply(Reply),
@@ -87,7 +87,7 @@ impl<'a> Args<'a> {
     }
 }
 
-/// The longest lease that may be asked for, ms.
+/// The longest lease that may be requested, ms.
 fn longest_lease(node: &Node) -> u64 {
     match node.setup.quarantine {
         0 => node.setup.max_ttl,
@@ -104,15 +104,8 @@ fn acquire(
 ) -> Result<Done, Refused> {
     let keys = args.keys(several)?;
     let mut terms = Terms {
-        token: args.token()?,
-        ttl: args.ttl(node)?,
-        mode: Mode::Exclusive,
-        once: false,
-        fence: None,
-        max_hold: None,
-        owner: None,
-        ephemeral: false,
         connection: Some(connection.name()),
+        ..Terms::exclusive(args.token()?, args.ttl(node)?)
     };
     let (mut block, mut shared, mut limit) = (None, false, None);
     while !args.is_empty() {
@@ -181,10 +174,12 @@ fn extend(
 ) -> Result<Reply, Refused> {
     let keys = args.keys(several)?;
     let (token, ttl) = (args.token()?, args.ttl(node)?);
-    let fence = match args.is_empty() {
-        true => None,
-        false if args.next()? == b"FENCE" => Some(args.number()?),
-        false => return Err("ERR unknown option".to_owned()),
+    let fence = if args.is_empty() {
+        None
+    } else if args.next()? == b"FENCE" {
+        Some(args.number()?)
+    } else {
+        return Err("ERR unknown option".to_owned());
     };
     let (now, name) = (node.now(time), Some(connection.name()));
     let mut replies = Vec::with_capacity(keys.len());
@@ -204,9 +199,10 @@ fn extend(
 }
 
 fn one_or_all(replies: &mut dyn Iterator<Item = Reply>, several: bool) -> Reply {
-    match several {
-        true => Reply::Array(replies.collect()),
-        false => replies.next().unwrap_or(Reply::Null),
+    if several {
+        Reply::Array(replies.collect())
+    } else {
+        replies.next().unwrap_or(Reply::Null)
     }
 }
 

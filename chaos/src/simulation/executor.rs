@@ -84,7 +84,7 @@ struct Set {
 }
 
 impl Set {
-    /// Some member, at or after a place that chance chooses.
+    /// A member at or after a random place.
     fn take(&mut self, rng: &mut fastrand::Rng) -> Option<usize> {
         let words = self.bits.len();
         if self.bits.iter().all(|word| *word == 0) {
@@ -148,14 +148,14 @@ struct Running {
     waker: Waker,
 }
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct Executor {
     world: Shared,
     rng: fastrand::Rng,
     ready: Arc<Ready>,
     tasks: Vec<Option<Running>>,
     free: Vec<usize>,
-    /// Tasks of paused machines that can run when those go on.
+    /// Tasks of paused machines that can run when their machines continue.
     parked: Vec<Vec<usize>>,
     processes: Vec<Rc<Process>>,
     spawned: Spawned,
@@ -281,7 +281,7 @@ impl Executor {
         }
     }
 
-    /// Drops the tasks of a process. Nothing that they do meanwhile has an effect.
+    /// Drops the tasks of a process. What they do while they are dropped has no effect.
     fn kill(&mut self, process: usize) {
         self.processes[process].alive.set(false);
         for task in 0..self.tasks.len() {

@@ -1,8 +1,8 @@
 //! The results that the clients saw, and the checks of them.
 //!
-//! A claim is what a guard says: held until this reading of the machine's clock. It is over when
+//! A claim is what a guard reports: held until this reading of the machine's clock. It is over when
 //! the holder begins to release. Claims are written into a journal, in true time, which the checker
-//! of the testkit judges in the end, as it does for real servers. What only a simulation can see is
+//! of the testkit checks at the end, as for real servers. What only a simulation can see is
 //! checked at the moment at which it happens: whether a majority of the nodes backs a claim.
 
 use std::collections::BTreeSet;
@@ -18,9 +18,9 @@ use super::world::{Event, World};
 /// A promise that can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Check {
-    /// Two that exclude each other claim a lock at the same time (G2).
+    /// Two owners that exclude each other claim a lock at the same time (G2).
     Overlap,
-    /// A guard says that it is still held, and somebody else has held the lock since.
+    /// A guard reports that it is still held, and another owner has held the lock since.
     FalselyHeld,
     /// A guard claims a lock that no majority of the nodes keeps for it.
     Unbacked,
@@ -69,7 +69,7 @@ impl fmt::Display for Violation {
     }
 }
 
-/// What a guard says.
+/// What a guard reports.
 #[derive(Clone, Debug)]
 pub struct Claim {
     pub machine: usize,
@@ -77,7 +77,7 @@ pub struct Claim {
     pub exclusive: bool,
     pub fence: u64,
     pub token: Vec<u8>,
-    /// When it was asked for.
+    /// When it was requested.
     pub invoked: Time,
     /// Until when it is held, by its machine's clock, in microseconds.
     until: u64,
@@ -110,10 +110,10 @@ pub struct Counts {
     pub recovery: Time,
 }
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct History {
     claims: Vec<Claim>,
-    /// What the clients would write down, in true time.
+    /// The journal that the clients would write, in true time.
     pub journal: Vec<Entry>,
     registers: Vec<Register>,
     pub violation: Option<Violation>,
@@ -233,7 +233,7 @@ impl World {
         !claim.released && clock < claim.until
     }
 
-    /// Whether a majority of the nodes keeps everybody else from these locks.
+    /// Whether a majority of the nodes refuses these locks to all other owners.
     fn check_backed(&mut self, id: usize) {
         let claim = &self.history.claims[id];
         let Some(token) = Token::new(&claim.token) else {
@@ -279,7 +279,7 @@ impl World {
         self.history.note(now, || format!("claim {id} is released"));
     }
 
-    /// A holder reads the register of a lock. `None`: it is fenced off.
+    /// A holder reads the register of a lock. `None`: its fence is too low.
     pub fn read_register(&mut self, lock: usize, fence: u64) -> Option<u64> {
         let register = &mut self.history.registers[lock];
         if fence < register.fence {
@@ -290,7 +290,7 @@ impl World {
         Some(register.value)
     }
 
-    /// A holder writes the register of a lock, one more than it has `read`.
+    /// A holder writes the register of a lock: `read` plus one.
     pub fn write_register(&mut self, id: usize, lock: usize, read: u64) {
         let now = self.now();
         let fence = self.history.claims[id].fence;
@@ -340,7 +340,7 @@ impl World {
         }
     }
 
-    /// Everything is over: nothing may be left, and everybody must have got every lock.
+    /// The end of a run: nothing may be left, and every client must have acquired every lock.
     pub fn check_end(&mut self) {
         for machine in 0..self.machines.len() {
             if !self.history.recovered.contains(&machine) {

@@ -2,7 +2,7 @@
 //! ([`redislock_core`]) in one process, with simulated time, network, machines and disks.
 //!
 //! Everything that happens follows from a seed: the deployment, what the clients do, which faults
-//! befall them (`plan.rs`), how long each packet takes (`network.rs`), and which of the tasks that
+//! occur (`plan.rs`), how long each packet takes (`network.rs`), and which of the tasks that
 //! can run runs next (`executor.rs`). Time is that of a Tokio runtime that is paused: it jumps to
 //! the next timer when nothing can run, in whole milliseconds. `history.rs` has the checks.
 
@@ -35,7 +35,7 @@ pub use plan::{FLAWS, Fault, Plan, Planted};
 pub use reduce::reduce;
 use world::{Shared, World, poll_world};
 
-/// What came of a simulation.
+/// The result of a simulation.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// The first promise that was broken.
@@ -61,7 +61,7 @@ pub fn run(plan: &Plan, tracing: bool) -> std::io::Result<Outcome> {
         .start_paused(true)
         .build()?;
     let plan = Arc::new(plan.clone());
-    // One poll runs all tasks, so their number must not count as one task's greed.
+    // One poll runs all tasks, so Tokio's budget for a single task must not apply.
     Ok(runtime.block_on(tokio::task::unconstrained(simulate(plan, tracing))))
 }
 
@@ -102,7 +102,7 @@ fn trace_of(world: &mut World) -> Vec<(u64, String)> {
         .collect()
 }
 
-/// Lets happen what is due, and sleeps until the next.
+/// Runs the events that are due, and sleeps until the next one.
 async fn drive(world: Shared) {
     let mut timer: Option<Pin<Box<Sleep>>> = None;
     poll_fn(|cx| {

@@ -38,7 +38,7 @@ pub struct Link {
     pub lossy: u64,
 }
 
-/// How far the client's side of a connection has come.
+/// The state of the client's side of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stage {
     Connecting,
@@ -48,7 +48,7 @@ pub enum Stage {
     Closed,
 }
 
-/// What is under way in one direction.
+/// What is in transit in one direction.
 #[derive(Debug, Default)]
 struct Pipe {
     chunks: VecDeque<Chunk>,
@@ -86,7 +86,7 @@ pub struct Connection {
 const RETRANSMIT: u64 = 200;
 /// The first packet of a connection is sent again after this long.
 const CONNECT_AGAIN: Time = SECOND;
-/// After so long without a sign of the other side a connection is given up (TCP_USER_TIMEOUT).
+/// A connection ends if the other side does not acknowledge for this long (TCP_USER_TIMEOUT).
 const GIVE_UP: Time = 10 * SECOND;
 
 impl World {
@@ -307,7 +307,7 @@ impl World {
                 None => self.server_closes(id),
             },
             State::Paused if is_known => self.backlog[place].push_back((id, bytes)),
-            // Nobody knows this connection here, and the kernel says so.
+            // No process here has this connection, and the kernel resets it.
             _ if bytes.is_some() => self.later(id, Event::Break(id, ErrorKind::ConnectionReset)),
             _ => {}
         }
@@ -320,13 +320,13 @@ impl World {
                 connection.inbox.extend(bytes);
                 self.wake(id);
             }
-            // The machine answers that there is no such connection any more.
+            // The machine resets a connection that no longer exists.
             (Some(_), Stage::Closed | Stage::Broken(_)) => self.server_closes(id),
             _ => {}
         }
     }
 
-    /// What came in while the process of the node was paused.
+    /// Delivers what arrived while the process of the node was paused.
     pub fn read_backlog(&mut self, node: usize) {
         while let Some((id, bytes)) = self.backlog[node].pop_front() {
             self.arrive_at_node(id, bytes);

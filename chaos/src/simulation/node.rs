@@ -32,7 +32,7 @@ pub enum Memory {
 /// A protection that a node can be run without.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NodeFlaw {
-    /// It grants at once after it has forgotten what it granted.
+    /// It grants at once after it has lost its grants.
     NoQuarantine,
     /// It starts again without its fence counter.
     CounterNotSaved,
@@ -88,9 +88,9 @@ pub struct Session {
 pub enum State {
     Running,
     Paused,
-    /// The process is gone, the machine is there and says so.
+    /// The process has ended; the machine is up and resets its connections.
     Down,
-    /// The machine is gone, too.
+    /// The machine is down too.
     PowerLost,
 }
 
@@ -98,7 +98,7 @@ pub enum State {
 #[derive(Clone, Copy, Debug)]
 pub struct Setup {
     pub clock: Clock,
-    /// The wall clock less the monotonic one, in microseconds.
+    /// The wall clock minus the monotonic one, in microseconds.
     pub wall: i64,
     pub memory: Memory,
     /// `lock.quarantine`, ms; 0: off.
@@ -114,7 +114,7 @@ impl Setup {
     }
 }
 
-/// See the module's text.
+/// Described at the top of this file.
 #[derive(Debug)]
 pub struct Node {
     pub setup: Setup,
@@ -128,7 +128,7 @@ pub struct Node {
     waiters: BTreeMap<WaiterId, ConnectionId>,
     written: Disk,
     synced: Disk,
-    /// What was asked and replied since the last look, if somebody looks.
+    /// Requests and replies since they were last read, if a trace is wanted.
     pub journal: Option<Vec<String>>,
     /// Replies to be sent.
     pub outbox: Vec<(ConnectionId, Vec<u8>)>,
@@ -324,7 +324,7 @@ impl Node {
         }
     }
 
-    /// Tells one who waited. What it has sent meanwhile is to be read next.
+    /// Replies to a waiter. What it has sent in the meantime is read next.
     fn answer(&mut self, id: WaiterId, answer: &Answer) -> Option<ConnectionId> {
         let connection = self.waiters.remove(&id)?;
         let session = self.sessions.get_mut(&connection)?;
@@ -379,8 +379,8 @@ impl Node {
         Some(self.setup.clock.when(next.0))
     }
 
-    /// Whether `token` surely keeps everybody else from the lock, or the node does: it grants
-    /// nothing while it is down or in quarantine.
+    /// Whether this node surely refuses the lock to all other owners: `token` holds it, or the node
+    /// grants nothing because it is down or in quarantine.
     pub fn keeps(&self, key: &Key, token: &Token, time: Time) -> bool {
         if !matches!(self.state, State::Running | State::Paused) {
             return true;

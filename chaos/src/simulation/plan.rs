@@ -1,4 +1,4 @@
-//! What a seed stands for: a deployment, its clients, and the faults that befall them.
+//! The plan of a seed: a deployment, its clients, and the faults.
 
 use std::fmt;
 
@@ -11,8 +11,8 @@ use super::node::{Memory, NodeFlaw};
 pub const LENGTH: Time = 60 * SECOND;
 /// When the last fault has ended and the workers stop; what follows is recovery.
 pub const HEALED: Time = 32 * SECOND;
-/// A quarantine from which on fences are promised over a loss of memory: FENCE may lead by 10 s,
-/// and the clocks of the nodes may differ by two more.
+/// The shortest quarantine with which fences are promised after a loss of data: FENCE may lead by
+/// 10 s, and the clocks of the nodes may differ by two more.
 const LONG_QUARANTINE: u64 = 12_500;
 
 /// One fault.
@@ -36,7 +36,7 @@ pub enum Kind {
         up: bool,
         down: bool,
     },
-    /// Every machine reaches all nodes but one, and each another one.
+    /// Every machine reaches all nodes but one, each machine a different set.
     Ring,
     /// Packets take this many more milliseconds.
     Slow {
@@ -71,7 +71,7 @@ impl fmt::Display for Fault {
     }
 }
 
-/// A protection that is left out, to see that the simulation notices.
+/// A protection that is left out, to check that the simulation notices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Planted {
     /// In every client.
@@ -96,10 +96,10 @@ pub const FLAWS: [(&str, Planted); 6] = [
     ),
 ];
 
-/// See the module's text.
+/// Described at the top of this file.
 #[derive(Clone, Debug)]
 pub struct Plan {
-    /// Where the rest comes from.
+    /// The seed that determines the rest.
     pub seed: u64,
     /// Masters.
     pub nodes: usize,
@@ -214,9 +214,10 @@ impl Plan {
     /// clocks that roughly agree no lock is granted.
     pub fn wall_error(&self, node: usize) -> i64 {
         let may_be_wild = self.nodes == 1 || node < self.nodes / 2;
-        match self.wild_clocks && may_be_wild {
-            true => 3_600 * SECOND as i64,
-            false => SECOND as i64 / 4,
+        if self.wild_clocks && may_be_wild {
+            3_600 * SECOND as i64
+        } else {
+            SECOND as i64 / 4
         }
     }
 

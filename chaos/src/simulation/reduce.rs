@@ -3,7 +3,7 @@
 use super::plan::Plan;
 use super::{Outcome, run};
 
-/// The smallest plan that was found, and what came of it, with its trace.
+/// The smallest plan that was found, and its result, with its trace.
 ///
 /// It leaves out faults, first many at once and then single ones, then workers, locks and
 /// other features of the plan, and shortens the faults that are left.

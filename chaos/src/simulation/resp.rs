@@ -1,6 +1,6 @@
 //! The protocol of the server, as far as the client speaks it: commands in, replies out.
 
-/// Takes the next whole command off the front of `input`. `Err`: this is no command.
+/// Removes the next complete command from the front of `input`. `Err`: this is not a command.
 pub fn take_command(input: &mut Vec<u8>) -> Result<Option<Vec<Vec<u8>>>, Malformed> {
     let mut reader = Reader {
         bytes: input,
@@ -34,7 +34,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// A line such as `*3`; `None` if it is not whole yet.
+    /// A line such as `*3`; `None` if it is not complete yet.
     fn header(&mut self, kind: u8) -> Result<Option<usize>, Malformed> {
         let rest = self.bytes.get(self.at..).unwrap_or_default();
         let Some(end) = rest.windows(2).position(|pair| pair == b"\r\n") else {
@@ -81,7 +81,7 @@ pub enum Reply {
 }
 
 impl Reply {
-    /// Writes the reply, as version 3 of the protocol has it or as version 2 does.
+    /// Writes the reply in version 3 or version 2 of the protocol.
     pub fn write(&self, resp3: bool, out: &mut Vec<u8>) {
         let mut line = |text: String| out.extend_from_slice(text.as_bytes());
         match self {
@@ -96,9 +96,10 @@ impl Reply {
                 items.iter().for_each(|item| item.write(resp3, out));
             }
             Self::Map(fields) => {
-                match resp3 {
-                    true => line(format!("%{}\r\n", fields.len())),
-                    false => line(format!("*{}\r\n", 2 * fields.len())),
+                if resp3 {
+                    line(format!("%{}\r\n", fields.len()))
+                } else {
+                    line(format!("*{}\r\n", 2 * fields.len()))
                 }
                 for (name, value) in fields {
                     Self::Text((*name).to_owned()).write(resp3, out);

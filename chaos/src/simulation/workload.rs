@@ -1,5 +1,5 @@
 //! What the clients do: workers that acquire locks, use a register under them, and release them;
-//! and after the faults, one acquisition of every lock by everybody.
+//! and after the faults, every client acquires every lock once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use super::history::{Check, Claim, name_of};
 use super::plan::{HEALED, LENGTH, Plan};
 use super::world::Shared;
 
-/// After the faults, every lock must be acquired within so long. Until then leases, quarantines and
-/// pauses before retries end, and everybody has every lock once.
+/// After the faults, every lock must be acquired within this time. Until then leases, quarantines
+/// and pauses before retries end, and every client acquires every lock once.
 const RECOVERY: Time = LENGTH - HEALED - 6_000 * MILLI;
 
-/// Who holds a lock for long looks at it so often.
+/// How often a holder with a long hold checks its guard.
 const MANY_STEPS: u64 = 30;
 
 /// A client of all nodes, connected in the background.
@@ -44,7 +44,7 @@ pub struct Worker {
     plan: Arc<Plan>,
 }
 
-/// What a worker asks for.
+/// The request of a worker.
 struct Wish {
     lock: Lock,
     locks: Vec<usize>,
@@ -81,9 +81,10 @@ impl Worker {
 
     fn wish(&mut self) -> Wish {
         let rng = &mut self.rng;
-        let locks = match self.plan.locks > 1 && rng.u8(0..6) == 0 {
-            true => (0..self.plan.locks).collect(),
-            false => vec![rng.usize(0..self.plan.locks)],
+        let locks = if self.plan.locks > 1 && rng.u8(0..6) == 0 {
+            (0..self.plan.locks).collect()
+        } else {
+            vec![rng.usize(0..self.plan.locks)]
         };
         let shortest = 3 * self.plan.node_timeout + 20;
         let ttl = rng.u64(shortest..=self.plan.longest_ttl.max(shortest));
@@ -145,9 +146,9 @@ impl Worker {
         self.world.lock().acquired(claim, until)
     }
 
-    /// Uses the lock: looks at the guard now and then, and counts up the register of each lock.
+    /// Uses the lock: checks the guard now and then, and increments the register of each lock.
     async fn hold(&mut self, wish: &Wish, guard: &Guard, claim: usize) {
-        // Some do not look whether the lock is still theirs: then only the fence protects.
+        // Some do not check whether they still hold the lock: then only the fence protects.
         let careless = self.rng.u8(0..4) == 0;
         // And some hold it for long, without renewal until it is lost.
         let steps = match self.rng.u8(0..6) {
@@ -210,7 +211,7 @@ impl Worker {
     }
 }
 
-/// What the guard says, in microseconds of its machine's clock; `None`: it is not held any more.
+/// What the guard reports, in microseconds of its machine's clock; `None`: it is no longer held.
 fn valid_until(guard: &Guard) -> Option<u64> {
     let until = guard.valid_until().since_boot().as_micros();
     guard
@@ -218,7 +219,7 @@ fn valid_until(guard: &Guard) -> Option<u64> {
         .then(|| u64::try_from(until).unwrap_or(u64::MAX))
 }
 
-/// Acquires every lock once after the faults: nothing may stand in the way for long.
+/// Acquires every lock once after the faults: nothing may prevent that for long.
 pub async fn recover(world: Shared, client: Redlock, machine: usize) {
     let (healed, plan) = {
         let world = world.lock();

@@ -55,7 +55,7 @@ pub struct Machine {
     pub process: Option<usize>,
 }
 
-/// See the module's text.
+/// Described at the top of this file.
 pub struct World {
     pub plan: Arc<Plan>,
     pub rng: fastrand::Rng,
@@ -65,11 +65,11 @@ pub struct World {
     pub connections: Vec<Connection>,
     /// What has arrived at nodes that are paused.
     pub backlog: Vec<VecDeque<(ConnectionId, Option<Vec<u8>>)>>,
-    /// The network is as good as it gets.
+    /// The network has no faults.
     pub quiet: bool,
     pub history: History,
     pub orders: Vec<Order>,
-    /// Two runs of one seed have the same.
+    /// Equal for two runs of one seed.
     pub digest: u64,
     /// How many events have happened.
     pub count: u64,
@@ -193,7 +193,7 @@ impl World {
         self.digest = mixed ^ (mixed >> 29);
     }
 
-    /// Lets a node do something, sends its replies, and comes back when something is due there.
+    /// Lets a node do something, sends its replies, and schedules the next event there.
     pub fn at_node(&mut self, place: usize, act: impl FnOnce(&mut Node, Time)) {
         let time = self.now();
         let node = &mut self.nodes[place];
@@ -267,9 +267,12 @@ impl World {
         let word = if begins { "begins" } else { "ends" };
         self.history
             .note(self.now(), || format!("fault {word}: {kind:?}"));
-        let step = |count: &mut u32| match begins {
-            true => *count += 1,
-            false => *count = count.saturating_sub(1),
+        let step = |count: &mut u32| {
+            if begins {
+                *count += 1
+            } else {
+                *count = count.saturating_sub(1)
+            }
         };
         match kind {
             Kind::Cut {
@@ -373,8 +376,8 @@ fn node_digest(node: &Node) -> u64 {
     node.table.fence() ^ (locks << 56) ^ ((node.table.waiters() as u64) << 48)
 }
 
-/// Lets happen what is due, one event at each call, so that tasks run in between. Says when the
-/// next is due.
+/// Runs one event that is due at each call, so that tasks run in between. Returns when the
+/// next one is due.
 pub fn poll_world(world: &Shared, cx: &mut Context<'_>) -> Poll<Option<Instant>> {
     let mut world = world.lock();
     let now = world.now();

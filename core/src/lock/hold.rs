@@ -29,6 +29,24 @@ pub struct Terms {
     pub connection: Option<u64>,
 }
 
+impl Terms {
+    /// A request for the exclusive lock, without options.
+    #[must_use]
+    pub fn exclusive(token: Token, ttl: Micros) -> Self {
+        Self {
+            token,
+            ttl,
+            mode: Mode::Exclusive,
+            once: false,
+            fence: None,
+            max_hold: None,
+            owner: None,
+            ephemeral: false,
+            connection: None,
+        }
+    }
+}
+
 /// One owner's hold.
 #[derive(Clone, Debug)]
 pub struct Hold {

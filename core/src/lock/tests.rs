@@ -15,19 +15,8 @@ fn token(name: &str) -> Token {
     Token::new(name.as_bytes()).expect("a token")
 }
 
-/// What is asked for when nothing special is: the exclusive lock.
 fn terms(token: &Token, ttl: Micros) -> Terms {
-    Terms {
-        token: token.clone(),
-        ttl,
-        mode: Mode::Exclusive,
-        once: false,
-        fence: None,
-        max_hold: None,
-        owner: None,
-        ephemeral: false,
-        connection: None,
-    }
+    Terms::exclusive(token.clone(), ttl)
 }
 
 fn held(mode: Mode, owners: &[(&str, u64)]) -> Lock {

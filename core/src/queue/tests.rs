@@ -20,15 +20,8 @@ fn token(n: u32) -> Token {
 
 fn terms(owner: u32, mode: Mode) -> Terms {
     Terms {
-        token: token(owner),
-        ttl: Micros(10),
         mode,
-        once: false,
-        fence: None,
-        max_hold: None,
-        owner: None,
-        ephemeral: false,
-        connection: None,
+        ..Terms::exclusive(token(owner), Micros(10))
     }
 }
 
@@ -89,12 +82,25 @@ fn take(step: Step, queues: &mut Queues, list: &mut Vec<Listed>) -> Result<(), T
         Step::Leave(_) if list.is_empty() => {}
         Step::Leave(at) => {
             let one = list.remove(at.index(list.len()));
-            let left = queues.leave(one.id).map(|(waiter, _)| waiter);
+            let left = queues.leave(one.id);
+            compare_left(left.as_ref(), &one, list)?;
+            let left = left.map(|left| left.waiter);
             prop_assert_eq!(left.map(|left| left.keys.len()), Some(one.keys.len()));
             prop_assert!(queues.leave(one.id).is_none());
             prop_assert!(queues.get(one.id).is_none());
         }
     }
+    Ok(())
+}
+
+/// What is known of a request that has left.
+fn compare_left(left: Option<&Left>, one: &Listed, list: &[Listed]) -> Result<(), TestCaseError> {
+    let next = left.map(|left| left.next.to_vec());
+    let first = |n: &u32| list.iter().find(|one| one.keys.contains(n));
+    let expected = one.keys.iter().map(|n| first(n).map(|one| one.id));
+    prop_assert_eq!(next, Some(expected.collect()));
+    let owner_waits = list.iter().any(|other| other.owner == one.owner);
+    prop_assert_eq!(left.map(|left| left.owner_waits), Some(owner_waits));
     Ok(())
 }
 
@@ -201,7 +207,7 @@ fn a_queue_knows_the_lock_at_its_key_and_the_last_to_leave_is_told() {
     assert_eq!(known(&queues, 0), Some(lock), "it is another one");
     queues.forget_lock(&key(1), other);
     assert_eq!(known(&queues, 1), None);
-    let mut told = |id| queues.leave(id).map(|(_, locks)| locks);
+    let mut told = |id| queues.leave(id).map(|left| left.emptied);
     assert_eq!(told(first), Some(vec![]));
     assert_eq!(told(second), Some(vec![lock]));
 }

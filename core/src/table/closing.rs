@@ -41,6 +41,7 @@ impl Table {
     /// before.
     pub fn hang_up(&mut self, connection: u64, end: MonoTime, now: Now) {
         if let Some(holds) = self.connections.remove(&connection) {
+            self.give_room_back();
             let end = self.clock.at(end.max(now.mono));
             if holds.len() > SOON_DONE {
                 // Those who wait for one of them do not have to wait for its turn.
@@ -63,12 +64,13 @@ impl Table {
             if self.has_looked_enough(looked) {
                 return;
             }
-            let Some((&connection, closing)) = self.closing.iter_mut().next() else {
+            let Some(mut first) = self.closing.first_entry() else {
                 return;
             };
+            let (connection, closing) = (*first.key(), first.get_mut());
             let (end, hold) = (closing.end, closing.holds.pop_first());
             if closing.holds.is_empty() {
-                self.closing.remove(&connection);
+                first.remove();
             }
             if let Some((id, token)) = hold
                 && self.end_tie(id, &token, connection, end)

@@ -12,12 +12,12 @@
 //!    what its queue depends on, so only the others are followed.
 //! 3. Only where every holder of a full semaphore waits, too: `progress.rs` finds the owners that
 //!    cannot continue, within what step 2 has reached.
-//! 4. [`Search::find_stuck`] decides exactly: from which of them a chain of waits leads to the
-//!    newcomer.
+//! 4. [`Stuck`] decides exactly: from which of them a chain of waits leads to the newcomer.
 
 mod progress;
 mod queue;
 mod search;
+mod stuck;
 
 use std::cell::Cell;
 
@@ -25,6 +25,7 @@ use foldhash::{HashMap, HashSet};
 
 use progress::Progress;
 use search::Search;
+use stuck::Stuck;
 
 use super::{Answer, Denial, Table};
 use crate::lock::{Lock, Mode, Terms};
@@ -34,12 +35,13 @@ use crate::small::SmallSet;
 use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
-/// What each owner holds that others may wait for: every shared lock (who waits for one is not told
-/// to each of its holders), and each exclusive lock that is waited for.
+/// What each owner holds that others may wait for: every shared lock, and each exclusive lock that
+/// has waiters. A shared lock may have very many holders, so nothing is changed for each of them
+/// when the first waiter comes.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     by_owner: HashMap<Token, SmallSet<LockId>>,
-    /// Those of the owners who wait themselves: mostly nobody, whatever the number of the others.
+    /// The owners among them that wait: usually none, however many owners there are.
     waiting: HashSet<Token>,
     /// How many holders or owners [`Holdings::waiting_holders`] has looked at.
     seen: Cell<u64>,
@@ -47,41 +49,49 @@ pub(super) struct Holdings {
 
 impl Holdings {
     pub(super) fn add(&mut self, token: &Token, id: LockId, queues: &Queues) {
-        match self.by_owner.get_mut(token) {
-            Some(held) => held.insert(id),
-            None => {
-                let mut held = SmallSet::default();
-                held.insert(id);
-                self.by_owner.insert(token.clone(), held);
-                if queues.has(token) {
-                    self.waiting.insert(token.clone());
-                }
-            }
+        self.add_of(token, id, || queues.has(token));
+    }
+
+    /// [`Holdings::add`] where it is known whether the owner waits, so that its token need not be
+    /// looked up among those who do.
+    pub(super) fn add_of(&mut self, token: &Token, id: LockId, waits: impl FnOnce() -> bool) {
+        // Hashed once, which is worth a copy of the token.
+        let held = self.by_owner.entry(token.clone()).or_default();
+        let is_new = held.is_empty();
+        held.insert(id);
+        if is_new && waits() {
+            self.waiting.insert(token.clone());
         }
     }
 
     pub(super) fn remove(&mut self, token: &Token, id: LockId) {
-        if let Some(held) = self.by_owner.get_mut(token) {
-            held.remove(&id);
-            if held.is_empty() {
-                self.by_owner.remove(token);
-                if self.by_owner.is_empty() && self.by_owner.capacity() > KEPT {
-                    self.by_owner = HashMap::default();
-                }
-                self.waits_no_more(token);
-            }
+        // Mostly it is all that the owner holds: so it is taken out first, and hashed once.
+        let Some((owner, mut held)) = self.by_owner.remove_entry(token) else {
+            return;
+        };
+        held.remove(&id);
+        if !held.is_empty() {
+            self.by_owner.insert(owner, held);
+            return;
         }
+        if self.by_owner.is_empty() && self.by_owner.capacity() > KEPT {
+            self.by_owner = HashMap::default();
+        }
+        self.waits_no_more(token);
     }
 
+    #[inline]
     pub(super) fn of(&self, token: &Token) -> Option<&SmallSet<LockId>> {
+        if self.by_owner.is_empty() {
+            return None;
+        }
         self.by_owner.get(token)
     }
 
     /// The holders of a lock who wait for something themselves. Costs as much as there are holders
     /// or owners who hold and wait, whichever are fewer.
     pub(super) fn waiting_holders<'a>(&'a self, lock: &'a Lock, queues: &Queues) -> Vec<&'a Token> {
-        let fewer = lock.holders().min(self.waiting.len());
-        self.seen.set(self.seen.get() + fewer as u64);
+        self.count_seen(lock.holders().min(self.waiting.len()));
         // An exclusive lock that nobody waits for is not among the holdings.
         if lock.holders() <= self.waiting.len().max(1) {
             let holders = lock.holds().map(|hold| &hold.token);
@@ -90,6 +100,10 @@ impl Holdings {
             let owners = self.waiting.iter();
             owners.filter(|token| lock.hold(token).is_some()).collect()
         }
+    }
+
+    fn count_seen(&self, many: usize) {
+        self.seen.set(self.seen.get() + many as u64);
     }
 
     /// An owner waits.
@@ -110,13 +124,13 @@ impl Holdings {
     }
 }
 
-/// Room for so many owners is kept when there are none any more: maps do not shrink by themselves.
+/// The capacity that an empty map keeps: maps do not shrink by themselves.
 const KEPT: usize = 1024;
 
-/// An owner with more holdings than this is searched for without looking at each of them first.
+/// For an owner with more holdings than this, the search starts without checking each of them.
 const HOLDINGS_LOOKED_AT: usize = 64;
 
-/// So many steps of a search take as long as a look at a waiter.
+/// This many steps of a search take as long as one look at a waiter.
 pub(super) const STEPS_IN_A_LOOK: u64 = 16;
 
 impl Table {
@@ -165,7 +179,15 @@ impl Table {
         terms: &Terms,
         now: LeaseTime,
     ) -> bool {
-        if self.queues.is_empty() || !self.holds_what_is_waited_for(&terms.token, now) {
+        if self.queues.is_empty() {
+            return false;
+        }
+        if self.is_sweeping() {
+            // Which lock is at which key is not known yet, nor who may overtake whom.
+            self.suspects.insert(terms.token.clone());
+            return false;
+        }
+        if !self.holds_what_is_waited_for(&terms.token, now) {
             return false;
         }
         let wanted: Vec<_> = keys
@@ -177,22 +199,20 @@ impl Table {
         let mut search = Search::new(self, Some(&terms.token), now);
         let deadlock = search.reaches_newcomer(&wanted) && {
             search.find_progress(&wanted);
-            search.find_stuck();
-            search.is_stuck(&wanted, terms.mode)
+            Stuck::find(&mut search, &terms.token).includes(&wanted, terms.mode)
         };
         self.deadlock_steps += search.steps;
         deadlock
     }
 
-    /// An owner waits for something else, and holds more or less than before: its waits are to be
-    /// searched again.
+    /// An owner that waits holds more or less than before: its waits have to be searched again.
     pub(super) fn suspect(&mut self, owner: &Token) {
         if self.queues.waits_of(owner).is_some() {
             self.suspects.insert(owner.clone());
         }
     }
 
-    /// Those who hold a lock that was moved or is gone are to be searched again, if they wait.
+    /// A lock was moved or is gone: those of its holders that wait have to be searched again.
     pub(super) fn suspect_holders(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty()) {
             let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
@@ -211,10 +231,19 @@ impl Table {
         };
         if let Mode::Shared { limit: Some(limit) } = entry.lock.mode()
             && entry.lock.holders() + 1 >= limit as usize
+            && self.may_be_overtaken(id)
         {
             self.suspect_holders(id);
         }
         self.suspect(owner);
+    }
+
+    /// Whether a waiter for this lock wants another key, too: in the queue of that one, the holders
+    /// of the lock may overtake it.
+    pub(super) fn may_be_overtaken(&self, id: LockId) -> bool {
+        let key = self.slots.get(id).and_then(|entry| self.waited_key(entry));
+        let queue = key.and_then(|key| self.queues.at(&key));
+        queue.is_some_and(|queue| !queue.linked.is_empty())
     }
 
     /// Refuses waits of suspects that have become part of a deadlock, one for each. If there are
@@ -274,7 +303,7 @@ impl Table {
     }
 }
 
-/// So many deadlocks are resolved by one search.
+/// One search resolves at most this many deadlocks.
 const RESOLVED_AT_ONCE: usize = 64;
 
 impl Search<'_> {

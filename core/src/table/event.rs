@@ -211,6 +211,10 @@ impl Table {
     /// A lock has come to a key by itself. The waiters there may be refused now; those who hold
     /// it may re-enter, or overtake its waiters.
     fn has_arrived(&mut self, id: LockId) {
+        // Very many come while a dataset is loaded.
+        if self.queues.is_empty() {
+            return;
+        }
         let Some(entry) = self.slots.get(id).filter(|entry| entry.queued) else {
             return;
         };

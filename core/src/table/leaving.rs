@@ -4,10 +4,8 @@
 //! of about [`AT_ONCE`] keys leave in one decision. The others are noted: they are granted nothing
 //! and keep nobody waiting from then on, and leave in slices ([`Table::time_out`]).
 
-use std::sync::Arc;
-
 use super::{Answer, Table};
-use crate::queue::{Waiter, WaiterId};
+use crate::queue::{Left, WaiterId};
 use crate::time::Now;
 use crate::token::{Key, Token};
 
@@ -16,15 +14,15 @@ pub(super) const AT_ONCE: usize = 128;
 
 impl Table {
     /// Takes a waiter out of its queues. Those behind it may be next.
-    pub(super) fn leave(&mut self, id: WaiterId) -> Option<Arc<Waiter>> {
-        let (waiter, emptied) = self.queues.leave(id)?;
-        if !self.queues.has(&waiter.terms.token) {
-            self.holdings.waits_no_more(&waiter.terms.token);
+    pub(super) fn leave(&mut self, id: WaiterId) -> Option<Left> {
+        let mut left = self.queues.leave(id)?;
+        if !left.owner_waits {
+            self.holdings.waits_no_more(&left.waiter.terms.token);
         }
         if !self.leaving.is_empty() {
             self.leaving.remove(&id);
         }
-        for lock in emptied {
+        for lock in left.emptied.drain(..) {
             // A queue that was not swept yet after a swap of databases names a lock that has moved
             // to another queue.
             if self.sweep.is_some() {
@@ -33,15 +31,13 @@ impl Table {
                 self.note_unqueued(lock);
             }
         }
-        for key in &waiter.keys {
-            let queue = self.queues.at(key);
-            let first = queue.and_then(|queue| queue.waiting.first());
+        for (key, next) in left.waiter.keys.iter().zip(&left.next) {
             // The queue is noted when those at its head have left, too.
-            if first.is_some_and(|first| !self.is_leaving(*first)) {
+            if next.is_some_and(|next| !self.is_leaving(next)) {
                 self.unserved.insert(key.clone());
             }
         }
-        Some(waiter)
+        Some(left)
     }
 
     /// Removes a waiter from its queues and gives the reason.

@@ -4,14 +4,15 @@
 //! Every call that may change something collects its consequences in an [`Output`]: which keys
 //! changed and how, and which waiters get a reply. The caller takes it with
 //! [`Table::take_output`] and applies it once. `output.rs` defines it, `request.rs` has the
-//! requests of clients, `outcome.rs` their results, `serve.rs` how waiters are granted,
-//! `leaving.rs` how they leave without a grant, `event.rs` what happens without a request,
-//! `legacy.rs` strings that count as locks.
+//! requests of clients, `grant.rs` what a grant does, `outcome.rs` the results of requests,
+//! `serve.rs` when waiters are granted, `leaving.rs` how they leave without a grant, `event.rs`
+//! what happens without a request, `legacy.rs` strings that count as locks.
 
 mod closing;
 mod deadlock;
 mod delivery;
 mod event;
+mod grant;
 mod leaving;
 mod legacy;
 mod order;
@@ -42,7 +43,7 @@ use foldhash::{HashMap, HashMapExt};
 use crate::fence::FenceCounter;
 use crate::lock::{Hold, Lock};
 use crate::quarantine::{Quarantine, Reason};
-use crate::queue::{Place, Queues, Waiter, WaiterId};
+use crate::queue::{Place, Queue, Queues, Waiter, WaiterId};
 use crate::replication_lease::ReplicationLease;
 use crate::slots::{LockId, Numbered, Slots};
 use crate::small::SmallSet;
@@ -181,7 +182,7 @@ pub struct Table {
     /// How often the role of this node has changed.
     role_changes: u32,
     /// The connections that have closed, and their holds that have not been ended yet.
-    closing: HashMap<u64, Closing>,
+    closing: BTreeMap<u64, Closing>,
     /// The holders of shared locks that have gone and are not forgotten yet.
     remains: Vec<Remains>,
     /// Where ties of earlier roles are still noted.
@@ -227,7 +228,7 @@ impl Table {
             undelivered: Undelivered::default(),
             connections: HashMap::new(),
             role_changes: 0,
-            closing: HashMap::new(),
+            closing: BTreeMap::new(),
             remains: Vec::new(),
             untied: Vec::new(),
             sweep: None,
@@ -326,12 +327,19 @@ impl Table {
             return None;
         }
         let key = self.spaces.outside(&entry.key)?;
-        self.queues.at(&key).is_some().then_some(key)
+        // While nothing has moved, the entry itself says it.
+        let is_waited_for = self.sweep.is_none() || self.queues.at(&key).is_some();
+        is_waited_for.then_some(key)
     }
 
     /// The lock at a key that is waited for, as far as is known.
     fn lock_in_queue(&self, key: &Key) -> Option<LockId> {
-        let id = self.queues.at(key)?.lock?;
+        self.lock_of(self.queues.at(key)?, key)
+    }
+
+    /// [`Table::lock_in_queue`] for a caller that has the queue.
+    fn lock_of(&self, queue: &Queue, key: &Key) -> Option<LockId> {
+        let id = queue.lock?;
         let entry = self.slots.get(id).filter(|entry| entry.attached)?;
         let is_there = self.spaces.is_at(&entry.key, key.db(), key.name());
         is_there.then_some(id)

@@ -1,18 +1,18 @@
-//! What clients ask for.
+//! The requests of clients.
 
 use foldhash::HashSet;
 
-use super::{Denial, Events, Extended, Granted, Keyspace, Table, Verdict, Wanted};
+use super::{Denial, Events, Extended, Keyspace, Table, Verdict, Wanted};
 use crate::fence::check_lead;
-use crate::lock::{Hold, Lock, Mode, Standing, Terms, check_end, latest_end, tighter};
+use crate::lock::{Hold, Lock, Standing, Terms};
 use crate::queue::{HeldUpAt, SLOTS, Waiter, WaiterId};
 use crate::slots::LockId;
 use crate::small::SmallList;
-use crate::time::{LeaseTime, Micros, Now, Wait};
+use crate::time::{Micros, Now, Wait};
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Asks for all of `wanted`, or none of them.
+    /// Acquires all of `wanted`, or none of them.
     pub fn acquire(
         &mut self,
         wanted: &[Wanted<'_>],
@@ -54,7 +54,7 @@ impl Table {
                     .get(at)
                     .map_or_else(Key::default, |want| Key::new(want.db, want.name))
             };
-            let granted = self.grant(&locks, key, terms, now);
+            let granted = self.grant(&locks, key, terms, None, now);
             if terms.once && granted.is_ok() {
                 let locks = locks.iter().flatten();
                 locks.for_each(|lock| self.confirm(*lock, &terms.token));
@@ -78,7 +78,7 @@ impl Table {
         }
     }
 
-    /// Takes one hold off, or all of them; how many were taken off, 0 if the token holds none.
+    /// Releases one hold, or all of them. Returns how many, 0 if the token holds none.
     pub fn release(
         &mut self,
         want: &Wanted<'_>,
@@ -92,7 +92,7 @@ impl Table {
         taken
     }
 
-    /// [`Table::release`] of several locks: the waiters are served when all are released.
+    /// [`Table::release`] of several locks. Waiters are served when all are released.
     pub fn release_each<'a>(
         &mut self,
         wanted: impl Iterator<Item = Wanted<'a>>,
@@ -107,7 +107,7 @@ impl Table {
         taken
     }
 
-    /// [`Table::release`]; what follows for waiters is noted, not done.
+    /// [`Table::release`], but the waiters are not served yet.
     fn take_back(&mut self, want: &Wanted<'_>, token: &Token, all: bool, now: Now) -> u32 {
         let mut taken = 0;
         if let Some(id) = want.lock {
@@ -149,7 +149,7 @@ impl Table {
             return Extended::Denied(Denial::Fence(error));
         }
         let (lease_now, cap) = (self.clock.at(now.mono), self.limits.max_hold);
-        // What was changed before, as the connection of an ephemeral hold was closed, stays.
+        // An earlier change stays: the connection of an ephemeral hold may have closed.
         let was_touched = self.slots.get(id).is_some_and(|entry| entry.touch != 0);
         self.touch_hold(id, token, |_| ());
         let Some(entry) = self.slots.get_mut(id) else {
@@ -181,15 +181,15 @@ impl Table {
         }
     }
 
-    /// Ends every hold of a lock; how many holders there were. Those who wait are served
-    /// afterwards: who gets the lock because a lease has ended keeps it.
+    /// Ends every hold of a lock and returns how many holders it had. Waiters are served after
+    /// that: one that gets the lock because a lease has ended keeps it.
     pub fn force(&mut self, want: &Wanted<'_>, now: Now, keyspace: &mut dyn Keyspace) -> u64 {
         let holders = want.lock.map_or(0, |id| self.end_all(id, now));
         self.serve_unserved_if_any(now, keyspace);
         holders
     }
 
-    /// Ends every hold of a lock; what follows for waiters is noted, not done.
+    /// Ends every hold of a lock, but the waiters are not served yet.
     fn end_all(&mut self, id: LockId, now: Now) -> u64 {
         self.take_off_what_ended(id, None, now);
         if self.lock(id).is_none_or(Lock::is_free) {
@@ -209,7 +209,7 @@ impl Table {
         };
         let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
-        // Of very many, some may have ended before.
+        // If there were very many, the leases of some may have ended before.
         let holders = lock.live_holders(lease_now) as u64;
         self.counters.forced += holders;
         self.counters.expiries += lock.holders() as u64 - holders;
@@ -240,7 +240,7 @@ impl Table {
         Ok(holds)
     }
 
-    /// The locks at the wanted keys, their ended leases taken off.
+    /// The locks at the wanted keys, after their ended leases were removed.
     #[inline]
     fn settled(
         &mut self,
@@ -253,15 +253,15 @@ impl Table {
         if let [want] = wanted {
             return SmallList::One(want.lock.filter(|lock| settle(*lock)));
         }
-        // All of them first: settling one may lead to a grant of another.
+        // All of them first: removing a lease may lead to a grant of another key.
         for want in wanted {
             want.lock.map(&mut settle);
         }
         wanted.iter().map(|want| self.place(want)).collect()
     }
 
-    /// The lock at a wanted key: the one that was found there, or one that a waiter was granted
-    /// since.
+    /// The lock at a wanted key: the one that was found there, or one that a waiter has been
+    /// granted since then.
     fn place(&self, want: &Wanted<'_>) -> Option<LockId> {
         if want.lock.is_some_and(|id| self.slots.get(id).is_some()) {
             return want.lock;
@@ -287,35 +287,6 @@ impl Table {
         }
     }
 
-    /// Whether the lease would be granted whole, under every cap, and the fence may be wished for.
-    /// Says whether all are held already.
-    #[inline]
-    fn check_terms(
-        &self,
-        locks: &[Option<LockId>],
-        terms: &Terms,
-        now: Now,
-    ) -> Result<bool, Denial> {
-        let lease_now = self.clock.at(now.mono);
-        let cap = tighter(terms.max_hold, self.limits.max_hold);
-        let mut all_held = true;
-        for lock in locks {
-            let lock = lock.and_then(|id| self.lock(id));
-            let latest = match lock.and_then(|lock| lock.hold(&terms.token)) {
-                Some(hold) => hold.latest_end(cap),
-                None => {
-                    all_held = false;
-                    latest_end(lease_now, cap)
-                }
-            };
-            check_end(latest, lease_now, terms.ttl).map_err(Denial::OverCap)?;
-        }
-        if !all_held {
-            check_lead(now.wall, terms.fence).map_err(Denial::Fence)?;
-        }
-        Ok(all_held)
-    }
-
     /// Whether somebody may wait for the key of this lock, or for a key that has none.
     fn may_have_queue(&self, lock: Option<LockId>) -> bool {
         match lock.and_then(|id| self.slots.get(id)) {
@@ -324,99 +295,7 @@ impl Table {
         }
     }
 
-    /// Grants all: nothing is in the way. `key` names the keys that have no lock yet.
-    pub(super) fn grant(
-        &mut self,
-        locks: &[Option<LockId>],
-        key: impl Fn(usize) -> Key,
-        terms: &Terms,
-        now: Now,
-    ) -> Result<Granted, Denial> {
-        // Asked of all first: a key that cannot be had leaves the others as they were.
-        let all_held = self.check_terms(locks, terms, now)?;
-        let lease_now = self.clock.at(now.mono);
-        let fence = if all_held {
-            0
-        } else {
-            self.fences
-                .next(now.wall, terms.fence)
-                .map_err(Denial::Fence)?
-        };
-        let mut is_waited_for = false;
-        let mut grant = |(at, lock): (usize, &Option<LockId>)| {
-            let id = lock.unwrap_or_else(|| self.new_lock(key(at), Lock::Free));
-            let (fence, is_news) = self.grant_one(id, terms, fence, lease_now);
-            is_waited_for |= is_news;
-            fence
-        };
-        let fences = match locks {
-            [lock] => SmallList::One(grant((0, lock))),
-            _ => locks.iter().enumerate().map(grant).collect(),
-        };
-        if is_waited_for {
-            // What else this owner waits for may be a re-entry now, or may overtake those who wait
-            // for it.
-            if let Some(waits) = self.queues.waits_of(&terms.token) {
-                self.next_up.extend(waits.iter().copied());
-                self.suspects.insert(terms.token.clone());
-            }
-        }
-        Ok(fences)
-    }
-
-    /// The fence; and whether the owner did not hold it, and others wait for it.
-    fn grant_one(&mut self, id: LockId, terms: &Terms, fence: u64, now: LeaseTime) -> (u64, bool) {
-        self.touch_hold(id, &terms.token, |events| events.acquired += 1);
-        let Some(entry) = self.slots.get_mut(id) else {
-            return (fence, false);
-        };
-        let mut is_news = false;
-        let (cap, role) = (self.limits.max_hold, self.role_changes);
-        let reentered = entry.lock.change(&terms.token, |hold| {
-            let bound = hold.tie().is_some_and(|tie| tie.role == role);
-            // Never over a cap: `grant` has asked before.
-            let _ = hold.renew(now, terms.ttl, cap);
-            hold.reenter(u32::from(!terms.once));
-            hold.note(terms);
-            (hold.fence, bound)
-        });
-        let (fence, bound) = match reentered {
-            Some((fence, bound)) => {
-                self.counters.reentries += 1;
-                (fence, bound)
-            }
-            None => {
-                entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
-                self.counters.grants += 1;
-                if entry.is_known() {
-                    self.holdings.add(&terms.token, id, &self.queues);
-                }
-                is_news = entry.queued;
-                if is_news && self.queues.has_several_keys() {
-                    self.let_past_if_full(id, terms.mode, now);
-                }
-                (fence, false)
-            }
-        };
-        if terms.ephemeral || bound {
-            self.rebind(id, &terms.token, terms.connection);
-        }
-        (fence, is_news)
-    }
-
-    /// Where a semaphore has become full, its waiters wait for all its holders from now
-    /// on: these may overtake them in the queues of other keys.
-    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
-        let lock = self.slots.get(id).map(|entry| &entry.lock);
-        let is_full = |lock: &&Lock| mode != Mode::Exclusive && lock.excludes(mode, now);
-        if let Some(lock) = lock.filter(is_full) {
-            let holders = self.holdings.waiting_holders(lock, &self.queues);
-            let requests = holders.iter().flat_map(|token| self.queues.of(token));
-            self.next_up.extend(requests);
-        }
-    }
-
-    /// Takes holds of `token` off; how many. What follows for waiters is noted, not done.
+    /// Removes holds of `token` and returns how many. Waiters are not served yet.
     pub(super) fn take_off(&mut self, id: LockId, token: &Token, all: bool, now: Now) -> u32 {
         let lease_now = self.clock.at(now.mono);
         let Some(count) = self
@@ -458,7 +337,10 @@ impl Table {
             return Err(Denial::TooManyWaiters);
         }
         let keys = SmallList::of_each(wanted, |want| Key::new(want.db, want.name));
-        if self.would_deadlock(&keys, locks, terms, self.clock.at(now.mono)) {
+        // Looked up once for both: 110 instructions.
+        let holds_something = self.holdings.of(&terms.token).is_some();
+        let lease_now = self.clock.at(now.mono);
+        if holds_something && self.would_deadlock(&keys, locks, terms, lease_now) {
             self.counters.deadlocks += 1;
             return Err(Denial::Deadlock);
         }
@@ -473,7 +355,9 @@ impl Table {
             held_up_at: HeldUpAt::default(),
         };
         let id = self.queues.join(waiter);
-        self.holdings.waits(&terms.token);
+        if holds_something {
+            self.holdings.waits(&terms.token);
+        }
         for (key, lock) in keys.iter().zip(locks) {
             self.attach_queue(key, *lock);
         }
@@ -487,7 +371,7 @@ impl Table {
         Ok(id)
     }
 
-    /// Nothing was changed after all.
+    /// The lock was not changed after all.
     fn untouch(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get_mut(id)
             && let Some(last) = self.output.touched.last()

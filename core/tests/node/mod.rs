@@ -17,7 +17,7 @@ use redislock_core::table::{
 use redislock_core::time::{Micros, MonoTime, Now, Wait, WallTime};
 use redislock_core::token::{Key, Token};
 use redislock_core::wire::{Reader, save};
-pub use short::{SECOND, SHARED, key, semaphore, terms, token};
+pub use short::{SECOND, SHARED, ephemeral, key, semaphore, terms, token};
 
 /// What stands at a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,4 +1,4 @@
-//! Requests as short as a test reads.
+//! Short requests, for tests.
 
 use redislock_core::lock::{Mode, Terms};
 use redislock_core::queue::WaiterId;
@@ -8,18 +8,17 @@ use redislock_core::token::{Key, Token};
 
 use super::Node;
 
-/// What is asked for when nothing special is: the exclusive lock.
+/// A request for the exclusive lock, without options.
 pub fn terms(token: &Token, ttl: Micros) -> Terms {
+    Terms::exclusive(token.clone(), ttl)
+}
+
+/// The same, for a hold that ends with the connection.
+pub fn ephemeral(token: &Token, ttl: Micros, connection: u64) -> Terms {
     Terms {
-        token: token.clone(),
-        ttl,
-        mode: Mode::Exclusive,
-        once: false,
-        fence: None,
-        max_hold: None,
-        owner: None,
-        ephemeral: false,
-        connection: None,
+        ephemeral: true,
+        connection: Some(connection),
+        ..terms(token, ttl)
     }
 }
 
@@ -36,7 +35,7 @@ pub fn key(name: &str) -> Key {
 /// A second.
 pub const SECOND: Micros = Micros(1_000_000);
 
-/// Requests as short as a test reads: an owner, its keys (a letter each), ten seconds.
+/// Short requests: an owner, its keys (a letter each), ten seconds.
 impl Node {
     pub fn ask(&mut self, owner: &str, keys: &str, mode: Mode, wait: Wait) -> Verdict {
         let keys: Vec<_> = keys.chars().map(|name| key(&name.to_string())).collect();

@@ -20,7 +20,7 @@ pub enum Violation {
     LostUpdate(String, i64),
 }
 
-/// A violation, and when it was there to be seen.
+/// A violation, and when it could be observed.
 pub(super) type Found = (Duration, Violation);
 
 /// Without the time.
@@ -37,7 +37,7 @@ pub(super) struct Window {
     pub until: Duration,
 }
 
-/// A fence, and when it was asked for and given.
+/// A fence, and when it was requested and granted.
 #[derive(Clone, Copy)]
 pub(super) struct Grant {
     pub invoked: Duration,
@@ -51,9 +51,10 @@ pub(super) fn overlapping(lock: &str, mut windows: Vec<Window>) -> Vec<Found> {
     let mut found = Vec::new();
     let (mut latest, mut latest_exclusive): (Option<&Window>, Option<&Window>) = (None, None);
     for window in &windows {
-        let excluded = match window.exclusive {
-            true => latest,
-            false => latest_exclusive,
+        let excluded = if window.exclusive {
+            latest
+        } else {
+            latest_exclusive
         };
         if let Some(before) = excluded.filter(|before| before.until > window.from) {
             let violation = Violation::Overlap(lock.to_owned(), before.owner, window.owner);

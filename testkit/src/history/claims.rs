@@ -1,4 +1,4 @@
-//! The claims of holders, put together from a journal, and what may not be in it.
+//! The claims of holders, collected from a journal, and the checks on them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::check::{Found, Grant, Violation, Window, disorder, overlapping};
 use super::journal::{Entry, What};
 
-/// One attempt to acquire, and what came of it.
+/// One attempt to acquire, and its results.
 #[derive(Clone, Debug)]
 pub struct Claim {
     /// Its number.
@@ -140,7 +140,7 @@ impl Claims {
         found
     }
 
-    /// An overlap of which the later hold was over when the earlier holder was told once more that
+    /// An overlap in which the later hold had ended when the earlier holder learned once more that
     /// it holds the lock.
     fn named_by_time(&self, violation: Violation) -> Violation {
         let Violation::Overlap(lock, before, after) = violation else {
@@ -153,9 +153,10 @@ impl Claims {
             }
             _ => false,
         };
-        match is_over {
-            true => Violation::FalselyHeld(lock, before, after),
-            false => Violation::Overlap(lock, before, after),
+        if is_over {
+            Violation::FalselyHeld(lock, before, after)
+        } else {
+            Violation::Overlap(lock, before, after)
         }
     }
 
@@ -221,7 +222,7 @@ impl Claim {
         })
     }
 
-    /// A lock that is entered again keeps its fence.
+    /// A re-entered lock keeps its fence.
     fn changed(&self, lock: &str) -> Vec<Found> {
         let Some((_, first)) = self.held else {
             return Vec::new();

@@ -1,8 +1,9 @@
-//! The form in which processes write down what happens: one JSON object in each line.
+//! The format in which processes record what happens: one JSON object per line.
 //!
 //! Moments are microseconds of one clock that all writers share (CLOCK_BOOTTIME on a machine, true
 //! time in a simulation). A writer reads the clock on the side that makes a claim shorter: before
-//! it asks, after it was told, before it releases. A process that is paused in between claims less.
+//! it sends a request, after it gets a reply, before it releases. A process that is paused in
+//! between claims less.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,7 +14,7 @@ pub struct Entry {
     pub at: u64,
     /// The process that writes.
     pub client: u32,
-    /// The attempt to acquire that it is about: each has a number of its own. 0 is about none.
+    /// The number of the attempt to acquire that the line is about; 0 if it is about none.
     pub claim: u64,
     /// What happened.
     #[serde(flatten)]
@@ -48,14 +49,14 @@ pub enum What {
         /// The end of its validity, in microseconds.
         until: u64,
     },
-    /// The owner enters the lock again that it holds.
+    /// The owner re-enters a lock that it holds.
     Again {
         /// The fence that it got.
         fence: u64,
         /// When it asked, in microseconds.
         asked: u64,
     },
-    /// The owner has left the lock that it had entered again, and still holds it.
+    /// The owner has released a re-entry, and still holds the lock.
     Leave {
         /// When it asked, in microseconds.
         asked: u64,

@@ -125,10 +125,11 @@ impl<'s, 'a> Progress<'s, 'a> {
             owners: HashMap::default(),
             going_on: Vec::new(),
         };
-        for at in 0..progress.search.reached.len() {
+        let waiting_holders = progress.count_waiting_holders();
+        for (at, waiting_holders) in waiting_holders.into_iter().enumerate() {
             let reached = progress.search.reached.get(at);
             if let Some((queue, lock)) = reached.map(|reached| (reached.queue, reached.lock)) {
-                progress.add_queue(queue, lock);
+                progress.add_queue(queue, lock, waiting_holders);
             }
         }
         let free = progress
@@ -150,13 +151,26 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    fn add_queue(&mut self, queue: &'a Queue, lock: Option<&'a Lock>) {
+    /// How many holders of the lock of each queue wait; the newcomer is about to.
+    fn count_waiting_holders(&mut self) -> Vec<usize> {
+        let owners = self.search.waiting_owners().chain(self.search.newcomer);
+        let owners: Vec<_> = owners.collect();
+        let mut counts = vec![0; self.search.reached.len()];
+        for owner in owners {
+            for at in self.search.waited_for_of(owner).iter() {
+                if let Some(count) = counts.get_mut(*at) {
+                    *count += 1;
+                }
+            }
+        }
+        counts
+    }
+
+    fn add_queue(&mut self, queue: &'a Queue, lock: Option<&'a Lock>, waiting_holders: usize) {
         let table = self.search.table;
         let mut standing = Standing::default();
-        if let Some(lock) = lock {
-            standing.holders = lock.live_holders(self.search.now);
-            standing.waiting_holders = self.search.waiting_holders(lock);
-        }
+        standing.holders = lock.map_or(0, |lock| lock.live_holders(self.search.now));
+        standing.waiting_holders = waiting_holders;
         for id in queue.waiting.iter() {
             let waiter = table.queues.get(*id);
             // The newcomer's own places in queues keep nobody from going on.
@@ -190,7 +204,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         let is_behind_holders = is_excluded && queue.waiting_holders >= stuck_if;
         queue.add((id, waiter), [is_behind_holders, needs_any], waits);
         if waits && table.holdings.of(token).is_some() {
-            queue.may_pass(token);
+            queue.may_pass();
         }
     }
 

@@ -8,11 +8,10 @@
 //! several keys, which are counted and limited.
 
 use std::collections::BTreeMap;
-use std::rc::Rc;
 
 use foldhash::HashMap;
 
-use super::search::Search;
+use super::search::{self, OVERTAKES_NOBODY, Search};
 use crate::queue::{Waiter, WaiterId};
 use crate::token::Token;
 
@@ -28,6 +27,8 @@ pub(super) struct Place<'a> {
     pub(super) needs_any: bool,
     /// Whether somebody ahead is in its way.
     is_behind_others: bool,
+    /// The group of its owner, if that may go past others.
+    group: Option<usize>,
     /// The groups for which this is the first in the way.
     in_the_way_of: Vec<usize>,
 }
@@ -48,10 +49,10 @@ impl Place<'_> {
 
 /// The places of those who may go past the same others.
 struct Group<'a> {
-    /// One of them.
-    owner: &'a Token,
-    /// Whether this is one owner whose places are not in each other's way.
-    passes_itself: bool,
+    /// What the search calls them.
+    group: search::Group,
+    /// The owner, if it is only one, whose places are not in each other's way.
+    passes_itself: Option<&'a Token>,
     places: Vec<usize>,
     /// How many of them have nobody in their way any more.
     free: usize,
@@ -63,10 +64,9 @@ struct Group<'a> {
 #[derive(Default)]
 pub(super) struct Standing<'a> {
     pub(super) places: Vec<Place<'a>>,
-    /// The places of each owner that may go past others.
-    passing: HashMap<&'a Token, Vec<usize>>,
+    /// The places of owners that may go past others.
+    passing: Vec<usize>,
     groups: Vec<Group<'a>>,
-    by_owner: HashMap<&'a Token, usize>,
     /// The groups that are behind the barrier, by the first of their places there.
     asleep: BTreeMap<usize, Vec<usize>>,
     /// The first that has not left, and that nobody may go past.
@@ -102,15 +102,14 @@ impl<'a> Standing<'a> {
             is_behind_holders: holders[0],
             needs_any: holders[1],
             is_behind_others: waits && at > 0,
+            group: None,
             in_the_way_of: Vec::new(),
         });
     }
 
     /// The owner of the last place that was added holds something, and may go past others.
-    pub(super) fn may_pass(&mut self, owner: &'a Token) {
-        if let Some(at) = self.places.len().checked_sub(1) {
-            self.passing.entry(owner).or_default().push(at);
-        }
+    pub(super) fn may_pass(&mut self) {
+        self.passing.extend(self.places.len().checked_sub(1));
     }
 
     /// How much is in the way of each place.
@@ -137,34 +136,52 @@ impl<'a> Standing<'a> {
     /// Puts those together who hold the same of what others wait for. An owner that may go past its
     /// own places has a group of its own.
     fn form_groups(&mut self, search: &mut Search<'a>, together: Together) {
-        let mut by_held: HashMap<Rc<[usize]>, usize> = HashMap::default();
-        for (owner, places) in std::mem::take(&mut self.passing) {
-            let held = search.waited_for_of(owner);
-            if held.is_empty() {
+        let mut by_group: HashMap<search::Group, usize> = HashMap::default();
+        let alone = match together {
+            Together::ByOwner => self.owners_with_several_places(search),
+            Together::ByRequest => HashMap::default(),
+        };
+        let mut groups_alone: HashMap<&'a Token, usize> = HashMap::default();
+        for at_place in std::mem::take(&mut self.passing) {
+            let Some(place) = self.places.get_mut(at_place) else {
+                continue;
+            };
+            let owner = &place.waiter.terms.token;
+            let group = search.group_of(owner);
+            if group == OVERTAKES_NOBODY {
                 continue;
             }
-            let passes_itself = together == Together::ByOwner && places.len() > 1;
+            let is_alone = alone.get(owner).is_some_and(|places| *places > 1);
             let new = self.groups.len();
-            let at = if passes_itself {
-                new
+            let at = if is_alone {
+                *groups_alone.entry(owner).or_insert(new)
             } else {
-                *by_held.entry(held).or_insert(new)
+                *by_group.entry(group).or_insert(new)
             };
-            self.by_owner.insert(owner, at);
+            place.group = Some(at);
             match self.groups.get_mut(at) {
-                Some(group) => group.places.extend(places),
+                Some(group) => group.places.push(at_place),
                 None => self.groups.push(Group {
-                    owner,
-                    passes_itself,
-                    places,
+                    group,
+                    passes_itself: is_alone.then_some(owner),
+                    places: vec![at_place],
                     free: 0,
                     held_up_at: 0,
                 }),
             }
         }
-        for group in &mut self.groups {
-            group.places.sort_unstable();
+    }
+
+    /// How many places here have the owners that may go past others and have several requests.
+    fn owners_with_several_places(&self, search: &Search<'a>) -> HashMap<&'a Token, usize> {
+        let mut counts = HashMap::default();
+        let places = self.passing.iter().filter_map(|at| self.places.get(*at));
+        let owners = places.map(|place| &place.waiter.terms.token);
+        let queues = &search.table.queues;
+        for owner in owners.filter(|owner| queues.waits_of(owner).is_some_and(|it| it.len() > 1)) {
+            *counts.entry(owner).or_default() += 1;
         }
+        counts
     }
 
     /// Goes on to the first place, from this one on, that nobody may go past.
@@ -213,10 +230,9 @@ impl<'a> Standing<'a> {
             .binary_search_by_key(&id, |place| place.id)
             .ok()?;
         let place = self.places.get(at).filter(|place| place.is_behind_others)?;
-        let group = self.by_owner.get(&place.waiter.terms.token);
-        let group = group.and_then(|group| self.groups.get(*group));
+        let group = place.group.and_then(|group| self.groups.get(group));
         let first = match group {
-            Some(group) if group.passes_itself || self.barrier >= at => group.held_up_at,
+            Some(group) if group.passes_itself.is_some() || self.barrier >= at => group.held_up_at,
             Some(_) => self.barrier,
             None => self.first,
         };
@@ -308,7 +324,7 @@ impl<'a> Standing<'a> {
         let behind = group
             .places
             .get(group.free)
-            .filter(|_| !group.passes_itself);
+            .filter(|_| group.passes_itself.is_none());
         let behind = behind.copied().filter(|behind| self.barrier < *behind);
         if let Some(behind) = behind {
             self.asleep.entry(behind).or_default().push(at_group);
@@ -319,15 +335,21 @@ impl<'a> Standing<'a> {
     /// The first place that has not left, from this one on, that a group may not go past.
     fn first_not_passed(&mut self, at_group: usize, from: usize, search: &mut Search<'a>) -> usize {
         let mut at = self.staying(from);
-        let Some(group) = self.groups.get(at_group) else {
+        let Some(Group {
+            group,
+            passes_itself,
+            places,
+            ..
+        }) = self.groups.get(at_group)
+        else {
             return at;
         };
-        let (owner, last) = (group.owner, group.places.last().copied().unwrap_or(0));
-        let passes_itself = group.passes_itself;
+        let (group, passes_itself) = (*group, *passes_itself);
+        let last = places.last().copied().unwrap_or(0);
         while let Some(place) = self.places.get(at).filter(|_| at < last) {
             search.steps += 1;
-            let is_own = passes_itself && place.waiter.terms.token == *owner;
-            if !is_own && !search.may_pass(place.id, place.waiter, owner) {
+            let is_own = passes_itself == Some(&place.waiter.terms.token);
+            if !is_own && !search.may_pass(place.id, place.waiter, group) {
                 break;
             }
             at = self.staying(at + 1);

@@ -1,0 +1,143 @@
+//! How locks are granted, new or again: what a request may have, its fence, its lease.
+
+use super::{Denial, Granted, Table};
+use crate::fence::check_lead;
+use crate::lock::{Hold, Lock, Mode, Terms, check_end, latest_end, tighter};
+use crate::slots::LockId;
+use crate::small::SmallList;
+use crate::time::{LeaseTime, Now};
+use crate::token::Key;
+
+impl Table {
+    /// Checks the lease against every cap, and the wanted fence. Returns whether all keys are held
+    /// already.
+    #[inline]
+    pub(super) fn check_terms(
+        &self,
+        locks: &[Option<LockId>],
+        terms: &Terms,
+        now: Now,
+    ) -> Result<bool, Denial> {
+        let lease_now = self.clock.at(now.mono);
+        let cap = tighter(terms.max_hold, self.limits.max_hold);
+        let mut all_held = true;
+        for lock in locks {
+            let lock = lock.and_then(|id| self.lock(id));
+            let latest = match lock.and_then(|lock| lock.hold(&terms.token)) {
+                Some(hold) => hold.latest_end(cap),
+                None => {
+                    all_held = false;
+                    latest_end(lease_now, cap)
+                }
+            };
+            check_end(latest, lease_now, terms.ttl).map_err(Denial::OverCap)?;
+        }
+        if !all_held {
+            check_lead(now.wall, terms.fence).map_err(Denial::Fence)?;
+        }
+        Ok(all_held)
+    }
+
+    /// Grants all keys, which are available. `key` names those that have no lock yet. `waits`:
+    /// whether the owner waits for something else, if that is known; to look it up twice takes 230
+    /// instructions.
+    pub(super) fn grant(
+        &mut self,
+        locks: &[Option<LockId>],
+        key: impl Fn(usize) -> Key,
+        terms: &Terms,
+        waits: Option<bool>,
+        now: Now,
+    ) -> Result<Granted, Denial> {
+        // All are checked first: if one cannot be granted, the others stay as they were.
+        let all_held = self.check_terms(locks, terms, now)?;
+        let lease_now = self.clock.at(now.mono);
+        let fence = if all_held {
+            0
+        } else {
+            self.fences
+                .next(now.wall, terms.fence)
+                .map_err(Denial::Fence)?
+        };
+        let mut is_waited_for = false;
+        let mut grant = |(at, lock): (usize, &Option<LockId>)| {
+            let id = lock.unwrap_or_else(|| self.new_lock(key(at), Lock::Free));
+            let (fence, is_news) = self.grant_one(id, terms, fence, waits, lease_now);
+            is_waited_for |= is_news;
+            fence
+        };
+        let fences = match locks {
+            [lock] => SmallList::One(grant((0, lock))),
+            _ => locks.iter().enumerate().map(grant).collect(),
+        };
+        if is_waited_for && waits != Some(false) {
+            // Other requests of this owner may be a re-entry now, or may overtake those that wait
+            // for the lock.
+            if let Some(waits) = self.queues.waits_of(&terms.token) {
+                self.next_up.extend(waits.iter().copied());
+                self.suspects.insert(terms.token.clone());
+            }
+        }
+        Ok(fences)
+    }
+
+    /// Returns the fence, and whether this is a new hold that others wait for.
+    fn grant_one(
+        &mut self,
+        id: LockId,
+        terms: &Terms,
+        fence: u64,
+        waits: Option<bool>,
+        now: LeaseTime,
+    ) -> (u64, bool) {
+        self.touch_hold(id, &terms.token, |events| events.acquired += 1);
+        let Some(entry) = self.slots.get_mut(id) else {
+            return (fence, false);
+        };
+        let mut is_news = false;
+        let (cap, role) = (self.limits.max_hold, self.role_changes);
+        let reentered = entry.lock.change(&terms.token, |hold| {
+            let bound = hold.tie().is_some_and(|tie| tie.role == role);
+            // Never over a cap: `grant` has checked that.
+            let _ = hold.renew(now, terms.ttl, cap);
+            hold.reenter(u32::from(!terms.once));
+            hold.note(terms);
+            (hold.fence, bound)
+        });
+        let (fence, bound) = match reentered {
+            Some((fence, bound)) => {
+                self.counters.reentries += 1;
+                (fence, bound)
+            }
+            None => {
+                entry.lock.grant(Hold::new(terms, fence, now), terms.mode);
+                self.counters.grants += 1;
+                if entry.is_known() {
+                    let waits = || waits.unwrap_or_else(|| self.queues.has(&terms.token));
+                    self.holdings.add_of(&terms.token, id, waits);
+                }
+                is_news = entry.queued;
+                if is_news && self.queues.has_several_keys() {
+                    self.let_past_if_full(id, terms.mode, now);
+                }
+                (fence, false)
+            }
+        };
+        if terms.ephemeral || bound {
+            self.rebind(id, &terms.token, terms.connection);
+        }
+        (fence, is_news)
+    }
+
+    /// If a semaphore has become full, its waiters now wait for all its holders, which may overtake
+    /// them in the queues of other keys.
+    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
+        let lock = self.slots.get(id).map(|entry| &entry.lock);
+        let is_full = |lock: &&Lock| mode != Mode::Exclusive && lock.excludes(mode, now);
+        if let Some(lock) = lock.filter(is_full).filter(|_| self.may_be_overtaken(id)) {
+            let holders = self.holdings.waiting_holders(lock, &self.queues);
+            let requests = holders.iter().flat_map(|token| self.queues.of(token));
+            self.next_up.extend(requests);
+        }
+    }
+}
