@@ -27,7 +27,7 @@ async fn main() -> Result<(), Error> {
         loss = guard.lost() => println!("stopped: the lock is lost ({loss:?})"),
     }
 
-    if guard.release().await != Released::WasHeld {
+    if guard.release().await == Released::WasLost {
         println!("the lock was lost before the work was over");
     }
     Ok(())

@@ -47,6 +47,7 @@ pub(crate) async fn acquire(
                     let grant = Grant {
                         spec: Arc::clone(&spec),
                         token: attempt.token,
+                        leases: vec![spec.ttl; attempt.verdicts.len()],
                         verdicts: attempt.verdicts.clone(),
                         valid_until,
                     };
@@ -127,6 +128,8 @@ fn retry_in(verdicts: &[Verdict]) -> Duration {
 struct Grant {
     spec: Arc<Spec>,
     token: Token,
+    /// The lease that each node may be asked for.
+    leases: Vec<Duration>,
     /// What each node said; those that granted are asked for their replicas.
     verdicts: Vec<Verdict>,
     valid_until: Moment,
@@ -140,6 +143,7 @@ pub(crate) async fn replicate_again(
     deadline: Option<Moment>,
 ) -> Result<(), Error> {
     let (fleet, now) = (&hold.client.fleet, Moment::now());
+    let (places, timeout) = (0..fleet.nodes.len(), fleet.node_timeout);
     let grant = {
         let state = hold.lock();
         let granted = |place| match state.leases.of(place) {
@@ -147,12 +151,13 @@ pub(crate) async fn replicate_again(
             None => Verdict::NotAsked,
         };
         Grant {
-            spec: Arc::new(Spec {
-                ttl: hold.capped(state.ttl),
-                ..Spec::clone(&state.spec)
-            }),
+            leases: places
+                .clone()
+                .map(|place| state.ends.lease_at(place, state.ttl, now, timeout))
+                .collect(),
+            spec: Arc::clone(&state.spec),
             token: hold.token,
-            verdicts: (0..fleet.nodes.len()).map(granted).collect(),
+            verdicts: places.map(granted).collect(),
             valid_until: state.leases.claim(now).unwrap_or(now),
         }
     };
@@ -167,7 +172,8 @@ async fn replicate(
     deadline: Option<Moment>,
 ) -> Result<(), Error> {
     let Grant { spec, token, .. } = &grant;
-    let patience = (spec.ttl / REPLICAS_WITHIN).min(grant.valid_until.remaining());
+    let longest = grant.leases.iter().max().copied().unwrap_or_default();
+    let patience = (longest / REPLICAS_WITHIN).min(grant.valid_until.remaining());
     let patience = deadline.map_or(patience, |deadline| patience.min(deadline.remaining()));
     let deadline = Moment::now() + patience;
     // On connections of their own, which say nothing about the nodes.
@@ -178,10 +184,11 @@ async fn replicate(
             continue;
         }
         let (node, spec, token) = (Arc::clone(node), Arc::clone(spec), *token);
+        let lease = grant.leases[place];
         round.push(Question::new(place, Moment::now()), async move {
             // WAIT speaks of what this connection has done, so it does something: an extension
-            // comes after the grant. By half of the ttl: the whole could end after MAXHOLD.
-            let extend = command::extend(&spec.keys, token, spec.ttl / 2, None);
+            // comes after the grant. By half of the lease: the whole could end after MAXHOLD.
+            let extend = command::extend(&spec.keys, token, lease / 2, None);
             let wait = command::wait(&spec, replicas, deadline.remaining());
             confirm(&node, &extend, &wait, replicas).await
         });
@@ -235,7 +242,7 @@ async fn confirm(
 
 /// Extends on a connection that nobody else uses meanwhile.
 async fn extend_on_own(node: &Node, extend: &command::Request) -> (Option<Own>, Reply) {
-    match node.own_connection().await {
+    match node.own_connection(Duration::MAX).await {
         Ok(mut own) => {
             let extended = Reply::read(own.connection.send(extend).await, extend.keys);
             (Some(own), extended)

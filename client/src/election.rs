@@ -1,6 +1,7 @@
 //! Leader election on top of a lock: candidates campaign, one leads, the others observe. The fence
 //! of the lock is the term.
 
+use std::cmp::Reverse;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -249,7 +250,9 @@ struct Claim {
 impl Claim {
     fn leader(self) -> Leader {
         let shown = |term: u64| self.terms.iter().filter(|other| **other == term).count();
-        let term = self.terms.iter().copied().max_by_key(|term| shown(*term));
+        // Of terms that as many nodes show, the lowest: a node that granted again has a higher one.
+        let rank = |term: &u64| (shown(*term), Reverse(*term));
+        let term = self.terms.iter().copied().max_by_key(rank);
         Leader {
             term: term.unwrap_or(0),
             candidate: self.owner,
@@ -310,6 +313,8 @@ mod tests {
     #[test]
     fn a_node_that_granted_again_does_not_change_the_term() {
         let said = [held_by("a", 9), held_by("a", 7), held_by("a", 7)];
+        assert_eq!(leader_of(&said), leads("a", 7));
+        let said = [held_by("a", 7), held_by("a", 9), silent()];
         assert_eq!(leader_of(&said), leads("a", 7));
         // Without a name only the term tells candidates apart.
         let said = [held_by("", 9), held_by("", 7), held_by("", 7)];

@@ -1,8 +1,8 @@
 //! All nodes of a client: their first connection, and the watch over them in the background.
 
 use std::panic::AssertUnwindSafe;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use futures_util::future::FutureExt;
@@ -10,12 +10,11 @@ use tokio::sync::{Notify, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::error::{Error, NodeReport, Reports, Verdict};
-use crate::host::{Moment, pauses};
+use crate::host::{Moment, locked, pauses};
 use crate::keeper::Keeper;
-use crate::link::Connection;
+use crate::link::{Answers, Connection};
 use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority, proposal};
-use crate::reply::NodeStatus;
 use crate::round::{Nodes, Question, Round};
 
 /// While the client uses a node or holds any lock, the node is asked this often whether it is still
@@ -25,6 +24,9 @@ const PULSE: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … up to this one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+/// A cluster of which a master does not answer is looked at over a new connection no more often
+/// than this: it may only be overloaded.
+const NEW_LOOK: Duration = Duration::from_secs(5);
 /// Clocks further apart than this are worth a warning.
 const CLOCKS_APART: Duration = Duration::from_secs(1);
 
@@ -35,6 +37,10 @@ pub(crate) struct Fleet {
     changed: Notify,
     /// Whether every node was asked once, or had the time to answer.
     asked_all: watch::Sender<bool>,
+    /// One answer at a time is compared with those of the other nodes.
+    accepting: Mutex<()>,
+    /// When a cluster was last looked at over a new connection.
+    looked_at: Mutex<Option<Moment>>,
     /// How often a node has turned out to be another process than before.
     restarts: AtomicU64,
 }
@@ -46,6 +52,8 @@ impl Fleet {
             node_timeout,
             changed: Notify::new(),
             asked_all: watch::Sender::new(false),
+            accepting: Mutex::default(),
+            looked_at: Mutex::default(),
             restarts: AtomicU64::new(0),
         }
     }
@@ -207,19 +215,18 @@ impl Fleet {
     async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
         let node = &self.nodes[place];
         let Ok(mut shared) = node.shared() else {
-            let (connection, status) = node.dial().await?;
-            return self.accept(place, &status, Some(connection));
+            let (connection, answers) = node.dial().await?;
+            return self.accept(place, &answers, Some(connection));
         };
         let asked = shared.connection.status(self.node_timeout);
         tokio::pin!(asked);
         let answered = tokio::time::timeout(self.node_timeout, &mut asked).await;
         let pending = answered.is_err();
         match answered {
-            // A master that does not answer may refuse the credentials of this connection.
-            Ok(Ok((_, false))) if node.link.has_new_login().await => {}
-            Ok(Ok((status, _))) => match self.accept(place, &status, None) {
+            Ok(Ok(answers)) => match self.accept(place, &answers, None) {
                 // It has ended since.
                 Err(Verdict::Unreachable(_)) => {}
+                Ok(Known::Same) if !answers.all => return Ok(self.reach_all(place).await),
                 known => return known,
             },
             Ok(Err(Verdict::Unreachable(why))) => {
@@ -230,12 +237,34 @@ impl Fleet {
         }
         tokio::select! {
             biased;
-            Ok((status, _)) = &mut asked, if pending => self.accept(place, &status, None),
+            Ok(answers) = &mut asked, if pending => self.accept(place, &answers, None),
             dialled = node.dial() => {
-                let (connection, status) = dialled?;
-                self.accept(place, &status, Some(connection))
+                let (connection, answers) = dialled?;
+                self.accept(place, &answers, Some(connection))
             }
         }
+    }
+
+    /// A master of a cluster does not answer. It may refuse the credentials of this connection, or
+    /// another one may have taken over from it: a new connection finds it.
+    async fn reach_all(&self, place: usize) -> Known {
+        let (node, now) = (&self.nodes[place], Moment::now());
+        let is_recent = |at: Moment| now.since(at) < NEW_LOOK;
+        if locked(&self.looked_at).is_some_and(is_recent) {
+            return Known::Same;
+        }
+        *locked(&self.looked_at) = Some(now);
+        let has_new_login = match node.shared() {
+            Ok(shared) => node.link.has_new_login(&shared.connection).await,
+            Err(_) => false,
+        };
+        let accepted = match node.dial().await {
+            Ok((connection, answers)) if has_new_login || node.lacks(&answers) => {
+                self.accept(place, &answers, Some(connection))
+            }
+            _ => Ok(Known::Same),
+        };
+        accepted.unwrap_or(Known::Same)
     }
 
     /// The node has answered, on a new connection or on the one there is. It does not count if
@@ -243,16 +272,17 @@ impl Fleet {
     pub(crate) fn accept(
         &self,
         place: usize,
-        status: &[NodeStatus],
+        answers: &Answers,
         new: Option<Connection>,
     ) -> Result<Known, Verdict> {
+        let _accepting = locked(&self.accepting);
         for (other, node) in self.nodes.iter().enumerate() {
-            if other != place && node.is_one_of(status) {
+            if other != place && node.knows(answers) {
                 let node = node.name.clone();
                 return Err(Verdict::SameAs { node });
             }
         }
-        let known = self.nodes[place].confirm(status, new)?;
+        let known = self.nodes[place].confirm(answers, new)?;
         if known == Known::Restarted {
             self.restarts.fetch_add(1, Ordering::SeqCst);
         }
@@ -261,7 +291,7 @@ impl Fleet {
 }
 
 /// What a node said when it was first asked.
-type First = (Connection, Vec<NodeStatus>);
+type First = (Connection, Answers);
 
 impl Fleet {
     /// Connects to every node at once and checks what they say about themselves. Once a majority is
@@ -296,9 +326,9 @@ impl Fleet {
         Ok(())
     }
 
-    fn take_in(&self, place: usize, (connection, status): First) -> Result<(), Verdict> {
-        self.accept(place, &status, Some(connection))?;
-        for warning in status.iter().flat_map(|master| &master.warnings) {
+    fn take_in(&self, place: usize, (connection, answers): First) -> Result<(), Verdict> {
+        self.accept(place, &answers, Some(connection))?;
+        for warning in answers.masters.iter().flat_map(|master| &master.warnings) {
             tracing::warn!(node = %self.nodes[place].name, "{}", warning.escape_debug());
         }
         Ok(())

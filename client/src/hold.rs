@@ -1,5 +1,6 @@
 //! A lock that is held: by which nodes, until when, by how many guards of its owner, and its end.
 
+mod ends;
 mod entries;
 mod renewal;
 
@@ -21,6 +22,7 @@ use crate::quorum::{Leases, NodeSet};
 use crate::release::{Release, Released};
 use crate::round::Late;
 
+use ends::Ends;
 use entries::Entries;
 pub(crate) use entries::{Left, Part};
 use renewal::first_renewal;
@@ -83,7 +85,7 @@ pub(crate) struct Hold {
     pub(crate) spec: Arc<Spec>,
     pub(crate) token: Token,
     pub(crate) fence: u64,
-    /// Before this moment nothing was granted, so MAXHOLD counts from it.
+    /// Before this moment nothing was granted.
     pub(crate) since: Moment,
     /// Nodes with a release of this token that may still arrive: they are not asked.
     pub(crate) unsettled: NodeSet,
@@ -111,6 +113,8 @@ pub(crate) struct State {
     pub(crate) valid_until: Moment,
     /// `None`: not to be renewed.
     pub(crate) renew_at: Option<Moment>,
+    /// How late its leases may end.
+    pub(crate) ends: Ends,
     /// What the nodes said to the last renewal, if that failed.
     pub(crate) reports: Option<Reports>,
     /// Nodes that the last renewal missed, and how often in a row it missed them.
@@ -153,6 +157,7 @@ impl Hold {
             ttl: spec.ttl,
             longest: spec.ttl,
             renew_at: spec.renew.then(|| now + renew_in),
+            ends: Ends::new(nodes, spec.max_hold.map(|cap| attempt.since + cap)),
             reports: None,
             missed: (NodeSet::default(), 0),
             bound: None,

@@ -19,17 +19,23 @@ use redis::{
     AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
     RedisResult, Value,
 };
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::command::{self, Request};
 use crate::error::Verdict;
 use crate::host::{Moment, locked};
 use crate::reply::{NodeStatus, value_of};
 
+#[cfg(feature = "cluster")]
+use cluster::Masters;
 pub use settings::Credentials;
 pub(crate) use settings::{Provider, Settings};
 
 /// This many connections are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
+/// Connections that open for waiters at the same time. If all of them begin at once on a busy
+/// machine, none is open in time.
+const OPENING_CONNECTIONS: usize = 10;
 
 /// This many requests may be queued for the socket before a sender waits: more than a node can
 /// accumulate before it counts as down, so that a release never waits for a full channel.
@@ -59,7 +65,7 @@ pub(crate) enum Connection {
     Single(MultiplexedConnection),
     /// To all masters.
     #[cfg(feature = "cluster")]
-    Cluster(redis::cluster_async::ClusterConnection),
+    Cluster(cluster::Masters),
     /// To one master.
     #[cfg(feature = "cluster")]
     Slot(Box<cluster::SlotConnection>),
@@ -77,12 +83,14 @@ impl Link {
         }
     }
 
-    /// Whether the shared connection of a cluster logs in to masters with credentials that have
+    /// Whether this shared connection of a cluster logs in to masters with credentials that have
     /// been replaced. A connection to one server is opened with those of its time.
-    pub(crate) async fn has_new_login(&self) -> bool {
-        match self {
+    pub(crate) async fn has_new_login(&self, _shared: &Connection) -> bool {
+        match (self, _shared) {
             #[cfg(feature = "cluster")]
-            Self::Cluster(cluster) => cluster.has_new_login().await,
+            (Self::Cluster(cluster), Connection::Cluster(masters)) => {
+                cluster.has_new_login(masters).await
+            }
             _ => false,
         }
     }
@@ -100,8 +108,13 @@ impl Link {
     }
 
     /// Opens a connection for one request that makes a connection wait: to the master that
-    /// [`Self::open`] has found, without asking Sentinels or other masters again.
-    pub(crate) async fn open_another(&self, patience: Duration) -> RedisResult<Connection> {
+    /// [`Self::open`] has found, without asking Sentinels or other masters again. For a cluster it
+    /// opens with the first request, and in its turn if it is to.
+    pub(crate) async fn open_another(
+        &self,
+        patience: Duration,
+        _in_turn: bool,
+    ) -> RedisResult<Connection> {
         match self {
             Self::Single(server) => server.open_single(patience).await,
             #[cfg(feature = "sentinel")]
@@ -111,7 +124,7 @@ impl Link {
                 .map(Connection::Single),
             #[cfg(feature = "cluster")]
             Self::Cluster(cluster) => {
-                let connection = cluster::SlotConnection::new(Arc::clone(cluster));
+                let connection = cluster::SlotConnection::new(Arc::clone(cluster), _in_turn);
                 Ok(Connection::Slot(Box::new(connection)))
             }
         }
@@ -124,7 +137,7 @@ impl Connection {
         match self {
             Self::Single(connection) => connection.send_packed_command(&request.cmd).await,
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => {
+            Self::Cluster(Masters { connection, .. }) => {
                 let place = cluster::place_of(request);
                 connection.route_command(request.cmd.clone(), place).await
             }
@@ -145,16 +158,23 @@ impl Connection {
         }
     }
 
+    /// Whether the server that it leads to answers a new connection. Other connections than those
+    /// to one master of a cluster are watched by their node.
+    pub(crate) async fn is_served(&self) -> bool {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Slot(connection) => connection.is_served().await,
+            _ => true,
+        }
+    }
+
     /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
-    /// one when they do not all answer in half of the time there is. Says whether all did.
-    pub(crate) async fn status(
-        &mut self,
-        _patience: Duration,
-    ) -> Result<(Vec<NodeStatus>, bool), Verdict> {
+    /// one when they do not all answer in half of the time there is.
+    pub(crate) async fn status(&mut self, _patience: Duration) -> Result<Answers, Verdict> {
         let asked = Moment::now();
         match self {
             #[cfg(feature = "cluster")]
-            Self::Cluster(connection) => {
+            Self::Cluster(Masters { connection, .. }) => {
                 use redis::cluster_routing::ResponsePolicy;
                 let first = cluster::every_master(Some(ResponsePolicy::OneSucceeded));
                 let one = connection.route_command(command::node().cmd, first);
@@ -163,15 +183,39 @@ impl Connection {
                 let all = connection.route_command(command::node().cmd, every);
                 let patience = (asked + _patience / 2).remaining();
                 match tokio::time::timeout(patience, all).await {
-                    Ok(Ok(Value::Map(masters))) => Ok((master_status(masters, asked)?, true)),
-                    _ => Ok((vec![one?], false)),
+                    Ok(Ok(Value::Map(masters))) => Ok(Answers {
+                        masters: master_status(masters, asked)?,
+                        all: true,
+                    }),
+                    _ => Ok(Answers {
+                        masters: vec![one?],
+                        all: false,
+                    }),
                 }
             }
             one => {
                 let reply = one.send(&command::node()).await;
-                Ok((vec![node_status(reply, asked)?], true))
+                Ok(Answers {
+                    masters: vec![node_status(reply, asked)?],
+                    all: true,
+                })
             }
         }
+    }
+}
+
+/// What was answered to LOCK.NODE.
+pub(crate) struct Answers {
+    pub(crate) masters: Vec<NodeStatus>,
+    /// Whether all masters have answered.
+    pub(crate) all: bool,
+}
+
+impl Answers {
+    /// Which processes have answered.
+    pub(crate) fn names(&self) -> Vec<&str> {
+        let masters = self.masters.iter();
+        masters.map(|one| one.incarnation.as_str()).collect()
     }
 }
 
@@ -204,26 +248,47 @@ pub(crate) struct Own {
     pub(crate) connection: Connection,
 }
 
-/// Connections on which nothing is under way, kept for the next caller.
-#[derive(Default)]
-pub(crate) struct Idle(Mutex<Vec<Own>>);
+/// Connections on which nothing is under way, kept for the next caller, and since when.
+pub(crate) struct Idle {
+    kept: Mutex<Vec<(Moment, Own)>>,
+    opening: Semaphore,
+}
+
+impl Default for Idle {
+    fn default() -> Self {
+        Self {
+            kept: Mutex::default(),
+            opening: Semaphore::new(OPENING_CONNECTIONS),
+        }
+    }
+}
 
 impl Idle {
-    /// One of this generation; older ones are closed.
-    pub(crate) fn take(&self, generation: u64) -> Option<Own> {
-        let mut idle = locked(&self.0);
-        std::iter::from_fn(|| idle.pop()).find(|own| own.generation == generation)
+    /// The caller's turn to open another one; it lasts until the result is dropped.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        self.opening.acquire().await.ok()
+    }
+
+    /// One of this generation that was used no longer ago than this. If the last one was used
+    /// before that, it is closed, as the caller opens another one: they would become ever more.
+    /// Those of another generation are closed.
+    pub(crate) fn take(&self, generation: u64, longest: Duration) -> Option<Own> {
+        let (mut idle, now) = (locked(&self.kept), Moment::now());
+        idle.retain(|(_, own)| own.generation == generation);
+        // The last one was used last.
+        let (since, own) = idle.pop()?;
+        (now.since(since) <= longest).then_some(own)
     }
 
     pub(crate) fn keep(&self, own: Own) {
-        let mut idle = locked(&self.0);
+        let mut idle = locked(&self.kept);
         if idle.len() < IDLE_CONNECTIONS {
-            idle.push(own);
+            idle.push((Moment::now(), own));
         }
     }
 
     pub(crate) fn close(&self) {
-        locked(&self.0).clear();
+        locked(&self.kept).clear();
     }
 }
 
@@ -250,7 +315,7 @@ impl Server {
     }
 
     /// The address, without user and password.
-    #[cfg(any(feature = "sentinel", feature = "simulation"))]
+    #[cfg(any(feature = "cluster", feature = "sentinel", feature = "simulation"))]
     pub(crate) fn address(&self) -> String {
         self.info.addr().to_string()
     }

@@ -1,6 +1,9 @@
 //! One node: its connections, and whether it is believed up.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod own;
+mod processes;
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -10,14 +13,16 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use crate::command::{self, Request};
 use crate::error::Verdict;
 use crate::host::{Moment, locked};
-use crate::link::{Connection, Idle, Link, Own};
+use crate::link::{Answers, Connection, Idle, Link, Own};
 use crate::quorum::FenceClock;
-use crate::reply::{LockStatus, NodeStatus, Reply, knows_no_count, trouble, value_of};
+use crate::reply::{LockStatus, Reply, knows_no_count, trouble, value_of};
+
+use processes::Processes;
 
 /// Releases that are repeated for a node which does not accept them.
 const OWED_RELEASES: usize = 10_000;
 /// A connection without a reply for so long may have been closed by the server or on the way.
-const QUIET_MS: u64 = 100;
+const QUIET: Duration = Duration::from_millis(100);
 
 /// One master, or the one Sentinel-named master or cluster of a client with N = 1.
 pub(crate) struct Node {
@@ -43,9 +48,8 @@ struct State {
     connection: Option<Connection>,
     /// Why the node is believed down; `None`: it is up.
     down: Option<Verdict>,
-    incarnations: Vec<String>,
+    processes: Processes,
     /// The longest lease that it allows, as it said last.
-    #[cfg_attr(not(feature = "observe"), expect(dead_code))]
     max_ttl: Option<Duration>,
 }
 
@@ -53,23 +57,6 @@ impl State {
     fn why_down(&self) -> Verdict {
         let down = self.down.clone();
         down.unwrap_or_else(|| Verdict::unreachable("not connected"))
-    }
-
-    /// Notes which processes have answered.
-    fn meet(&mut self, status: &[NodeStatus], is_cluster: bool) -> Known {
-        let seen = status.iter().map(|one| &one.incarnation);
-        let new = seen.filter(|one| !self.incarnations.contains(one));
-        let new: Vec<String> = new.cloned().collect();
-        let known = match self.incarnations.is_empty() || new.is_empty() {
-            true => Known::Same,
-            false => Known::Restarted,
-        };
-        // One server has one incarnation; of a cluster not everybody may have answered.
-        if !new.is_empty() && !is_cluster {
-            self.incarnations.clear();
-        }
-        self.incarnations.extend(new);
-        known
     }
 }
 
@@ -102,7 +89,7 @@ impl Node {
         let state = State {
             connection: None,
             down: Some(Verdict::unreachable("not connected yet")),
-            incarnations: Vec::new(),
+            processes: Processes::default(),
             max_ttl: None,
         };
         Self {
@@ -168,12 +155,16 @@ impl Node {
         let before = self.standing().generation;
         match self.try_send(request).await {
             Err(Verdict::Unreachable(why)) => {
-                // Until it is known whether a connection that has ended can be replaced.
-                let now = self.when(|now| !now.redialling).await;
-                match now.generation == before {
-                    true => Err(self.why_down().unwrap_or(Verdict::Unreachable(why))),
-                    false => self.try_send(request).await,
-                }
+                // Boxed, so that the future of a request that is sent once stays small.
+                let again = Box::pin(async {
+                    // Until it is known whether a connection that has ended can be replaced.
+                    let now = self.when(|now| !now.redialling).await;
+                    match now.generation == before {
+                        true => Err(self.why_down().unwrap_or(Verdict::Unreachable(why))),
+                        false => self.try_send(request).await,
+                    }
+                });
+                again.await
             }
             answer => answer,
         }
@@ -181,7 +172,7 @@ impl Node {
 
     async fn try_send(&self, request: &Request) -> Result<Value, Verdict> {
         let mut shared = self.shared()?;
-        self.asked.store(true, Ordering::Relaxed);
+        self.asked.store(true, Relaxed);
         let result = shared.connection.send(request).await;
         self.heard(shared.generation, &result);
         match value_of(result) {
@@ -199,19 +190,18 @@ impl Node {
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
     /// slot. An error says that no answer came: the server may have carried it out.
     pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
-        let heard_at = self.heard_at.load(Ordering::Relaxed);
-        let quiet = Moment::now().millis().saturating_sub(heard_at);
         let mut own = match self.link.is_cluster() {
-            true => self.own_connection().await?,
+            true => self.own_connection(QUIET).await?,
             false => {
                 // It may have been closed meanwhile: something that may be repeated finds out.
-                if quiet > QUIET_MS {
+                let heard_at = Duration::from_millis(self.heard_at.load(Relaxed));
+                if Moment::now().since_boot().saturating_sub(heard_at) > QUIET {
                     self.send(&command::node()).await?;
                 }
                 self.shared()?
             }
         };
-        self.asked.store(true, Ordering::Relaxed);
+        self.asked.store(true, Relaxed);
         let result = own.connection.send(request).await;
         self.heard(own.generation, &result);
         match result {
@@ -250,9 +240,7 @@ impl Node {
             }
             Err(error) if demoted(error.code()) => self.complain(),
             Ok(Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
-            _ => self
-                .heard_at
-                .store(Moment::now().millis(), Ordering::Relaxed),
+            _ => self.heard_at.store(Moment::now().millis(), Relaxed),
         }
     }
 
@@ -366,39 +354,35 @@ impl Node {
     /// Whether anybody depends on the node's answering: since the last time of asking, or by
     /// waiting right now.
     pub(crate) fn in_use(&self) -> bool {
-        self.asked.swap(false, Ordering::Relaxed) || Arc::strong_count(&self.dependents) > 1
+        self.asked.swap(false, Relaxed) || Arc::strong_count(&self.dependents) > 1
     }
 
     /// Opens a connection and asks who is there.
-    pub(crate) async fn dial(&self) -> Result<(Connection, Vec<NodeStatus>), Verdict> {
-        self.in_time(async {
+    pub(crate) async fn dial(&self) -> Result<(Connection, Answers), Verdict> {
+        self.timed(async {
             let opened = self.link.open(self.connect_timeout).await;
             let mut connection = opened.map_err(|error| trouble(&error))?;
             // Opening takes most of the time when a master of a cluster does not answer.
-            let (status, _) = connection.status(self.connect_timeout / 2).await?;
-            Ok((connection, status))
+            let answers = connection.status(self.connect_timeout / 2).await?;
+            Ok((connection, answers))
         })
         .await
     }
 
     /// Gives up after the connect timeout.
-    async fn in_time<T>(
-        &self,
-        work: impl Future<Output = Result<T, Verdict>>,
-    ) -> Result<T, Verdict> {
-        let timed_out = Err(Verdict::TimedOut(self.connect_timeout));
+    async fn timed<T>(&self, work: impl Future<Output = Result<T, Verdict>>) -> Result<T, Verdict> {
         let done = tokio::time::timeout(self.connect_timeout, work).await;
-        done.unwrap_or(timed_out)
+        done.unwrap_or(Err(Verdict::TimedOut(self.connect_timeout)))
     }
 
     /// It has answered LOCK.NODE, on a new connection or on the one there is: it is up, and its
     /// clock and counter are known. An answer on a connection that has ended since does not count.
     pub(crate) fn confirm(
         &self,
-        status: &[NodeStatus],
+        answers: &Answers,
         new: Option<Connection>,
     ) -> Result<Known, Verdict> {
-        for one in status {
+        for one in &answers.masters {
             self.fences.set(one.wall_at_boot);
             self.fences.saw(one.fence);
         }
@@ -408,14 +392,18 @@ impl Node {
         if state.connection.is_none() {
             return Err(state.why_down());
         }
-        state.max_ttl = status.iter().map(|one| one.max_ttl).min();
-        let known = state.meet(status, self.link.is_cluster());
+        state.max_ttl = answers.masters.iter().map(|one| one.max_ttl).min();
+        if is_new {
+            state.processes.leave();
+        }
+        let (names, is_cluster) = (answers.names(), self.link.is_cluster());
+        let known = state.processes.meet(&names, answers.all, is_cluster);
         state.down = None;
         self.change(&mut state, |standing| {
             (standing.up, standing.redialling) = (true, false);
             standing.generation += u64::from(is_new);
             // A waiter of a cluster is at one master of many: its own connection tells.
-            standing.process += u64::from(known == Known::Restarted && !self.link.is_cluster());
+            standing.process += u64::from(known == Known::Restarted && !is_cluster);
         });
         drop(state);
         if is_new {
@@ -447,40 +435,17 @@ impl Node {
         state.max_ttl.ok_or_else(|| state.why_down())
     }
 
-    /// Whether one of these processes has answered as this node.
-    pub(crate) fn is_one_of(&self, status: &[NodeStatus]) -> bool {
-        let known = &self.state().incarnations;
-        status.iter().any(|one| known.contains(&one.incarnation))
+    /// Whether one of these processes has answered as this node before.
+    pub(crate) fn knows(&self, answers: &Answers) -> bool {
+        let state = self.state();
+        let mut names = answers.names().into_iter();
+        names.any(|name| state.processes.knows(name))
     }
 
-    /// A connection for commands that make it wait. That it cannot be opened says nothing about the
-    /// node: it may only be full.
-    pub(crate) async fn own_connection(&self) -> Result<Own, Verdict> {
-        let shared = self.shared()?;
-        if let Some(own) = self.idle.take(shared.generation) {
-            return Ok(own);
-        }
-        self.in_time(async {
-            let opened = self.link.open_another(self.connect_timeout).await;
-            let connection = opened.map_err(|error| trouble(&error))?;
-            Ok(Own {
-                connection,
-                ..shared
-            })
-        })
-        .await
-    }
-
-    /// Takes back a connection on which nothing is under way.
-    pub(crate) fn keep_idle(&self, own: Own) {
-        if own.generation == self.standing().generation {
-            self.idle.keep(own);
-        }
-    }
-
-    /// Closes the connections that are kept for waiters.
-    pub(crate) fn close_idle(&self) {
-        self.idle.close();
+    /// Whether the connection there is does not lead to all of these processes.
+    pub(crate) fn lacks(&self, answers: &Answers) -> bool {
+        let state = self.state();
+        state.processes.lack(&answers.names(), answers.all)
     }
 
     /// Counts a release that is still to be delivered. `None`: there are so many that the leases of

@@ -27,8 +27,9 @@ pub enum Released {
     WasLost,
     /// Another guard of the same owner keeps it.
     StillHeld,
-    /// Too few nodes answered to tell. The release is repeated in the background; at the latest the
-    /// lease ends the hold.
+    /// Too few nodes answered to tell, or the release may have been sent twice and the second one
+    /// found nothing: the connection broke, or the node is a cluster, where that is not seen. It is
+    /// repeated in the background until it is delivered; at the latest the lease ends the hold.
     Unknown,
 }
 
@@ -89,8 +90,13 @@ impl Release {
     /// and says what they said. Who does not answer within the node timeout is left to the
     /// background.
     pub(crate) async fn run(mut self) -> Released {
-        let replies = self.ask_all().await;
-        Released::count(&replies, self.client.fleet.nodes.len())
+        let mut replies = self.ask_all().await;
+        let nodes = &self.client.fleet.nodes;
+        // A node that has carried out the first of two releases says no to the second one.
+        let was_sent_twice =
+            |question: &Question| nodes[question.place].may_have_repeated(question.generation);
+        replies.retain(|(question, reply)| *reply != Reply::No || !was_sent_twice(question));
+        Released::count(&replies, nodes.len())
     }
 
     /// The same for one that is followed by other requests of the token: the nodes at which it may

@@ -126,6 +126,18 @@ fn milliseconds_in(text: &str) -> Option<Duration> {
     number.parse().ok().map(Duration::from_millis)
 }
 
+/// How much longer a hold may last, of a node that refused to extend it further: `… N ms left`.
+pub(crate) fn left_of_hold(verdict: &Verdict) -> Option<Duration> {
+    let Verdict::Refused(error) = verdict else {
+        return None;
+    };
+    let detail = error
+        .detail()
+        .filter(|_| error.code() == Some("LOCKLIMIT"))?;
+    let number = detail.strip_suffix(" ms left")?.rsplit(' ').next()?;
+    number.parse().ok().map(Duration::from_millis)
+}
+
 /// The fields of a map, as RESP2 (a flat array) and RESP3 (a map) write it.
 pub(crate) struct Fields {
     command: &'static str,
@@ -217,6 +229,9 @@ pub struct NodeStatus {
     pub failed: bool,
     /// What an operator should change about it, in its own words.
     pub warnings: Vec<String>,
+    /// Why its server refuses new locks, whatever the module would decide: `memory`, `disk`,
+    /// `replicas`, `paused`, `cluster` or `other`; `None`: it does not.
+    pub refusal: Option<String>,
     /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of
     /// `round_trip`.
     pub clock_lead: i64,
@@ -290,9 +305,10 @@ impl NodeStatus {
             locks: answer.number("locks")?,
             waiters: answer.number("waiters")?,
             max_ttl: answer.millis("max-ttl")?,
-            // Older modules have neither of these.
+            // Older modules have none of these.
             failed: answer.flag("failed").unwrap_or(false),
             warnings: answer.texts("warnings").unwrap_or_default(),
+            refusal: answer.text("refusal").ok().filter(|why| why != "none"),
             clock_lead: micros(theirs).saturating_sub(micros(ours)),
             round_trip,
             wall_at_boot: theirs.saturating_sub((asked + round_trip / 2).since_boot()),

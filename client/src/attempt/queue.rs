@@ -174,15 +174,44 @@ impl Attempt {
     ) -> Result<(), Stop> {
         let node = Arc::clone(&self.client.fleet.nodes[place]);
         // Read first: a process that takes over later has not heard of this request.
-        let process = node.standing().process;
-        self.enter_queue(&node, place, deadline).await?;
+        let before = node.standing();
         let several = self.verdicts.len() > 1;
-        let gave_up = node.gave_up_on(process, several.then_some(STALL));
-        // The server ends the wait by itself, if its answer gets through.
-        let overdue = sleep(deadline.map(|deadline| (deadline + OVERDUE).remaining()));
+        let gave_up = node.gave_up_on(before.process, several.then_some(STALL));
         let mut keep_alive = tokio::time::interval(self.spec.ttl / 3);
         keep_alive.reset();
-        tokio::pin!(gave_up, overdue);
+        tokio::pin!(gave_up);
+        let own = {
+            let opening = node.connection_in_turn();
+            let late = sleep(deadline.map(Moment::remaining));
+            tokio::pin!(opening, late);
+            loop {
+                tokio::select! {
+                    biased;
+                    opened = &mut opening => break opened.map_err(|verdict| {
+                        self.verdicts[place] = verdict;
+                        Stop::Unfit
+                    })?,
+                    () = &mut gave_up => {
+                        self.verdicts[place] = node.why_down().unwrap_or(Verdict::NotAsked);
+                        return Err(Stop::Unfit);
+                    }
+                    () = &mut late => {
+                        self.verdicts[place] = Verdict::TimedOut(node.connect_timeout);
+                        return Err(Stop::Over(Outcome::NoQuorum));
+                    }
+                    _ = keep_alive.tick(), if !held.is_empty() => self.extend_all(held).await,
+                }
+            }
+        };
+        self.enter_queue(&node, place, own, deadline)?;
+        let connection = self
+            .blocked
+            .as_ref()
+            .map(|blocked| blocked.connection.clone());
+        let left_behind = left_behind(&node, before.generation, connection);
+        // The server ends the wait by itself, if its answer gets through.
+        let overdue = sleep(deadline.map(|deadline| (deadline + OVERDUE).remaining()));
+        tokio::pin!(left_behind, overdue);
         loop {
             let Some(blocked) = self.blocked.as_mut() else {
                 return Err(Stop::Over(Outcome::NoQuorum));
@@ -199,6 +228,10 @@ impl Attempt {
                     self.verdicts[place] = node.why_down().unwrap_or(Verdict::NotAsked);
                     return Err(Stop::Over(Outcome::NoQuorum));
                 }
+                () = &mut left_behind => {
+                    self.verdicts[place] = Verdict::TimedOut(node.connect_timeout);
+                    return Err(Stop::Over(Outcome::NoQuorum));
+                }
                 () = &mut overdue => {
                     self.verdicts[place] = Verdict::TimedOut(OVERDUE);
                     return Err(Stop::Over(Outcome::NoQuorum));
@@ -208,28 +241,14 @@ impl Attempt {
         }
     }
 
-    /// Sends the BLOCK request, on a connection of its own.
-    async fn enter_queue(
+    /// Sends the BLOCK request, on this connection of its own.
+    fn enter_queue(
         &mut self,
         node: &Arc<Node>,
         place: usize,
+        mut own: Own,
         deadline: Option<Moment>,
     ) -> Result<(), Stop> {
-        let opening = tokio::time::timeout(
-            deadline.map_or(Duration::MAX, Moment::remaining),
-            node.own_connection(),
-        );
-        let mut own = match opening.await {
-            Ok(Ok(own)) => own,
-            Ok(Err(verdict)) => {
-                self.verdicts[place] = verdict;
-                return Err(Stop::Unfit);
-            }
-            Err(_) => {
-                self.verdicts[place] = Verdict::TimedOut(node.connect_timeout);
-                return Err(Stop::Over(Outcome::NoQuorum));
-            }
-        };
         let wait = match deadline.map(Moment::remaining) {
             // Too late to wait.
             Some(left) if left < SHORTEST => return Err(Stop::Over(Outcome::Busy)),
@@ -313,6 +332,21 @@ impl Attempt {
             round.ask(&fleet.nodes[place], question, &extend);
         }
         while round.next().await.is_some() {}
+    }
+}
+
+/// Returns when a cluster has changed and the master that a waiter is connected to does not answer:
+/// another one has taken over from it, and its connections stay open.
+async fn left_behind(node: &Node, mut generation: u64, connection: Option<Connection>) {
+    let Some(connection) = connection.filter(|_| node.link.is_cluster()) else {
+        return std::future::pending().await;
+    };
+    loop {
+        node.reconnected(generation).await;
+        generation = node.standing().generation;
+        if !connection.is_served().await {
+            return;
+        }
     }
 }
 

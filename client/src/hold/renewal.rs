@@ -9,12 +9,12 @@ use futures_util::future::FutureExt;
 use tracing::Instrument;
 
 use super::Hold;
-use crate::command::{self, Request, SHORTEST, Spec, Wait, check_ttl};
+use crate::command::{self, Request, SHORTEST, Spec, Token, Wait, check_ttl};
 use crate::error::{Error, Loss, Reports, Verdict};
 use crate::host::{Background, Moment, locked};
 use crate::keeper::Kept;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
-use crate::reply::Reply;
+use crate::reply::{Reply, left_of_hold};
 use crate::round::{Question, Round, answered};
 
 /// Renewal starts when this part of the ttl has passed.
@@ -39,10 +39,12 @@ pub(super) fn first_renewal(ttl: Duration, left: Duration) -> Duration {
 /// One round of renewal.
 struct Renewal<'a> {
     hold: &'a Hold,
+    /// The lease that nodes are asked to grant.
     lease: Duration,
-    round: Round,
-    extend: Arc<Request>,
     acquire: Arc<Request>,
+    /// What each node is asked for that has granted.
+    extend: Vec<(Duration, Arc<Request>)>,
+    round: Round,
     verdicts: Vec<Verdict>,
     confirmed: usize,
 }
@@ -78,14 +80,6 @@ impl Hold {
         self.renew(ttl, ttl).await
     }
 
-    /// No extension may end later than MAXHOLD after the grant: the last ones are shorter.
-    pub(crate) fn capped(&self, lease: Duration) -> Duration {
-        match self.spec.max_hold {
-            Some(cap) => lease.min((self.since + cap).remaining()),
-            None => lease,
-        }
-    }
-
     /// Asks every node: those that granted to extend, the others to grant. Validity then counts
     /// from the sending, for each node that agreed.
     async fn renew(self: &Arc<Self>, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
@@ -113,9 +107,10 @@ impl Hold {
         if self.ending.is_set() || self.lock().over {
             return Err(self.lost_error());
         }
-        let lease = self.capped(lease);
-        if lease < SHORTEST {
-            // MAXHOLD is reached: what there is runs out.
+        let timeout = fleet.node_timeout;
+        let longest = self.lock().ends.longest(lease, Moment::now(), timeout);
+        if longest < SHORTEST {
+            // The hold has to end: what there is runs out.
             self.lock().renew_at = None;
             return Ok(self.valid_until());
         }
@@ -263,19 +258,48 @@ impl Kept for Hold {
     }
 }
 
+/// The requests to extend by these leases; nodes with the same one share it.
+fn extensions(
+    spec: &Spec,
+    token: Token,
+    leases: impl Iterator<Item = Duration>,
+) -> Vec<(Duration, Arc<Request>)> {
+    let mut requests: Vec<(Duration, Arc<Request>)> = Vec::with_capacity(leases.size_hint().0);
+    for lease in leases {
+        let same = requests.iter().find(|(other, _)| *other == lease);
+        let request = match same {
+            Some((_, request)) => Arc::clone(request),
+            None => Arc::new(command::extend(&spec.keys, token, lease, None)),
+        };
+        requests.push((lease, request));
+    }
+    requests
+}
+
 impl<'a> Renewal<'a> {
     fn send(hold: &'a Hold, lease: Duration) -> Self {
         let fleet = &hold.client.fleet;
-        let spec = Spec {
-            ttl: lease,
-            ..Spec::clone(&hold.lock().spec)
+        let (spec, lease, extend) = {
+            let (state, now) = (hold.lock(), Moment::now());
+            let (ends, timeout) = (&state.ends, fleet.node_timeout);
+            let places = 0..fleet.nodes.len();
+            let leases = places.map(|place| ends.lease_at(place, lease, now, timeout));
+            let spec = Spec {
+                ttl: ends.lease_of_new_grant(lease, now, timeout),
+                ..Spec::clone(&state.spec)
+            };
+            (
+                spec.clone(),
+                spec.ttl,
+                extensions(&spec, hold.token, leases),
+            )
         };
         let fence = (fleet.nodes.len() > 1).then_some(hold.fence);
         let mut renewal = Self {
             hold,
             lease,
             round: fleet.round(),
-            extend: Arc::new(command::extend(&spec.keys, hold.token, lease, None)),
+            extend,
             acquire: Arc::new(command::acquire(&spec, hold.token, fence, Wait::Not)),
             verdicts: vec![Verdict::NotAsked; fleet.nodes.len()],
             confirmed: 0,
@@ -302,7 +326,7 @@ impl<'a> Renewal<'a> {
     fn ask(&mut self, place: usize, exactly: Option<u64>) {
         let question = Question::new(place, Moment::now()).about(exactly);
         let request = match exactly {
-            Some(_) => &self.extend,
+            Some(_) => &self.extend[place].1,
             None => &self.acquire,
         };
         let node = &self.hold.client.fleet.nodes[place];
@@ -318,9 +342,17 @@ impl<'a> Renewal<'a> {
         };
         self.verdicts[place] = reply.clone().verdict(no);
         let mut state = self.hold.lock();
+        let left = left_of_hold(&self.verdicts[place]).filter(|_| question.exactly.is_some());
+        if let Some(left) = left {
+            state.ends.tell(place, question.sent + left);
+        }
         match (reply, question.exactly) {
             (Reply::Yes(fence), _) => {
-                let end = lease_end(question.sent, self.lease);
+                let lease = match question.exactly {
+                    Some(_) => self.extend[place].0,
+                    None => self.lease,
+                };
+                let end = lease_end(question.sent, lease);
                 state.leases.grant(place, fence, end);
                 self.confirmed += 1;
                 false
@@ -328,6 +360,7 @@ impl<'a> Renewal<'a> {
             // A key that has become something else is no lock any more.
             (Reply::No | Reply::Part | Reply::Trouble(Verdict::WrongType), Some(_)) => {
                 state.leases.forget(place);
+                state.ends.forget(place);
                 let now = Moment::now();
                 let claim = state.leases.claim(now);
                 let lost = claim.is_none();
@@ -349,6 +382,11 @@ impl<'a> Renewal<'a> {
         let (hold, now) = (self.hold, Moment::now());
         let nodes = self.verdicts.len();
         let mut state = hold.lock();
+        if state.over || hold.ending.is_set() {
+            // The holder was told so before the last reply came, and that stays true.
+            drop(state);
+            return Err(hold.lost_error());
+        }
         let claim = state.leases.confirm(now);
         state.valid_until = claim.unwrap_or(now);
         if let (Some(until), false) = (claim, is_shortage(self.confirmed, nodes)) {

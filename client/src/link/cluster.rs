@@ -13,11 +13,12 @@ use redis::cluster_routing::{
     SlotAddr,
 };
 use redis::{ErrorKind, RedisError, RedisResult, Value};
+use tokio::sync::Semaphore;
 
-use super::Server;
 use super::settings::{Credentials, Settings};
+use super::{OPENING_CONNECTIONS, Server, in_time};
 use crate::command::{self, Request};
-use crate::host::locked;
+use crate::host::{Moment, locked};
 
 /// A request follows the slot so often before it fails.
 const REDIRECTIONS: u32 = 5;
@@ -28,10 +29,24 @@ pub(crate) struct Cluster {
     seeds: Vec<Server>,
     settings: Settings,
     connect_timeout: Duration,
-    /// What the shared connection logs in with, whenever it connects to a master.
-    login: Mutex<Option<Credentials>>,
     /// Where slots were last seen.
     masters: Mutex<HashMap<Slot, Server>>,
+    /// By address.
+    doors: Mutex<HashMap<String, Arc<Door>>>,
+}
+
+/// What waiters share at one server of a cluster.
+struct Door {
+    opening: Semaphore,
+    /// When it was last looked whether the server answers a new connection, and whether it did.
+    served: tokio::sync::Mutex<Option<(Moment, bool)>>,
+}
+
+/// A connection to all masters, and what it logs in with whenever it connects to one.
+#[derive(Clone)]
+pub(crate) struct Masters {
+    pub(super) connection: ClusterConnection,
+    login: Option<Arc<Credentials>>,
 }
 
 impl Cluster {
@@ -45,8 +60,8 @@ impl Cluster {
             seeds,
             settings,
             connect_timeout,
-            login: Mutex::default(),
             masters: Mutex::default(),
+            doors: Mutex::default(),
         };
         cluster.builder().build()?;
         Ok(cluster)
@@ -73,11 +88,11 @@ impl Cluster {
     }
 
     /// One connection to all masters.
-    pub(crate) async fn open(&self) -> RedisResult<ClusterConnection> {
-        let mut builder = self.builder();
+    pub(crate) async fn open(&self) -> RedisResult<Masters> {
+        let (mut builder, mut login) = (self.builder(), None);
         if let Some(provider) = &self.settings.provider {
             let credentials = provider.ask().await?;
-            *locked(&self.login) = Some(credentials.clone());
+            login = Some(Arc::new(credentials.clone()));
             builder = builder.password(credentials.password);
             if let Some(username) = credentials.username {
                 builder = builder.username(username);
@@ -91,36 +106,89 @@ impl Cluster {
             // For operators only: nothing waits for it.
             let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
         }
-        Ok(connection)
+        Ok(Masters { connection, login })
     }
 
-    /// Whether the provider has other credentials by now than the shared connection logs in with.
-    pub(crate) async fn has_new_login(&self) -> bool {
+    /// Whether the provider has other credentials by now than this connection logs in with.
+    pub(crate) async fn has_new_login(&self, masters: &Masters) -> bool {
         let Some(provider) = &self.settings.provider else {
             return false;
         };
         match tokio::time::timeout(self.connect_timeout, provider.ask()).await {
-            Ok(Ok(credentials)) => locked(&self.login).as_ref() != Some(&credentials),
+            Ok(Ok(credentials)) => masters.login.as_deref() != Some(&credentials),
             _ => false,
         }
     }
 
     /// A connection to the master that had the slot last, or to any node: it knows where the slot
     /// is.
-    async fn open_for(&self, slot: Slot) -> RedisResult<(Server, MultiplexedConnection)> {
+    async fn open_for(
+        &self,
+        slot: Slot,
+        in_turn: bool,
+    ) -> RedisResult<(Server, MultiplexedConnection)> {
         let known = locked(&self.masters).get(&slot).cloned();
         let mut places: Vec<Server> = known.into_iter().collect();
         places.extend(self.seeds.iter().cloned());
         let share = self.connect_timeout / 4;
         let mut problem = RedisError::from((ErrorKind::Io, "no node of the cluster answers"));
         for server in places {
-            match server.open(share).await {
+            match self.open_at(&server, share, in_turn).await {
                 Ok(connection) => return Ok((server, connection)),
                 Err(error) => problem = error,
             }
         }
         locked(&self.masters).remove(&slot);
         Err(problem)
+    }
+
+    fn door(&self, server: &Server) -> Arc<Door> {
+        let mut doors = locked(&self.doors);
+        let door = doors.entry(server.address()).or_insert_with(|| {
+            Arc::new(Door {
+                opening: Semaphore::new(OPENING_CONNECTIONS),
+                served: tokio::sync::Mutex::default(),
+            })
+        });
+        Arc::clone(door)
+    }
+
+    /// A connection to this server; in turn, so that not all waiters open one at the same time.
+    async fn open_at(
+        &self,
+        server: &Server,
+        patience: Duration,
+        in_turn: bool,
+    ) -> RedisResult<MultiplexedConnection> {
+        let door = self.door(server);
+        let _turn = match in_turn {
+            true => {
+                let turn = async { Ok(door.opening.acquire().await.ok()) };
+                in_time(self.connect_timeout, turn).await?
+            }
+            false => None,
+        };
+        server.open(patience).await
+    }
+
+    /// Whether this server answers a new connection, or at least refuses it. Those who ask at the
+    /// same time share the answer.
+    async fn is_served(&self, server: &Server) -> bool {
+        let (door, asked) = (self.door(server), Moment::now());
+        let mut served = door.served.lock().await;
+        if let Some((_, served)) = served.filter(|(at, _)| *at >= asked) {
+            return served;
+        }
+        let (at, patience) = (Moment::now(), self.connect_timeout);
+        let answered = async {
+            let mut connection = server.open(patience).await?;
+            // There may be nothing to log in with.
+            connection.send_packed_command(&redis::cmd("PING")).await
+        };
+        let answered = in_time(patience, answered).await;
+        let is_served = answered.map_or_else(|error| error.code().is_some(), |_| true);
+        *served = Some((at, is_served));
+        is_served
     }
 }
 
@@ -129,14 +197,17 @@ impl Cluster {
 #[derive(Clone)]
 pub(crate) struct SlotConnection {
     cluster: Arc<Cluster>,
+    /// Whether it waits for its turn to open.
+    in_turn: bool,
     /// Clones share it, also when it is opened after they were made.
     open: Arc<Mutex<Option<(Server, MultiplexedConnection)>>>,
 }
 
 impl SlotConnection {
-    pub(crate) fn new(cluster: Arc<Cluster>) -> Self {
+    pub(crate) fn new(cluster: Arc<Cluster>, in_turn: bool) -> Self {
         Self {
             cluster,
+            in_turn,
             open: Arc::default(),
         }
     }
@@ -150,6 +221,15 @@ impl SlotConnection {
         }
     }
 
+    /// Whether its master answers a new connection.
+    pub(crate) async fn is_served(&self) -> bool {
+        let open = locked(&self.open).clone();
+        match open {
+            Some((server, _)) => self.cluster.is_served(&server).await,
+            None => true,
+        }
+    }
+
     /// Sends the request to the master of its slot.
     pub(crate) async fn send(&self, request: &Request) -> RedisResult<Value> {
         let slot = Slot::for_key(request.key.as_deref().unwrap_or_default());
@@ -159,7 +239,7 @@ impl SlotConnection {
             let (server, mut connection) = match open {
                 Some(open) => open,
                 None => {
-                    let new = self.cluster.open_for(slot).await?;
+                    let new = self.cluster.open_for(slot, self.in_turn).await?;
                     *locked(&self.open) = Some(new.clone());
                     new
                 }
@@ -181,10 +261,10 @@ impl SlotConnection {
             if !asking {
                 locked(&self.cluster.masters).insert(slot, server.clone());
             }
-            let patience = self.cluster.connect_timeout;
+            let (cluster, patience) = (&self.cluster, self.cluster.connect_timeout);
             *locked(&self.open) = None;
             drop(connection);
-            let connection = server.open(patience).await?;
+            let connection = cluster.open_at(&server, patience, self.in_turn).await?;
             *locked(&self.open) = Some((server, connection));
         }
         let problem = "the slot moved too often while the request followed it";
@@ -247,3 +327,6 @@ pub(crate) fn place_of(request: &Request) -> RoutingInfo {
         None => every_master(None),
     }
 }
+
+#[cfg(test)]
+mod tests;

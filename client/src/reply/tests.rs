@@ -54,6 +54,20 @@ fn the_end_of_a_quarantine_is_read_from_its_error() {
     );
 }
 
+#[test]
+fn what_is_left_of_a_hold_is_read_from_the_refusal_of_an_extension() {
+    let refused = |code: &str, text: &str| {
+        let error = redis::make_extension_error(code.into(), Some(text.into()));
+        left_of_hold(&trouble(&error))
+    };
+    let text = "the lease would exceed MAXHOLD or lock.max-hold, 1500 ms left";
+    let left = Some(Duration::from_millis(1500));
+    assert_eq!(refused("LOCKLIMIT", text), left);
+    assert_eq!(refused("ERR", text), None);
+    assert_eq!(refused("LOCKLIMIT", "the ttl is above lock.max-ttl"), None);
+    assert_eq!(refused("LOCKLIMIT", "as soon as there is no ms left"), None);
+}
+
 fn map(fields: &[(&str, Value)]) -> Value {
     Value::Map(
         fields

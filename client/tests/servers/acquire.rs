@@ -7,7 +7,9 @@ use redislock_testkit::lock::sole_holder;
 use redislock_testkit::{Proxy, Server, Value};
 
 use crate::contention::waiters;
-use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
+use crate::{
+    TTL, acquire_in_background, connect, freed_before_the_lease_ends, is_busy, patient, until,
+};
 
 #[tokio::test]
 async fn a_lock_on_one_node_excludes_others_until_it_is_released() {
@@ -224,16 +226,7 @@ async fn busy_names_the_owner_its_remaining_time_and_who_waits() {
         .acquire()
         .await
         .unwrap();
-    let waiter = tokio::spawn({
-        let client = client.clone();
-        async move {
-            client
-                .lock("x")
-                .wait(Duration::from_secs(20))
-                .acquire()
-                .await
-        }
-    });
+    let waiter = acquire_in_background(&client.lock("x").wait(Duration::from_secs(20)));
     until("somebody waits", || waiters(&servers[0], "x") == 1).await;
     let mut seen = 0;
     for _ in 0..100 {
@@ -368,7 +361,7 @@ async fn the_closure_form_releases_afterwards_and_hands_out_the_fence() {
     freed_before_the_lease_ends(&servers, "x", TTL).await;
 }
 
-/// Replicas are asked for on a connection of its own, which says nothing about the node.
+/// WAIT is sent on a separate connection, so a WAIT that hangs does not mean that the node is down.
 #[tokio::test]
 async fn a_wait_for_replicas_that_hangs_does_not_make_the_node_seem_down() {
     crate::log::start();

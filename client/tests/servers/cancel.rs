@@ -16,7 +16,7 @@ use crate::{TTL, connect, freed_before_the_lease_ends, until};
 /// Leases that would outlast the test, if anything were left behind.
 const LONG: Duration = Duration::from_secs(600);
 
-/// Polls the future until it has been pending so many times, then drops it. `Some`: it was done
+/// Polls the future until it has been pending this many times, then drops it. `Some`: it was done
 /// before that.
 async fn cancel_after<F: Future>(pendings: usize, future: F) -> Option<F::Output> {
     let mut future = pin!(future);
@@ -104,9 +104,8 @@ async fn with_several_keys() {
     .await;
 }
 
-#[tokio::test]
-async fn while_waiting_for_a_holder_on_one_node() {
-    let servers = Server::start_many::<1>();
+async fn at_every_point_of_a_wait<const N: usize>() {
+    let servers = Server::start_many::<N>();
     let (client, other) = (connect(&servers).await, connect(&servers).await);
     let holder = other.lock("x").ttl(LONG);
     at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
@@ -116,14 +115,13 @@ async fn while_waiting_for_a_holder_on_one_node() {
 }
 
 #[tokio::test]
+async fn while_waiting_for_a_holder_on_one_node() {
+    at_every_point_of_a_wait::<1>().await;
+}
+
+#[tokio::test]
 async fn while_waiting_for_a_holder_of_a_quorum() {
-    let servers = Server::start_many::<3>();
-    let (client, other) = (connect(&servers).await, connect(&servers).await);
-    let holder = other.lock("x").ttl(LONG);
-    at_every_point(&servers, &client.lock("x").ttl(LONG), &["x"], async || {
-        Some(holder.acquire().await.unwrap())
-    })
-    .await;
+    at_every_point_of_a_wait::<3>().await;
 }
 
 #[tokio::test]
@@ -260,8 +258,8 @@ async fn at_every_message_of_a_quorum_that_needs_a_write_back() {
     let servers = Server::start_many::<3>();
     let highest = Cell::new(0);
     let lock = async |client: &Redlock| {
-        // Counters that differ, and that nobody has told the client about: above all that it can
-        // have seen by now, and above the clocks.
+        // Counters that differ, and that the client has not seen: above all that it can have seen
+        // by now, and above the clocks.
         let time: Vec<u64> = servers[0].run(&["TIME"]);
         let base = highest.get().max((time[0] + 1) * 1_000_000 + time[1]);
         for (server, step) in servers.iter().zip([1_000, 2_000, 3_000]) {

@@ -47,7 +47,7 @@ async fn a_node_whose_clock_is_off_by_an_hour_stops_nobody_and_fences_grow() {
     let mut last = 0;
     for shift in [0, HOUR, -HOUR, 0, -HOUR, HOUR] {
         stepped.step(shift);
-        // Also a client that meets the clock as it is now.
+        // Also with a client that connects after the step.
         let late = builder(&others)
             .node(stepped.server.url())
             .connect()
@@ -76,7 +76,7 @@ async fn a_hold_neither_ends_nor_lasts_longer_when_the_servers_clock_steps() {
     let fence = guard.fence();
     assert_eq!(guard.release().await, Released::WasHeld);
 
-    // A lease that nobody renews ends when it should, whatever the wall clock says meanwhile.
+    // A lease that is not renewed ends on time, whatever the wall clock shows.
     stepped.step(DAY);
     let lease = client.lock("x").ttl(TTL).renew(false);
     let forgotten = lease.acquire().await.unwrap();

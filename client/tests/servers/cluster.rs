@@ -71,7 +71,7 @@ async fn a_cluster_is_one_node_and_keys_find_their_slots() {
     assert_eq!(both.release().await, Released::WasHeld);
 }
 
-/// A guard that was renewed since, and then gives way to those who waited.
+/// A guard that was renewed since, and is then released to the waiters.
 async fn is_still_held(guard: Guard) {
     let before = guard.valid_until();
     until("it is renewed where it is now", || {
@@ -174,4 +174,50 @@ async fn a_master_that_stands_still_costs_the_locks_of_the_others_nothing() {
     let held = client.lock("elsewhere").ttl(LONG).acquire().await.unwrap();
     cluster.nodes[0].pause();
     the_others_serve(&cluster, &client, held).await;
+}
+
+/// A master that does not answer keeps its connections open, so nothing else shows that another one
+/// has taken over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_stands_still_is_left_for_the_one_that_takes_over() {
+    let cluster = Cluster::start(MASTERS, MASTERS, &options());
+    let client = client_with(&cluster, NODE_TIMEOUT).await;
+    let lock = client.lock("job").ttl(LEASE);
+    let held = lock.clone().renew(false).acquire().await.unwrap();
+    let waiting = tokio::spawn({
+        let lock = lock.clone();
+        async move { lock.acquire().await.unwrap().release().await }
+    });
+    until("it waits", || waiters(&cluster.nodes[0], "job") == 1).await;
+    cluster.nodes[0].pause();
+    until("the replica is the master", || cluster.is_master(MASTERS)).await;
+    drop(held);
+    let guard = lock.wait(LONG).acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+    let waited = tokio::time::timeout(LONG, waiting).await;
+    waited.expect("the waiter goes to the new master").unwrap();
+}
+
+/// All processes have been met by then; that the connection leads to the wrong one shows only in
+/// who answers on another one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_takes_over_again_is_found() {
+    let cluster = Cluster::start(MASTERS, MASTERS, &options());
+    let client = client_with(&cluster, NODE_TIMEOUT).await;
+    let lock = client.lock("job").ttl(LEASE).wait(LONG);
+    let pairs = [(0, MASTERS), (MASTERS, 0), (0, MASTERS)];
+    for (master, replica) in pairs {
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+        cluster.nodes[master].pause();
+        until("the replica is the master", || cluster.is_master(replica)).await;
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+        cluster.nodes[master].resume();
+        until("the other one is its replica", || {
+            let info: String = cluster.nodes[master].run(&["INFO", "replication"]);
+            info.contains("master_link_status:up")
+        })
+        .await;
+    }
 }

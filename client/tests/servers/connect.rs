@@ -31,7 +31,7 @@ async fn a_minority_that_is_down_at_the_start_is_no_error_and_joins_later() {
         .await
         .unwrap();
     client.lock("x").acquire().await.unwrap().release().await;
-    // Nobody asks for a lock meanwhile: it is probed in the background.
+    // No request is sent in the meantime: it is probed in the background.
     let third = Server::options().port(late).start();
     until("it was found", || third.calls("lock.node") > 0).await;
     while third.calls("lock.acquire") == 0 {
@@ -57,7 +57,7 @@ async fn user_password_and_database_come_from_the_url() {
 }
 
 #[tokio::test]
-async fn a_unix_socket_is_a_node_like_any() {
+async fn a_unix_socket_is_a_node_like_any_other() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("redis.sock");
     let _server = Server::with([&format!("unixsocket {}", path.display())]);

@@ -7,14 +7,16 @@ use std::time::Duration;
 use redislock_client::{Redlock, Released};
 use redislock_testkit::{Server, lock};
 
-use crate::{TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
+use crate::{
+    TTL, acquire_in_background, connect, freed_before_the_lease_ends, is_busy, patient, until,
+};
 
 /// How many wait for the key at this server.
 pub fn waiters(server: &Server, key: &str) -> i64 {
     lock::waiters(&mut server.connect(), key)
 }
 
-/// Checks by itself, without any lock, that one task at a time is inside, and that fences grow.
+/// Checks, without any lock, that one task at a time is inside, and that fences grow.
 #[derive(Default)]
 struct Room {
     inside: AtomicUsize,
@@ -61,7 +63,7 @@ async fn hundred_tasks(servers: &[Server]) {
         task.await.unwrap();
     }
     freed_before_the_lease_ends(servers, "x", TTL).await;
-    // No herd: a release wakes one of those who wait, and costs the same however many they are.
+    // No thundering herd: a release wakes one waiter, and costs the same for any number of waiters.
     for server in servers {
         let (asked, grants) = (server.calls("lock.acquire"), 300);
         assert!(asked < 10 * grants, "{asked} requests for {grants} grants");
@@ -157,7 +159,7 @@ async fn a_wait_that_is_over_says_busy_and_leaves_the_queue() {
 }
 
 #[tokio::test]
-async fn who_has_no_time_to_wait_gets_a_lock_that_has_just_become_free() {
+async fn a_request_without_time_to_wait_gets_a_lock_that_has_just_become_free() {
     let servers = Server::start_many::<3>();
     let client = patient(&servers).await;
     let lock = client.lock("x").ttl(Duration::from_secs(60));
@@ -174,26 +176,11 @@ async fn who_has_no_time_to_wait_gets_a_lock_that_has_just_become_free() {
 async fn a_waiter_that_dies_or_is_cancelled_does_not_hold_up_the_queue() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
-    let guard = client
-        .lock("x")
-        .ttl(Duration::from_secs(60))
-        .acquire()
-        .await
-        .unwrap();
-    let wait = |client: &Redlock| {
-        let client = client.clone();
-        tokio::spawn(async move {
-            client
-                .lock("x")
-                .ttl(Duration::from_secs(60))
-                .acquire()
-                .await
-                .unwrap()
-        })
-    };
-    let cancelled = wait(&client);
+    let lock = client.lock("x").ttl(Duration::from_secs(60));
+    let guard = lock.acquire().await.unwrap();
+    let cancelled = acquire_in_background(&lock);
     until("the first waits", || waiters(&servers[0], "x") == 1).await;
-    let survivor = wait(&client);
+    let survivor = acquire_in_background(&lock);
     until("the second waits", || waiters(&servers[0], "x") == 2).await;
     cancelled.abort();
     until("one has left", || waiters(&servers[0], "x") == 1).await;
@@ -204,7 +191,8 @@ async fn a_waiter_that_dies_or_is_cancelled_does_not_hold_up_the_queue() {
     let waiting = || servers.iter().map(|server| waiters(server, "x"));
     until("it waits again", || waiting().sum::<i64>() == 1).await;
     guard.release().await;
-    assert_eq!(survivor.await.unwrap().release().await, Released::WasHeld);
+    let survivor = survivor.await.unwrap().unwrap();
+    assert_eq!(survivor.release().await, Released::WasHeld);
 }
 
 #[tokio::test]
@@ -212,42 +200,27 @@ async fn release_and_extend_never_queue_behind_a_waiter() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
-    let waiter = tokio::spawn({
-        let client = client.clone();
-        async move { client.lock("x").acquire().await.unwrap().release().await }
-    });
+    let waiter = acquire_in_background(&client.lock("x"));
     until("it waits", || waiters(&servers[0], "x") == 1).await;
     guard.extend().await.unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
-    assert_eq!(waiter.await.unwrap(), Released::WasHeld);
+    let waiter = waiter.await.unwrap().unwrap();
+    assert_eq!(waiter.release().await, Released::WasHeld);
 }
 
 #[tokio::test]
 async fn waiters_move_on_when_the_node_of_their_queue_stops_answering() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
-    let guard = client
-        .lock("x")
-        .ttl(Duration::from_secs(60))
-        .acquire()
-        .await
-        .unwrap();
-    let waiter = tokio::spawn({
-        let client = client.clone();
-        async move {
-            client
-                .lock("x")
-                .ttl(Duration::from_secs(60))
-                .acquire()
-                .await
-                .unwrap()
-        }
-    });
+    let lock = client.lock("x").ttl(Duration::from_secs(60));
+    let guard = lock.acquire().await.unwrap();
+    let waiter = acquire_in_background(&lock);
     until("it waits", || waiters(&servers[0], "x") == 1).await;
     servers[0].pause();
     until("it waits elsewhere", || waiters(&servers[1], "x") == 1).await;
     guard.release().await;
-    assert_eq!(waiter.await.unwrap().release().await, Released::WasHeld);
+    let waiter = waiter.await.unwrap().unwrap();
+    assert_eq!(waiter.release().await, Released::WasHeld);
     servers[0].resume();
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
 }
@@ -258,26 +231,13 @@ async fn waiters_queue_elsewhere_while_the_first_node_is_quarantined() {
     let [second, third] = Server::start_many::<2>();
     let servers = [quarantined, second, third];
     let client = connect(&servers).await;
-    let guard = client
-        .lock("x")
-        .ttl(Duration::from_secs(30))
-        .acquire()
-        .await
-        .unwrap();
-    let waiter = tokio::spawn({
-        let client = client.clone();
-        async move {
-            client
-                .lock("x")
-                .ttl(Duration::from_secs(30))
-                .acquire()
-                .await
-                .unwrap()
-        }
-    });
+    let lock = client.lock("x").ttl(Duration::from_secs(30));
+    let guard = lock.acquire().await.unwrap();
+    let waiter = acquire_in_background(&lock);
     until("it waits", || waiters(&servers[1], "x") == 1).await;
     guard.release().await;
-    assert_eq!(waiter.await.unwrap().release().await, Released::WasHeld);
+    let waiter = waiter.await.unwrap().unwrap();
+    assert_eq!(waiter.release().await, Released::WasHeld);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -43,7 +43,7 @@ async fn a_late_grant_does_not_hide_that_another_client_has_held_the_lock() {
     second.release().await;
     to_third.requests(Flow::Pass);
     assert!(matches!(first.lost().await, Loss::Gone { .. }));
-    // A caller that was told of the loss is not told now that there was none.
+    // A caller that learned of the loss does not learn now that there was none.
     assert_eq!(first.release().await, Released::WasLost);
 }
 
@@ -141,7 +141,7 @@ async fn a_node_that_a_renewal_missed_is_asked_again_long_before_the_next_one() 
 }
 
 #[tokio::test]
-async fn an_ephemeral_hold_is_lost_with_its_connection_though_no_other_one_opens() {
+async fn an_ephemeral_hold_is_lost_with_its_connection_even_if_no_other_one_opens() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let client = Redlock::builder().node(proxy.url()).node_timeout(TTL);
@@ -333,7 +333,7 @@ impl Metrics for Seen {
 }
 
 #[tokio::test]
-async fn metrics_hear_of_waits_holds_losses_and_retries() {
+async fn metrics_receive_waits_holds_losses_and_retries() {
     let mut server = Server::start();
     let seen = Seen::default();
     let client = Redlock::builder()
@@ -436,7 +436,7 @@ async fn a_metrics_hook_that_panics_stops_neither_a_release_nor_the_watch_over_a
     again.release().await;
 }
 
-/// A release at the moment at which the holder is told of the end.
+/// A release at the moment at which the holder is notified of the loss.
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn a_release_and_a_loss_at_the_same_moment_agree() {
     let server = Server::start();
@@ -449,7 +449,7 @@ async fn a_release_and_a_loss_at_the_same_moment_agree() {
             let lock = client.lock(format!("{round}:{number}"));
             let guard = lock.ttl(ttl).renew(false).acquire().await.unwrap();
             releases.push(tokio::spawn(async move {
-                // The holder is told a tenth of the ttl before the end; here others come close.
+                // The holder is notified a tenth of the ttl before the end: release then.
                 let left = guard.valid_until().remaining();
                 let held = guard.held();
                 tokio::time::sleep(left.saturating_sub(ttl / 10)).await;
@@ -469,7 +469,7 @@ async fn a_release_and_a_loss_at_the_same_moment_agree() {
 }
 
 #[test]
-fn the_holder_is_told_though_the_runtime_of_the_client_is_not_driven() {
+fn the_holder_is_notified_even_if_the_runtime_of_the_client_is_not_driven() {
     let server = Server::start();
     let runtime = || {
         let mut builder = tokio::runtime::Builder::new_current_thread();

@@ -1,6 +1,6 @@
-//! Random faults on five durable nodes while four clients contend: the windows in which clients are
-//! told that they hold the lock never overlap, fences follow the order of the holders, and when the
-//! faults end everybody gets through.
+//! Random faults on five durable nodes while four clients contend: the windows in which clients
+//! believe that they hold the lock never overlap, fences follow the order of the holders, and after
+//! the faults every client acquires the lock.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -36,9 +36,10 @@ async fn contend(
         let from = Moment::now();
         // Many short holds, and some beyond the ttl: of those that are not renewed the lease must
         // end in time.
-        let hold = match random.random_bool(0.7) {
-            true => Duration::from_millis(random.random_range(0..60)),
-            false => TTL.mul_f64(random.random_range(0.8..2.0)),
+        let hold = if random.random_bool(0.7) {
+            Duration::from_millis(random.random_range(0..60))
+        } else {
+            TTL.mul_f64(random.random_range(0.8..2.0))
         };
         tokio::select! {
             () = tokio::time::sleep(hold) => {}
@@ -51,9 +52,10 @@ async fn contend(
             until,
             fence: guard.fence(),
         });
-        match random.random_bool(0.5) {
-            true => drop(guard),
-            false => drop(guard.release().await),
+        if random.random_bool(0.5) {
+            drop(guard)
+        } else {
+            guard.release().await;
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use redislock_client::{Error, Loss, Moment, Redlock, Released, Verdict};
-use redislock_testkit::{Proxy, Server};
+use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::{
     NODE_TIMEOUT, TTL, builder, connect, freed_before_the_lease_ends, is_busy, patient, until,
@@ -54,7 +54,7 @@ async fn renewal_comes_at_a_third_of_the_ttl() {
 }
 
 #[tokio::test]
-async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_before() {
+async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_notified_before() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let lock = client.lock("x").ttl(NODE_TIMEOUT * 4).renew(false);
@@ -81,7 +81,7 @@ async fn without_renewal_the_lock_is_lost_at_its_ttl_and_the_holder_is_told_befo
 }
 
 #[tokio::test]
-async fn the_holder_is_told_before_validity_ends_when_a_majority_stops_answering() {
+async fn the_holder_is_notified_before_validity_ends_when_a_majority_stops_replying() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     // Long enough for the warning to come a second before the end, also on a busy machine.
@@ -169,7 +169,7 @@ async fn a_release_is_repeated_for_as_long_as_the_longest_lease_that_was_asked_f
     let guard = lock.acquire().await.unwrap();
     // A lease is never shortened: the node keeps the long one.
     guard.extend_to(short).await.unwrap();
-    // Meanwhile every release is refused.
+    // During this time every release is refused.
     let replicas = |number| ["CONFIG", "SET", "min-replicas-to-write", number];
     servers[0].run::<String>(&replicas("1"));
     drop(guard);
@@ -295,7 +295,7 @@ async fn an_ephemeral_lock_is_free_as_soon_as_its_process_dies() {
     freed_before_the_lease_ends(&servers, "x", Duration::from_secs(30)).await;
 }
 
-/// The token holds the lock again, but somebody else has held it in between.
+/// The token holds the lock again, but another client has held it in between.
 #[tokio::test]
 async fn an_extension_of_a_later_grant_does_not_count() {
     let servers = [Server::start()];
@@ -314,4 +314,32 @@ async fn an_extension_of_a_later_grant_does_not_count() {
     assert!(matches!(error, Error::Lost { .. }), "{error}");
     assert_eq!(error.nodes()[0].verdict, Verdict::NotHeld);
     assert!(matches!(guard.lost().await, Loss::Gone { .. }));
+}
+
+/// The reply to an extension comes after the holder was told that the lease ends: what it was told
+/// stays true.
+#[tokio::test]
+async fn an_extension_that_is_confirmed_after_the_loss_does_not_count() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Redlock::builder().node(proxy.url());
+    let client = client.node_timeout(TTL / 3).connect().await.unwrap();
+    let ttl = TTL * 4 / 3;
+    let lock = client.lock("x").ttl(ttl).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let until = guard.valid_until();
+    // The holder is told a tenth of the ttl before the end.
+    tokio::time::sleep(until.remaining().saturating_sub(ttl / 6)).await;
+    proxy.replies(Flow::Hold);
+    let extending = guard.extend();
+    let losing = async {
+        let loss = guard.lost().await;
+        proxy.heal();
+        loss
+    };
+    let (extended, loss) = tokio::join!(extending, losing);
+    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    assert!(matches!(extended, Err(Error::Lost { .. })), "{extended:?}");
+    assert!(!guard.is_valid() && guard.valid_until() <= until);
+    assert_eq!(guard.release().await, Released::WasLost);
 }

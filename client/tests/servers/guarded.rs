@@ -72,3 +72,23 @@ async fn a_command_follows_the_slot_in_a_cluster() {
     cluster.move_slot(crate::cluster::JOB, 0, 1);
     assert_eq!(guard.command::<u64>(&add).await.unwrap(), 2);
 }
+
+#[tokio::test]
+async fn a_command_runs_though_the_server_has_closed_an_idle_connection() {
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let client = crate::cluster::client(&cluster).await;
+    let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
+    let add = redis::cmd("INCR").arg("{job}n").to_owned();
+    assert_eq!(guard.command::<u64>(&add).await.unwrap(), 1);
+    let master = &cluster.nodes[0];
+    let list: String = master.run(&["CLIENT", "LIST", "TYPE", "normal"]);
+    let used = list.lines().filter(|line| line.contains("cmd=lock.guard "));
+    let ids: Vec<_> = used
+        .filter_map(|line| line.strip_prefix("id=")?.split(' ').next())
+        .collect();
+    assert_eq!(ids.len(), 1, "{list}");
+    // Longer than a connection is trusted without a reply.
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let _: u64 = master.run(&["CLIENT", "KILL", "ID", ids[0]]);
+    assert_eq!(guard.command::<u64>(&add).await.unwrap(), 2);
+}

@@ -60,7 +60,7 @@ impl Contention {
         self.windows.lock().unwrap().len()
     }
 
-    /// Returns when there were so many more grants.
+    /// Returns after this many more grants.
     pub async fn go_on(&self, grants: usize) {
         let wanted = self.grants() + grants;
         crate::until("it goes on", || self.grants() >= wanted).await;

@@ -1,4 +1,4 @@
-//! Connections that the server has closed while nobody used them: `timeout`, CLIENT KILL.
+//! Idle connections that the server has closed: `timeout`, CLIENT KILL.
 
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ async fn an_ephemeral_lock_is_bound_to_the_connection_that_is_there() {
 }
 
 #[tokio::test]
-async fn a_grant_is_confirmed_by_replicas_though_an_idle_connection_was_closed() {
+async fn a_grant_is_confirmed_by_replicas_even_after_an_idle_connection_was_closed() {
     let servers = [Server::with(["repl-diskless-sync-delay 0"])];
     let client = patient(&servers).await;
     let _replica = Server::options().replica_of(&servers[0]).start();
@@ -113,7 +113,7 @@ async fn a_grant_is_confirmed_by_replicas_though_an_idle_connection_was_closed()
 }
 
 #[tokio::test]
-async fn who_leads_is_told_though_the_connection_was_closed() {
+async fn the_leader_is_reported_even_after_the_connection_was_closed() {
     let servers = Server::start_many::<3>();
     let client = patient(&servers).await;
     let election = client.election("office").candidate("a").ttl(TTL * 10);

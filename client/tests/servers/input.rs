@@ -186,7 +186,7 @@ async fn a_node_that_begins_to_answer_garbage_never_counts_and_keeps_nothing() {
         .await
         .unwrap();
     let lock = client.lock("x").ttl(LONG);
-    // Every number becomes text: of one node, that hurts nobody.
+    // Every number becomes text: with one such node of three, nothing fails.
     proxies[0].replace_in_replies("\n:", "\n+");
     proxies[0].replace_the_kind(b':', b'+');
     lock.acquire().await.unwrap().release().await;
@@ -208,7 +208,7 @@ async fn a_node_that_begins_to_answer_garbage_never_counts_and_keeps_nothing() {
 }
 
 #[tokio::test]
-async fn spans_of_any_length_are_answered_and_nothing_is_left_held() {
+async fn durations_of_any_length_get_a_reply_and_nothing_is_left_held() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     for ttl in [
@@ -256,7 +256,7 @@ async fn spans_of_any_length_are_answered_and_nothing_is_left_held() {
 }
 
 #[tokio::test]
-async fn what_makes_no_sense_is_refused_before_anything_is_sent() {
+async fn invalid_requests_are_refused_before_anything_is_sent() {
     let servers = Server::start_many::<3>();
     let client = connect(&servers).await;
     let nothing: [&str; 0] = [];
@@ -305,8 +305,8 @@ async fn a_key_of_another_type_is_refused_and_left_alone() {
 }
 
 #[tokio::test]
-async fn a_node_of_a_cluster_that_is_taken_for_the_only_one_says_where_the_key_is() {
-    // It knows who has the slot of `x`, and that it is not itself.
+async fn a_node_of_a_cluster_used_as_a_single_node_names_the_node_of_the_key() {
+    // It knows that another node has the slot of `x`.
     let cluster = Cluster::start(2, 0, &Server::options());
     let client = Redlock::connect([cluster.nodes[0].url()]).await.unwrap();
     let error = client.lock("x").acquire().await.unwrap_err();

@@ -9,7 +9,7 @@ use redislock_testkit::{Server, free_port};
 use crate::{NODE_TIMEOUT, TTL};
 
 #[tokio::test]
-async fn rediss_is_a_node_like_any_and_an_unknown_authority_is_refused() {
+async fn rediss_is_a_node_like_any_other_and_an_unknown_authority_is_refused() {
     let certificate = Certificate::new();
     let port = free_port();
     let _server = Server::with(certificate.config(port, "no"));

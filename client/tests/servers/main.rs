@@ -1,5 +1,5 @@
-//! The client against real servers and real faults. Each pain that users of other lock clients
-//! report is a test here; docs/CLIENT.md lists which.
+//! The client against real servers and real faults. Each problem that users of other lock clients
+//! report has a test here; docs/CLIENT.md lists them.
 
 mod acquire;
 mod blocking;
@@ -36,8 +36,9 @@ mod twice;
 
 use std::time::Duration;
 
-use redislock_client::{Builder, Error, Redlock};
+use redislock_client::{Builder, Error, Guard, Lock, Redlock};
 use redislock_testkit::Server;
+use tokio::task::JoinHandle;
 
 /// Long enough for a busy machine, short enough to wait for.
 const TTL: Duration = Duration::from_secs(3);
@@ -53,10 +54,16 @@ async fn connect(servers: &[Server]) -> Redlock {
     builder(servers).connect().await.unwrap()
 }
 
-/// A client that believes no node down only because the machine is busy.
+/// A client whose node timeout is so long that no node counts as down because the machine is busy.
 async fn patient(servers: &[Server]) -> Redlock {
     let builder = builder(servers).node_timeout(Duration::from_secs(5));
     builder.connect().await.unwrap()
+}
+
+/// Acquires the lock in a task of its own.
+fn acquire_in_background(lock: &Lock) -> JoinHandle<Result<Guard, Error>> {
+    let lock = lock.clone();
+    tokio::spawn(async move { lock.acquire().await })
 }
 
 /// Waits until it is so, and fails the test if that takes half a minute.

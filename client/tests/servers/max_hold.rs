@@ -4,13 +4,13 @@
 use std::time::Duration;
 
 use redislock_client::{Lock, Redlock, Released};
-use redislock_testkit::Server;
+use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::acquire::{ahead, once_replicas_confirm};
 use crate::contention::waiters;
 use crate::{TTL, connect, patient, until};
 
-/// Waits for so long that the lease is extended before it counts.
+/// Waits for so long that the client extends the lease before it relies on the lock.
 async fn waits_for_more_than_half_of_its_ttl(client: &Redlock, lock: Lock, server: &Server) {
     let first = client.lock("x").acquire().await.unwrap();
     let waiting = tokio::spawn(async move { lock.wait(TTL * 10).acquire().await });
@@ -71,5 +71,62 @@ async fn replicas_confirm_it() {
     once_replicas_confirm(&lock).await.release().await;
     let guard = lock.max_hold(ttl).acquire().await.unwrap();
     assert!(!replica.is_free("x"), "the replica has what was confirmed");
+    assert_eq!(guard.release().await, Released::WasHeld);
+}
+
+/// The end of a hold, as its node has it, is not known to the client to the millisecond: a request
+/// takes longer at one time than at another.
+#[tokio::test]
+async fn the_last_extension_succeeds_though_it_takes_longer_than_the_grant() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Redlock::builder().node(proxy.url());
+    let client = client.node_timeout(TTL).connect().await.unwrap();
+    let lock = client.lock("x").ttl(TTL * 4).max_hold(TTL * 4);
+    let guard = lock.acquire().await.unwrap();
+    let before = guard.valid_until();
+    proxy.requests(Flow::Hold);
+    let passing = async {
+        tokio::time::sleep(TTL / 50).await;
+        proxy.heal();
+    };
+    let (extended, ()) = tokio::join!(guard.extend(), passing);
+    assert!(extended.unwrap() >= before);
+}
+
+#[tokio::test]
+async fn an_extension_that_the_node_refuses_is_followed_by_a_shorter_one() {
+    let limit = TTL * 4 / 3;
+    let server = Server::with([format!("lock.max-hold {}", limit.as_millis())]);
+    let client = Redlock::connect([server.url()]).await.unwrap();
+    let lock = client.lock("x").ttl(TTL).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    let before = guard.valid_until();
+    tokio::time::sleep(TTL / 2).await;
+    let refused = guard.extend().await.unwrap_err();
+    assert!(refused.to_string().contains("lock.max-hold"), "{refused}");
+    let extended = guard.extend().await.unwrap();
+    assert!(extended > before && extended < before + TTL / 3);
+}
+
+/// Each node counts the time of a hold by its own limit; a majority without one can go on.
+#[tokio::test]
+async fn a_limit_of_one_node_does_not_end_what_the_others_carry_on() {
+    let limit = TTL * 4 / 3;
+    let limited = Server::with([format!("lock.max-hold {}", limit.as_millis())]);
+    let servers = [Server::start(), Server::start(), limited];
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    let begun = guard.valid_until();
+    until("it lasts for longer", || {
+        assert!(guard.is_valid(), "a majority would extend it");
+        guard.valid_until() > begun + limit
+    })
+    .await;
+    until("the third one has granted it again", || {
+        assert!(guard.is_valid());
+        !servers[2].is_free("x")
+    })
+    .await;
     assert_eq!(guard.release().await, Released::WasHeld);
 }

@@ -134,7 +134,7 @@ async fn a_shared_hold_is_not_silently_taken_for_an_exclusive_one() {
 }
 
 #[tokio::test]
-async fn every_lock_is_entered_by_itself_in_any_order_and_company() {
+async fn every_lock_is_entered_separately_in_any_order_and_combination() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();
@@ -173,9 +173,10 @@ async fn each_of_several_locks_is_released_by_the_last_one_in_it() {
         let x = client.lock("x").owner(&owner).ttl(TTL * 10);
         let x = x.acquire().await.unwrap();
         let (held, fence) = (x.held(), both.fence());
-        match dropped {
-            true => drop(both),
-            false => assert_eq!(both.release().await, Released::StillHeld),
+        if dropped {
+            drop(both)
+        } else {
+            assert_eq!(both.release().await, Released::StillHeld)
         }
         freed_before_the_lease_ends(&servers, "y", TTL * 5).await;
         assert!(is_busy(client.lock("x").try_acquire().await));
@@ -213,7 +214,7 @@ async fn tokens_for_the_end_of_several_holds_cost_no_tasks() {
 }
 
 #[tokio::test]
-async fn two_owners_that_wait_for_each_other_wait_no_longer_than_they_may() {
+async fn two_owners_that_wait_for_each_other_stop_when_their_wait_is_over() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
     let (one, two) = (Owner::new(), Owner::new());
@@ -266,7 +267,7 @@ async fn after_a_loss_the_release_of_a_part_says_so() {
 }
 
 #[tokio::test]
-async fn entering_again_waits_for_as_many_replicas_as_it_asks_for() {
+async fn entering_again_waits_for_the_requested_number_of_replicas() {
     let servers = [Server::start()];
     let client = patient(&servers).await;
     let owner = Owner::new();
@@ -281,9 +282,9 @@ async fn entering_again_waits_for_as_many_replicas_as_it_asks_for() {
     assert_eq!(outer.release().await, Released::WasHeld);
 }
 
-/// It tries for as long as any request does, though extensions that hang are ahead of it.
+/// It tries for as long as any request does, although extensions that hang are ahead of it.
 #[tokio::test]
-async fn entering_again_does_not_wait_for_longer_than_it_may() {
+async fn entering_again_respects_the_limit_of_the_wait() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
     let owner = Owner::new();

@@ -53,16 +53,24 @@ async fn a_log_that_panics_does_not_end_the_watch_over_a_node() {
 }
 
 #[tokio::test]
-async fn a_renewal_that_panics_tells_the_holder_that_the_lock_is_lost() {
+async fn a_renewal_that_panics_notifies_the_holder_that_the_lock_is_lost() {
     log::start();
     let server = Server::start();
     let link = Proxy::to(server.port());
     let client = Redlock::connect([link.url()]).await.unwrap();
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
-    log::panic_once_at("node believed down", link.port());
-    link.silence("LOCK.EXTEND");
-    let loss = tokio::time::timeout(TTL * 10, guard.lost()).await.unwrap();
-    assert!(matches!(loss, Loss::Expired { .. }), "{loss:?}");
+    let mut loss = None;
+    // The watch over the node may be the first to say so, and then the renewal does not panic.
+    for _ in 0..10 {
+        log::panic_once_at("node believed down", link.port());
+        link.silence("LOCK.EXTEND");
+        loss = tokio::time::timeout(TTL, guard.lost()).await.ok();
+        if loss.is_some() {
+            break;
+        }
+        link.heal();
+    }
+    assert!(matches!(loss, Some(Loss::Expired { .. })), "{loss:?}");
     assert!(!log::will_panic_at(link.port()));
 }
 

@@ -69,7 +69,7 @@ impl Worker {
         writeln!(self.input.as_ref().unwrap(), "{amount}").unwrap();
     }
 
-    /// Lets it come to its end, and returns what became of its lock.
+    /// Waits for its end, and returns the result of its lock.
     fn ends(&mut self) -> String {
         self.input = None;
         self.says("released: ")
@@ -115,7 +115,7 @@ fn a_paused_holder(servers: &[Server]) {
 }
 
 #[test]
-fn a_holder_that_was_paused_beyond_its_ttl_is_told_and_its_write_is_refused() {
+fn a_holder_that_was_paused_beyond_its_ttl_is_notified_and_its_write_is_refused() {
     a_paused_holder(&Server::start_many::<1>());
     a_paused_holder(&Server::start_many::<3>());
 }
@@ -154,7 +154,7 @@ async fn a_pause_while_acquiring(servers: &[Server]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_pause_while_grants_wait_to_be_read_gives_no_lock_that_is_over() {
+async fn grants_that_are_read_after_a_long_pause_give_no_lock() {
     a_pause_while_acquiring(&Server::start_many::<1>()).await;
     a_pause_while_acquiring(&Server::start_many::<3>()).await;
 }

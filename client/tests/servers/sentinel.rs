@@ -56,7 +56,7 @@ async fn a_hold_that_was_replicated_goes_on_at_the_new_master_and_waiters_follow
     replica_has(&deployment, "x").await;
     deployment.master.kill();
     failed_over(&deployment).await;
-    // Nothing of ours asks: the client notices by itself that another process answers, and confirms
+    // The test sends nothing: the client itself notices that another process replies, and confirms
     // the hold there.
     until("the hold is confirmed at the new master", || {
         deployment.replicas[0].calls("lock.extend") > 0
@@ -92,7 +92,7 @@ async fn a_hold_that_the_new_master_never_heard_of_is_reported_lost() {
 }
 
 #[tokio::test]
-async fn with_quarantine_nobody_is_granted_before_the_lost_holder_was_told() {
+async fn with_quarantine_nobody_is_granted_before_the_lost_holder_was_notified() {
     let quarantine = TTL * 2;
     let setting = format!("lock.quarantine {}", quarantine.as_millis());
     let mut deployment = Deployment::start(&Server::options().config(&setting));

@@ -1,6 +1,7 @@
 //! The settings of connections: logins of Sentinels and masters, databases, names, credentials that
 //! change, settings of redis-rs, TCP probes.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +13,7 @@ use redislock_testkit::sentinel::{NAME, watch};
 
 use crate::cluster::options;
 use crate::contention::waiters;
-use crate::{NODE_TIMEOUT, TTL, builder, until};
+use crate::{NODE_TIMEOUT, TTL, acquire_in_background, builder, until};
 
 /// Long enough for several connections on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -193,40 +194,95 @@ async fn credentials_are_asked_for_whenever_a_connection_is_opened() {
     assert_eq!(guard.release().await, Released::WasHeld);
 }
 
+/// A cluster whose password changes, and a client that asks for it.
+struct Rotation {
+    _cluster: Cluster,
+    admins: Vec<redis::Connection>,
+    /// The password that the client is given.
+    present: Arc<Mutex<&'static str>>,
+    asked: Arc<AtomicUsize>,
+    client: Redlock,
+}
+
+impl Rotation {
+    async fn start() -> Self {
+        let cluster = Cluster::start(MASTERS, 0, &options());
+        let mut admins = Vec::new();
+        for node in &cluster.nodes {
+            let admin = redis::Client::open(node.url()).unwrap();
+            admins.push(admin.get_connection().unwrap());
+        }
+        admins.iter_mut().for_each(|admin| accept(admin, "first"));
+        let (present, asked) = (Arc::new(Mutex::new("first")), Arc::default());
+        let (given, asking) = (Arc::clone(&present), Arc::<AtomicUsize>::clone(&asked));
+        let client = Redlock::builder()
+            .cluster(cluster.nodes.iter().map(Server::url))
+            .node_timeout(NODE_TIMEOUT)
+            .credentials(move || {
+                asking.fetch_add(1, Ordering::Relaxed);
+                let password = *given.lock().unwrap();
+                async move { Ok::<_, std::io::Error>(Credentials::password(password)) }
+            });
+        let client = client.connect().await.unwrap();
+        client.lock("job").acquire().await.unwrap().release().await;
+        Self {
+            _cluster: cluster,
+            admins,
+            present,
+            asked,
+            client,
+        }
+    }
+
+    /// Closes the connections to the master of `job`; the other masters stay connected.
+    fn lose_master(&mut self) {
+        let admin = &mut self.admins[0];
+        run(admin, "CLIENT KILL SKIPME yes TYPE normal");
+    }
+
+    async fn works_again(&self) {
+        let lock = self.client.lock("job").wait(Duration::from_secs(60));
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(guard.release().await, Released::WasHeld);
+    }
+}
+
+fn run(admin: &mut redis::Connection, words: &str) {
+    let words: Vec<&str> = words.split(' ').collect();
+    let _: redis::Value = redis::Cmd::new().arg(words).query(admin).unwrap();
+}
+
+fn accept(admin: &mut redis::Connection, password: &str) {
+    run(admin, &format!("ACL SETUSER default resetpass >{password}"));
+}
+
 #[tokio::test]
 async fn a_master_of_a_cluster_that_was_lost_is_connected_to_with_new_credentials() {
-    let cluster = Cluster::start(MASTERS, 0, &options());
-    let mut admins = Vec::new();
-    for node in &cluster.nodes {
-        let admin = redis::Client::open(node.url()).unwrap();
-        admins.push(admin.get_connection().unwrap());
-    }
-    let run = |admin: &mut redis::Connection, words: &str| {
-        let words: Vec<&str> = words.split(' ').collect();
-        let _: redis::Value = redis::Cmd::new().arg(words).query(admin).unwrap();
-    };
-    for admin in &mut admins {
-        run(admin, "ACL SETUSER default resetpass >first");
-    }
-    let present = Arc::new(Mutex::new("first"));
-    let given = Arc::clone(&present);
-    let client = Redlock::builder()
-        .cluster(cluster.nodes.iter().map(Server::url))
-        .node_timeout(NODE_TIMEOUT)
-        .credentials(move || {
-            let password = *given.lock().unwrap();
-            async move { Ok::<_, std::io::Error>(Credentials::password(password)) }
-        });
-    let client = client.connect().await.unwrap();
-    client.lock("job").acquire().await.unwrap().release().await;
-    for admin in &mut admins {
-        run(admin, "ACL SETUSER default resetpass >second");
-    }
-    *present.lock().unwrap() = "second";
-    // The master of this lock; the others stay connected.
-    run(&mut admins[0], "CLIENT KILL SKIPME yes TYPE normal");
-    let lock = client.lock("job").wait(Duration::from_secs(60));
-    let guard = lock.acquire().await.unwrap();
+    let mut rotation = Rotation::start().await;
+    let admins = rotation.admins.iter_mut();
+    admins.for_each(|admin| accept(admin, "second"));
+    *rotation.present.lock().unwrap() = "second";
+    rotation.lose_master();
+    rotation.works_again().await;
+}
+
+/// The client is given them before the servers accept them.
+#[tokio::test]
+async fn new_credentials_of_a_cluster_are_used_though_they_were_refused_at_first() {
+    let mut rotation = Rotation::start().await;
+    accept(&mut rotation.admins[0], "neither");
+    *rotation.present.lock().unwrap() = "second";
+    let before = rotation.asked.load(Ordering::Relaxed);
+    rotation.lose_master();
+    let waiting = acquire_in_background(&rotation.client.lock("job"));
+    until("it has tried them", || {
+        rotation.asked.load(Ordering::Relaxed) >= before + 3
+    })
+    .await;
+    let admins = rotation.admins.iter_mut();
+    admins.for_each(|admin| accept(admin, "second"));
+    let waited = tokio::time::timeout(Duration::from_secs(60), waiting).await;
+    let guard = waited.expect("they are used").unwrap().unwrap();
     assert_eq!(guard.release().await, Released::WasHeld);
 }
 

@@ -79,7 +79,7 @@ async fn connections_to_every_master_have_the_name_of_the_client() {
     waiter.await.unwrap();
 }
 
-/// Its guard would stay valid after the connection has ended and somebody else has the lock.
+/// Its guard would stay valid after the connection has ended and another client has the lock.
 #[tokio::test]
 async fn an_ephemeral_hold_is_refused_before_anything_is_sent() {
     let cluster = Cluster::start(MASTERS, 0, &options());

@@ -22,7 +22,7 @@ fn send(server: &Server, request: &str) -> TcpStream {
 /// Keeps the server busy with a script until the script is killed.
 fn make_busy(server: &Server) {
     let script = send(server, "EVAL \"while true do end\" 0\r\n");
-    // It goes on without its client.
+    // The script continues without its client.
     drop(script);
     while !server
         .try_run::<()>(&["PING"])
@@ -78,7 +78,7 @@ async fn a_node_that_runs_a_script_is_named_as_what_it_is() {
 async fn a_minority_that_is_full_is_no_error() {
     let [first, second] = Server::start_many::<2>();
     let full = Server::with(["maxclients 1"]);
-    // The place may still be taken by the one who asked whether the server is there.
+    // The connection of the readiness check may still count.
     let _taken = loop {
         let mut stream = send(&full, "PING\r\n");
         let mut reply = [0; 5];

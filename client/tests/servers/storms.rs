@@ -37,7 +37,7 @@ async fn in_three_seconds(count: impl Fn() -> u64) -> u64 {
 }
 
 #[tokio::test]
-async fn a_wait_ends_in_time_though_no_reply_ever_comes() {
+async fn a_wait_ends_in_time_even_if_no_reply_ever_comes() {
     let server = Server::start();
     let proxy = Proxy::to(server.port());
     let holder = patient(std::slice::from_ref(&server)).await;
@@ -57,7 +57,7 @@ async fn a_wait_ends_in_time_though_no_reply_ever_comes() {
 }
 
 #[test]
-fn a_wait_ends_in_time_though_the_runtime_of_the_client_is_not_driven() {
+fn a_wait_ends_in_time_even_if_the_runtime_of_the_client_is_not_driven() {
     let server = Server::start();
     let builder = || {
         tokio::runtime::Builder::new_current_thread()
@@ -282,4 +282,22 @@ async fn a_busy_answer_costs_the_same_for_any_number_of_holders() {
         many <= 2 * few,
         "{few} bytes with few holders, {many} with many"
     );
+}
+
+/// Only a few of them open a connection at the same time; the others do not wait for each of these
+/// to fail.
+#[tokio::test]
+async fn waiters_leave_a_master_that_stands_still_all_at_once() {
+    const MANY: i64 = 300;
+    let servers = Server::start_many::<3>();
+    let (holder, client) = (patient(&servers).await, patient(&servers).await);
+    let _guard = holder.lock("x").ttl(TTL * 40).acquire().await.unwrap();
+    servers[0].pause();
+    for _ in 0..MANY {
+        wait_for(&client, "x");
+    }
+    until("all wait at the second one", || {
+        waiters(&servers[1], "x") == MANY
+    })
+    .await;
 }

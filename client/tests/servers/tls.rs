@@ -45,7 +45,7 @@ async fn works(builder: Builder) {
 }
 
 async fn fails(builder: Builder) -> Error {
-    // A server that does not speak TLS lets the client wait.
+    // A server that does not support TLS does not reply.
     let builder = builder.connect_timeout(PATIENCE / 10);
     builder.connect().await.map(|_| ()).unwrap_err()
 }
@@ -128,7 +128,7 @@ async fn certificates_of_the_settings_of_redis_rs_are_kept() {
 }
 
 #[tokio::test]
-async fn a_certificate_that_is_none_is_named_before_anything_is_connected() {
+async fn an_invalid_certificate_is_named_before_anything_is_connected() {
     let builder = Redlock::builder().node("rediss://127.0.0.1:1");
     let error = fails(builder.client_certificate("no PEM", "no PEM")).await;
     assert!(matches!(error, Error::Invalid(_)), "{error}");

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
-use redislock_client::{Redlock, Released};
+use redislock_client::{Loss, Redlock, Released};
+use redislock_testkit::cluster::{Cluster, MASTERS, node_options};
 use redislock_testkit::lock::waiters;
 use redislock_testkit::{Flow, Proxy, Server};
 
+use crate::cluster::options;
 use crate::{TTL, is_busy, until};
 
 /// Longer than any step of these tests.
@@ -16,9 +18,9 @@ fn run(server: &Server, line: &str) {
     let _: () = server.run(&words);
 }
 
-/// A waiter that queues at the second node gives back the last one. That release is still on its
-/// way on a connection that has ended, though its repetition is answered: it would end what the
-/// node grants from then on.
+/// A waiter that queues at the second node releases the last one. That release is still in transit
+/// on a connection that has ended, although its repetition got a reply: it would end a later grant
+/// of the node.
 #[tokio::test]
 async fn a_node_whose_release_may_still_arrive_is_not_counted() {
     let servers = Server::start_many::<5>();
@@ -70,8 +72,43 @@ async fn a_refused_request_that_was_sent_twice_is_followed_by_a_release() {
     assert_eq!(server.calls("lock.release"), 1);
 }
 
-/// A server that does not let anybody connect gets no release for each request that failed
-/// meanwhile: none of them was sent.
+/// The server has carried out a release whose reply is lost: it says no to the repetition, and that
+/// does not mean that the lock was lost before.
+async fn a_release_whose_reply_is_lost_is_no_loss(client: Redlock, server: &Server, link: &Proxy) {
+    let guard = client.lock("job").ttl(TTL * 40).acquire().await.unwrap();
+    let (held, breaking) = (guard.held(), async {
+        until("it is released", || server.is_free("job")).await;
+        link.close_connections();
+        link.heal();
+    });
+    link.silence("LOCK.RELEASE");
+    let (released, ()) = tokio::join!(guard.release(), breaking);
+    assert_eq!(server.calls("lock.release"), 2);
+    assert_eq!(released, Released::Unknown);
+    assert_eq!(held.lost().await, Loss::Released);
+}
+
+#[tokio::test]
+async fn a_release_that_was_sent_twice_does_not_say_that_the_lock_was_lost() {
+    let server = Server::start();
+    let proxy = Proxy::to(server.port());
+    let client = Redlock::builder().node(proxy.url()).node_timeout(TTL * 4);
+    let client = client.connect().await.unwrap();
+    a_release_whose_reply_is_lost_is_no_loss(client, &server, &proxy).await;
+}
+
+/// There the shared connection repeats it.
+#[tokio::test]
+async fn a_release_that_a_cluster_was_sent_twice_does_not_say_that_the_lock_was_lost() {
+    let nodes = |_| node_options(&options());
+    let (cluster, link) = Cluster::start_behind_a_link(MASTERS, 0, nodes);
+    let client = Redlock::builder().cluster([link.url()]);
+    let client = client.node_timeout(TTL * 4).connect().await.unwrap();
+    a_release_whose_reply_is_lost_is_no_loss(client, &cluster.nodes[0], &link).await;
+}
+
+/// A server that accepts no connections gets no releases later for the requests that failed: none
+/// of them was sent.
 #[tokio::test]
 async fn what_was_never_sent_is_not_released() {
     let server = Server::start();

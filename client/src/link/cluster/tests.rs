@@ -1,0 +1,62 @@
+//! Waiters do not storm a server of a cluster.
+
+use std::time::Duration;
+
+use futures_util::future::join_all;
+use redis::IntoConnectionInfo;
+use redislock_testkit::{Flow, Proxy};
+
+use super::*;
+
+const MANY: usize = 50;
+/// Longer than the test.
+const LONG: Duration = Duration::from_secs(600);
+
+fn cluster_at(url: String) -> (Arc<Cluster>, Server) {
+    let server = Server::new(url.into_connection_info().unwrap(), None, None);
+    let cluster = Cluster::new(vec![server.clone()], Settings::default(), LONG).unwrap();
+    (Arc::new(cluster), server)
+}
+
+fn number(server: &redislock_testkit::Server, name: &str) -> usize {
+    let info: String = server.run(&["INFO", "everything"]);
+    let mut lines = info.lines();
+    let line = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    line.unwrap().trim().parse().unwrap()
+}
+
+#[tokio::test]
+async fn a_few_waiters_open_a_connection_at_the_same_time() {
+    let node = redislock_testkit::Server::start();
+    let proxy = Proxy::to(node.port());
+    let (cluster, server) = cluster_at(proxy.url());
+    proxy.requests(Flow::Hold);
+    let before = number(&node, "connected_clients");
+    let mut waiters = Vec::new();
+    for _ in 0..MANY {
+        let (cluster, server) = (Arc::clone(&cluster), server.clone());
+        let opening = async move { cluster.open_at(&server, LONG, true).await };
+        waiters.push(tokio::spawn(opening));
+    }
+    while number(&node, "connected_clients") < before + OPENING_CONNECTIONS {
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    tokio::time::sleep(Duration::from_millis(300)).await;
+    let opening = number(&node, "connected_clients") - before;
+    assert!(opening <= OPENING_CONNECTIONS + 1, "{opening} at once");
+    proxy.heal();
+    for opened in join_all(waiters).await {
+        opened.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
+async fn waiters_that_ask_at_the_same_time_whether_a_server_answers_share_the_answer() {
+    let node = redislock_testkit::Server::start();
+    let (cluster, server) = cluster_at(node.url());
+    let before = number(&node, "total_connections_received");
+    let asked = join_all((0..MANY).map(|_| cluster.is_served(&server))).await;
+    assert!(asked.into_iter().all(|served| served));
+    let opened = number(&node, "total_connections_received") - before;
+    assert!(opened <= 3, "{opened} connections");
+}

@@ -1,0 +1,63 @@
+//! Connections of a node that one caller uses alone, for commands that make a connection wait.
+
+use std::time::Duration;
+
+use super::Node;
+use crate::error::Verdict;
+use crate::link::Own;
+use crate::reply::trouble;
+
+impl Node {
+    /// One that was used no longer ago than this, or a new one. That it cannot be opened says
+    /// nothing about the node: it may only be full.
+    pub(crate) async fn own_connection(&self, quiet: Duration) -> Result<Own, Verdict> {
+        let shared = self.shared()?;
+        match self.idle.take(shared.generation, quiet) {
+            Some(own) => Ok(own),
+            None => self.timed(self.open_own(shared, false)).await,
+        }
+    }
+
+    /// The same for a waiter: a few of them open one at the same time, and the others wait for
+    /// their turn. That is part of the time there is, and of no use at a node that is down.
+    pub(crate) async fn connection_in_turn(&self) -> Result<Own, Verdict> {
+        self.timed(async {
+            let shared = self.shared()?;
+            if let Some(own) = self.idle.take(shared.generation, Duration::MAX) {
+                return Ok(own);
+            }
+            let _turn = self.idle.turn().await;
+            // All of it may be different by now.
+            if let Some(why) = self.why_down() {
+                return Err(why);
+            }
+            let shared = self.shared()?;
+            match self.idle.take(shared.generation, Duration::MAX) {
+                Some(own) => Ok(own),
+                None => self.open_own(shared, true).await,
+            }
+        })
+        .await
+    }
+
+    async fn open_own(&self, shared: Own, in_turn: bool) -> Result<Own, Verdict> {
+        let opened = self.link.open_another(self.connect_timeout, in_turn).await;
+        let connection = opened.map_err(|error| trouble(&error))?;
+        Ok(Own {
+            connection,
+            ..shared
+        })
+    }
+
+    /// Takes back a connection on which nothing is under way.
+    pub(crate) fn keep_idle(&self, own: Own) {
+        if own.generation == self.standing().generation {
+            self.idle.keep(own);
+        }
+    }
+
+    /// Closes the connections that are kept for the next caller.
+    pub(crate) fn close_idle(&self) {
+        self.idle.close();
+    }
+}

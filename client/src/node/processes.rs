@@ -1,0 +1,90 @@
+//! Which processes have answered as a node.
+
+use super::Known;
+
+/// By their incarnations.
+#[derive(Default)]
+pub(super) struct Processes {
+    /// Of one server, the last one; of a cluster, all that ever were masters.
+    met: Vec<String>,
+    /// The masters behind the present connection to a cluster, when last all of them answered.
+    masters: Vec<String>,
+}
+
+impl Processes {
+    /// Notes who has answered: all masters of a cluster, or some.
+    pub(super) fn meet(&mut self, names: &[&str], all: bool, is_cluster: bool) -> Known {
+        let new = names.iter().filter(|name| !self.knows(name));
+        let new: Vec<String> = new.map(|name| (*name).to_owned()).collect();
+        let known = match self.met.is_empty() || new.is_empty() {
+            true => Known::Same,
+            false => Known::Restarted,
+        };
+        // One server has one incarnation; of a cluster not everybody may have answered.
+        if !new.is_empty() && !is_cluster {
+            self.met.clear();
+        }
+        self.met.extend(new);
+        if all && self.masters != names {
+            self.masters = names.iter().map(|name| (*name).to_owned()).collect();
+        }
+        known
+    }
+
+    /// The connection is another one: nobody has answered on it.
+    pub(super) fn leave(&mut self) {
+        self.masters.clear();
+    }
+
+    pub(super) fn knows(&self, name: &str) -> bool {
+        self.met.iter().any(|one| one == name)
+    }
+
+    /// Whether those who answer on another connection are not all behind the present one. A master
+    /// that takes over again from the one that had taken over from it has been met before.
+    pub(super) fn lack(&self, names: &[&str], all: bool) -> bool {
+        let is_here = |name: &&str| match all {
+            true => self.masters.iter().any(|one| one == name),
+            false => self.knows(name),
+        };
+        !names.iter().all(is_here)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_master_that_takes_over_again_is_not_behind_the_connection_to_the_one_in_between() {
+        let mut cluster = Processes::default();
+        assert_eq!(cluster.meet(&["a", "c"], true, true), Known::Same);
+        assert!(!cluster.lack(&["a", "c"], true), "it is only slow");
+        assert!(cluster.lack(&["b", "c"], true) && cluster.lack(&["b"], false));
+        cluster.leave();
+        assert_eq!(cluster.meet(&["b", "c"], true, true), Known::Restarted);
+        // Later b stops, and a is elected again.
+        assert_eq!(cluster.meet(&["c"], false, true), Known::Same);
+        assert!(cluster.lack(&["a", "c"], true));
+        cluster.leave();
+        assert_eq!(cluster.meet(&["a", "c"], true, true), Known::Same);
+        assert!(!cluster.lack(&["c", "a"], true));
+    }
+
+    #[test]
+    fn a_connection_on_which_not_all_have_answered_is_left_for_one_on_which_they_do() {
+        let mut cluster = Processes::default();
+        cluster.meet(&["c"], false, true);
+        assert!(!cluster.lack(&["c"], false));
+        assert!(cluster.lack(&["c"], true));
+    }
+
+    #[test]
+    fn one_server_has_one_process() {
+        let mut server = Processes::default();
+        assert_eq!(server.meet(&["a"], true, false), Known::Same);
+        assert_eq!(server.meet(&["a"], true, false), Known::Same);
+        assert_eq!(server.meet(&["b"], true, false), Known::Restarted);
+        assert!(server.knows("b") && !server.knows("a"));
+    }
+}
