@@ -49,10 +49,12 @@ ln -sfn ../../redis/modules/redislock.so "$dest$prefix/lib/valkey/modules/redisl
 put 755 "$tool" "$prefix/bin/redlock"
 
 man() { put 644 "$scratch/page" "$prefix/share/man/man1/$1.1"; }
-"$tool" man >"$scratch/page" && man redlock
+"$tool" man >"$scratch/page"
+man redlock
 for verb in $("$tool" --help | sed -n '/^Commands:/,/^$/s/^  \([a-z]*\) .*/\1/p'); do
     [ "$verb" != help ] || continue
-    "$tool" man "$verb" >"$scratch/page" && man "redlock-$verb"
+    "$tool" man "$verb" >"$scratch/page"
+    man "redlock-$verb"
 done
 
 completion() {

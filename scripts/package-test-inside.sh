@@ -216,6 +216,17 @@ cli CONFIG SET maxmemory-policy noeviction >/dev/null
 doctor >"$work/doctor.log" || fail "doctor finds problems after the repair"
 ok "doctor says what is wrong and what to change"
 
+cli CONFIG SET maxmemory 1 >/dev/null
+until_true 60 "Prometheus raises RedislockRefused" alerting RedislockRefused
+! doctor >"$work/doctor.log" || fail "doctor finds nothing in a server without memory"
+grep -q 'raise maxmemory' "$work/doctor.log" || fail "doctor does not say to raise maxmemory"
+! inside redlock nodes --node "$nodes" >"$work/nodes.log" 2>&1 ||
+    fail "redlock nodes calls a server without memory fit"
+cli CONFIG SET maxmemory 0 >/dev/null
+calm_again() { alerts && ! grep -q RedislockRefused "$work/alerts"; }
+until_true 60 "the alert about memory ends" calm_again
+ok "a server without memory raises an alert, and doctor and nodes tell it"
+
 # ---- 6. upgrade with a lock held, and after CONFIG REWRITE ---------------------------------------
 
 cli CONFIG REWRITE >/dev/null
@@ -235,6 +246,10 @@ ok "an upgrade to $newer keeps the lock that is held"
 
 # ---- 7. remove -----------------------------------------------------------------------------------
 
+# As if the exporter had been enabled.
+wants=$root/etc/systemd/system/multi-user.target.wants
+mkdir -p "$wants"
+ln -s /usr/lib/systemd/system/redlock-exporter.service "$wants/redlock-exporter.service"
 inside dpkg -r redislock >"$work/dpkg.log" 2>&1 || fail "dpkg -r"
 grep -q "$conf still loads the module" "$work/dpkg.log" ||
     fail "no word about the server that needs the module"

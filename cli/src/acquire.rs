@@ -112,7 +112,8 @@ pub async fn release(args: Release, output: &Output) -> Result<u8, Failure> {
         _ => Err(Failure::new(
             UNAVAILABLE,
             format!(
-                "too few nodes replied to tell whether lock {} was held: its lease will end it",
+                "too few nodes replied to know whether lock {} was still held: it is free when \
+                 its lease ends",
                 printable(&key)
             ),
         )),

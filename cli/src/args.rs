@@ -66,7 +66,7 @@ pub enum Verb {
     /// Show the state of each node
     #[command(after_help = help::NODES, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Nodes(Nodes),
-    /// Check a deployment and say what to change
+    /// Check a deployment and suggest changes
     #[command(after_help = help::DOCTOR, mut_arg("nodes", |arg| arg.num_args(1..)))]
     Doctor(Doctor),
     /// Serve the metrics of all nodes to Prometheus, over HTTP

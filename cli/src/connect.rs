@@ -99,7 +99,7 @@ impl Where {
                 Some(error) if left.is_zero() => return Err(Failure::connecting(error)),
                 None if left.is_zero() => {
                     let text = format!("no reply within {} s", FIRST_ATTEMPT.as_secs());
-                    return Err(Failure::no_node_replies(&text));
+                    return Err(Failure::no_reply(&text));
                 }
                 _ => tokio::time::sleep(pause.min(left)).await,
             }

@@ -29,7 +29,7 @@ pub fn span(text: &str) -> Result<Duration, String> {
 pub fn interval(text: &str) -> Result<Duration, String> {
     let interval = parsed(text)?;
     if !INTERVALS.contains(&interval) {
-        return Err("it is between 100ms and 10s".to_owned());
+        return Err("it must be between 100ms and 10s".to_owned());
     }
     Ok(interval)
 }

@@ -2,6 +2,8 @@
 
 use redislock_client::{Error, NodeReport, Verdict};
 
+use crate::remedy;
+
 /// The answer is no: `status --check` found the lock held, or `force` was not confirmed.
 pub const NO: u8 = 1;
 /// Usage error (EX_USAGE).
@@ -53,14 +55,26 @@ impl Failure {
         Self::new(by_signal(signal as i32), format!("ended by {signal}"))
     }
 
-    /// No node replied; `why` names each node with its problem.
-    pub fn no_node_replies(why: &str) -> Self {
-        Self::new(
-            UNAVAILABLE,
-            format!(
-                "no node replies ({why}): check --node or REDLOCK_NODES, and that the servers run"
-            ),
-        )
+    /// No node replied: each node with its problem. Only the problems decide the advice: a name may
+    /// contain any word.
+    pub fn no_node_replies(nodes: &[(String, String)]) -> Self {
+        let mut known = nodes.iter().filter_map(|(_, why)| remedy::known(why));
+        let fix = known.next();
+        let fix = fix.unwrap_or("check --node or REDLOCK_NODES, and that the servers run");
+        let why = nodes.iter().map(|(node, why)| format!("{node}: {why}"));
+        let why = why.collect::<Vec<_>>().join("; ");
+        Self::nothing_replies(&why, fix)
+    }
+
+    /// Nothing replied, for this reason.
+    pub fn no_reply(why: &str) -> Self {
+        let fix = remedy::known(why);
+        let fix = fix.unwrap_or("check --node or REDLOCK_NODES, and that the servers run");
+        Self::nothing_replies(why, fix)
+    }
+
+    fn nothing_replies(why: &str, fix: &str) -> Self {
+        Self::new(UNAVAILABLE, format!("no node replies ({why}): {fix}"))
     }
 
     /// The nodes could not be connected to, or cannot be used as they are.
@@ -129,4 +143,21 @@ fn cannot_serve(nodes: &[NodeReport]) -> bool {
 /// The code that shells report for a process that a signal ended.
 pub fn by_signal(signal: i32) -> u8 {
     u8::try_from(128 + signal).unwrap_or(u8::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_name_of_a_node_does_not_decide_the_advice() {
+        let at = |node: &str, why: &str| (node.to_owned(), why.to_owned());
+        let down = at("redis-module-1:6379", "unreachable: connection refused");
+        let failure = Failure::no_node_replies(std::slice::from_ref(&down));
+        assert!(failure.text.contains("redis-module-1:6379: unreachable"));
+        assert!(failure.text.contains("REDLOCK_NODES"), "{}", failure.text);
+        let other = at("b:6379", "the module is not loaded");
+        let failure = Failure::no_node_replies(&[down, other]);
+        assert!(failure.text.contains("loadmodule"), "{}", failure.text);
+    }
 }

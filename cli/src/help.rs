@@ -17,7 +17,7 @@ the lock survives the failure of one or two. List the same nodes in the
 same order on every host.
 
 Exit codes:
-  of run: that of the command, or 128 + n if signal n ended it
+  run: the exit code of the command, or 128 + n if signal n ended it
   1    status --check: the lock is held; force: not confirmed;
        doctor: warnings (2: errors)
   64   usage error
@@ -29,8 +29,9 @@ Exit codes:
   127  command not found";
 
 pub const NODE: &str = "\
-A master: redis://[user:password@]host[:port][/db], rediss:// for TLS, unix:///path. Repeat it, or \
-separate URLs with commas. Instead: one redis+sentinel://host[:port][,host...]/NAME[/db] or \
+A master: redis://[user:password@]host[:port][/db], rediss:// for TLS, unix:///path. Repeat the \
+option, or separate URLs with commas. For Sentinel, use one URL \
+redis+sentinel://host[:port][,host...]/NAME[/db], for a cluster one URL \
 redis+cluster://host[:port][,host...] (rediss+ for TLS) [default: REDLOCK_NODES, separated by \
 commas or spaces]";
 
@@ -90,10 +91,10 @@ Examples:
   redlock status nightly --json | jq -r '.holders[].owner'
   redlock status --check -q nightly && echo free
 
-All nodes are asked. The lock is held if a majority of all nodes says so,
-partly held if fewer do (it is being acquired or released, or a client
-crashed), free, or unknown if too few nodes reply. Without --check, the
-exit code is 0 in all these cases.";
+All nodes are queried. The lock is held if a majority of all nodes
+reports a holder, partly held if fewer do (it is being acquired or
+released, or a client crashed), free, or unknown if too few nodes reply.
+Without --check, the exit code is 0 in all these cases.";
 
 pub const LS: &str = "\
 Examples:
@@ -120,9 +121,8 @@ Examples:
 The exit code is 69 unless every node can grant locks now.
 
 QUARANTINE: the time until the node grants locks again; for example, it
-was restarted and may have lost locks. DURABLE: yes if it loses no
-locks at a restart. CLOCK: how far its clock is ahead of the clock of
-this host.";
+was restarted and may have lost locks. DURABLE: yes if a restart does not
+lose locks. CLOCK: how far its clock is ahead of the clock of this host.";
 
 pub const DOCTOR: &str = "\
 Examples:
@@ -133,9 +133,9 @@ Examples:
 It checks versions, roles, quarantine and persistence, replicas, eviction,
 limits, clocks, reply times and permissions, and changes nothing.
 
-The exit code is 0 without problems, 1 with warnings, 2 with errors (locks
-are not granted, or two clients may hold one lock), and 69 if no node
-replies.";
+The exit code is 0 if there are no problems, 1 if there are warnings, 2 if
+there are errors (locks are not granted, or two clients may hold one
+lock), and 69 if no node replies.";
 
 pub const EXPORTER: &str = "\
 Examples:
@@ -143,7 +143,7 @@ Examples:
   redlock exporter --listen 10.0.0.7:9936     # for a Prometheus elsewhere
   curl http://127.0.0.1:9936/metrics
 
-/metrics has the metrics of all nodes as OpenMetrics text; /healthz
+/metrics serves the metrics of all nodes as OpenMetrics text; /healthz
 replies ok while the exporter runs. A node that does not reply has
 redislock_up 0, and standard error says why. Reading the metrics needs no
 password; they contain addresses, but no keys and no tokens.
@@ -177,8 +177,8 @@ Examples:
 
 The page only reads. It shows nodes, locks, holders, waits, and a timeline
 of each lock since redlock serve was started. /api/locks and /api/nodes
-have the same as JSON (parameters of /api/locks: sort, filter, page),
-/metrics has the metrics of redlock exporter, /healthz replies ok.
+serve the same data as JSON (parameters of /api/locks: sort, filter,
+page), /metrics the metrics of redlock exporter; /healthz replies ok.
 
 An address that other hosts can reach needs a token and TLS. A browser asks
 for the token; other clients send Authorization: Bearer TOKEN.

@@ -1,4 +1,4 @@
-//! Getting the lock for `run` and `acquire`: connect, wait, and report who holds the lock.
+//! Acquires the lock for `run` and `acquire`: connects, waits, and reports who holds the lock.
 
 use std::convert::Infallible;
 use std::pin::pin;

@@ -34,6 +34,7 @@ mod output;
 mod process_group;
 mod progress;
 mod raw_reply;
+mod refusal;
 mod remedy;
 mod run;
 mod serve;
@@ -152,7 +153,7 @@ fn not_parsed(error: &clap::Error) -> Result<u8, Failure> {
             let whole = error.to_string();
             let first = match kind {
                 // clap would list the hidden ones, too.
-                ErrorKind::MissingSubcommand => "no subcommand: try run",
+                ErrorKind::MissingSubcommand => "no subcommand: try redlock run",
                 ErrorKind::UnknownArgument if is_command_of_run(error) => {
                     "the command goes after --, as in: redlock run --key NAME -- COMMAND"
                 }

@@ -1,5 +1,7 @@
 //! `redlock nodes`: the state of each node.
 
+use std::borrow::Cow;
+
 use redislock_client::{Answer, NodeStatus};
 use serde_json::{Value, json};
 
@@ -8,6 +10,7 @@ use crate::duration::shown;
 use crate::exit::{Failure, UNAVAILABLE};
 use crate::names::printable;
 use crate::output::{Colors, Output};
+use crate::refusal;
 use crate::summary::millis;
 use crate::table::table;
 
@@ -23,11 +26,10 @@ pub async fn nodes(args: Nodes, output: &Output) -> Result<u8, Failure> {
     let unfit = problems.iter().flatten().count();
     if answers.iter().all(|answer| answer.result.is_err()) {
         let why = |(answer, problem): (&Answer<_>, &Option<String>)| {
-            let problem = problem.as_deref().unwrap_or_default();
-            format!("{}: {problem}", answer.node)
+            (answer.node.clone(), problem.clone().unwrap_or_default())
         };
-        let why: Vec<String> = answers.iter().zip(&problems).map(why).collect();
-        return Err(Failure::no_node_replies(&why.join("; ")));
+        let why: Vec<_> = answers.iter().zip(&problems).map(why).collect();
+        return Err(Failure::no_node_replies(&why));
     }
     let values: Vec<Value> = answers.iter().zip(&problems).map(value).collect();
     output.result(
@@ -61,7 +63,11 @@ pub fn problem(answers: &[Answer<NodeStatus>], place: usize) -> Option<String> {
         return Some(format!("a {}, not a master", printable(&node.role)));
     }
     let left = node.quarantine;
-    (!left.is_zero()).then(|| format!("quarantined for {}", shown(left)))
+    let quarantined = (!left.is_zero()).then(|| format!("quarantined for {}", shown(left)));
+    match (quarantined, refusal::of(node)) {
+        (Some(quarantined), Some(refused)) => Some(format!("{quarantined}; {refused}")),
+        (quarantined, refused) => quarantined.or(refused.map(Cow::into_owned)),
+    }
 }
 
 fn text(answers: &[Answer<NodeStatus>], problems: &[Option<String>], colors: Colors) -> String {
@@ -140,6 +146,7 @@ fn value((answer, problem): (&Answer<NodeStatus>, &Option<String>)) -> Value {
         "waiters": node.waiters,
         "fence": node.fence,
         "max_ttl_ms": millis(node.max_ttl),
+        "refusal": node.refusal,
         "round_trip_us": u64::try_from(node.round_trip.as_micros()).unwrap_or(u64::MAX),
         "problem": problem,
     })

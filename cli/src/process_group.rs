@@ -41,7 +41,7 @@ impl Group {
         let leader = rustix::process::Pid::from_raw(self.leader.as_raw());
         let status = match waitpid(leader, flags) {
             Ok(changed) => changed?.1,
-            // There is no such child: it has ended, and nobody knows how.
+            // There is no such child: it has ended, and its status is unknown.
             Err(rustix::io::Errno::CHILD) => return Some(Change::Exited(i32::from(u8::MAX))),
             Err(_) => return None,
         };

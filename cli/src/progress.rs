@@ -27,7 +27,7 @@ struct Wait<'a> {
     limit: WaitLimit,
 }
 
-/// Tells about the wait until it is dropped.
+/// Reports the wait until it is dropped.
 pub async fn tell(
     place: &Where,
     key: &str,

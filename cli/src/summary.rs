@@ -207,7 +207,7 @@ impl LockSummary {
         if self.answered > 0 {
             return Ok(());
         }
-        Err(Failure::no_node_replies(&self.why_silent()))
+        Err(Failure::no_node_replies(&self.silent))
     }
 
     fn why_silent(&self) -> String {

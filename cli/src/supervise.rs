@@ -181,7 +181,7 @@ impl<'a> Supervisor<'a> {
         }
         let had_it = terminal.take_back(self.group.leader);
         if signal == Signal::SIGSTOP && !had_it {
-            // Only the command was paused. Its lock is renewed meanwhile.
+            // Only the command was paused. Its lock is still renewed.
             return;
         }
         if !terminal::has_job_control() {
@@ -200,7 +200,7 @@ impl<'a> Supervisor<'a> {
         self.resume();
     }
 
-    /// Lets the command continue, unless its lock ended meanwhile.
+    /// Lets the command continue, unless its lock has ended in the meantime.
     fn resume(&mut self) {
         self.end_in_time();
         if self.phase != Phase::Held {

@@ -35,7 +35,7 @@ impl Terminal {
     /// Gives the terminal to the group, if this process has it.
     pub fn give(&self, group: Pid) {
         if self.is_ours() {
-            // Fails if the group has ended meanwhile: then it does not need it.
+            // Fails if the group has ended: then it does not need the terminal.
             let _ = tcsetpgrp(&self.0, group);
         }
     }

@@ -155,12 +155,12 @@ async fn masters(login: &Login, seeds: &Observer) -> Result<Vec<String>, Failure
                 if !urls.is_empty() {
                     return Ok(urls);
                 }
-                problems.push(format!("{}: it knows no masters", answer.node));
+                problems.push((answer.node, "it knows no masters".to_owned()));
             }
-            Err(verdict) => problems.push(format!("{}: {verdict}", answer.node)),
+            Err(verdict) => problems.push((answer.node, verdict.to_string())),
         }
     }
-    Err(Failure::no_node_replies(&problems.join("; ")))
+    Err(Failure::no_node_replies(&problems))
 }
 
 /// Host and port of the master of each range of CLUSTER SLOTS; a host that the node does not know

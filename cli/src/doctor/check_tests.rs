@@ -236,6 +236,7 @@ fn a_replica_must_be_fit_to_take_over() {
         after_replica(|node| node.state = Err(problem))
     };
     assert_eq!(silent("unreachable"), [("replicas", Note)]);
+    assert_eq!(silent("its address cannot be used"), [("replicas", Note)]);
     assert_eq!(silent("the module is not loaded"), [("replicas", Error)]);
 }
 
@@ -291,6 +292,18 @@ fn what_the_server_refuses_is_told_once() {
         |error: &'static str| move |state: &mut State| state.unserved = Some(error.into());
     assert_eq!(after(refused("OOM used memory")), [("refused", Error)]);
     assert_eq!(after(refused("no reply")), [("refused", Error)]);
+    let own = |word: &str| {
+        let word = word.to_owned();
+        after(|state| state.refusal = Some(word))
+    };
+    for word in ["memory", "disk", "replicas", "paused", "cluster", "newer"] {
+        assert_eq!(own(word), [("refused", Error)], "{word}");
+    }
+    let both = after(|state| {
+        refused("OOM used memory")(state);
+        state.refusal = Some("memory".to_owned());
+    });
+    assert_eq!(both, [("refused", Error)]);
     let disk = after(|state| {
         refused("MISCONF errors")(state);
         let status = ("aof_last_write_status".to_owned(), "err".to_owned());

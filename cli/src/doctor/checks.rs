@@ -78,7 +78,7 @@ fn quorum(deployment: &Deployment, replied: usize) -> Option<Finding> {
     nodes.is_multiple_of(2).then(|| {
         let survives = (nodes - 1) / 2;
         let problem = format!(
-            "an even number of nodes ({nodes}) tolerates no more failures than one node less: \
+            "an even number of nodes ({nodes}) tolerates no more failures than one node fewer: \
              {survives}"
         );
         let fix = "use an odd number of nodes: three or five";

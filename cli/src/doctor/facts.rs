@@ -86,6 +86,9 @@ pub struct State {
     pub refused: Vec<(String, String)>,
     /// Why it does not serve LOCK.ACQUIRE, if that is not about permissions.
     pub unserved: Option<String>,
+    /// Why it refuses new locks, as it says itself: without a request of the user, which may be
+    /// refused for other reasons.
+    pub refusal: Option<String>,
     /// Its replicas, where one may take over.
     pub replicas: Vec<Node>,
 }
@@ -175,6 +178,7 @@ fn state(node: NodeStatus) -> State {
         clock_lead: node.clock_lead,
         round_trip: node.round_trip,
         failed: node.failed,
+        refusal: node.refusal,
         ..State::default()
     }
 }
@@ -221,7 +225,13 @@ async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) {
             continue;
         }
         let Ok(replicas) = view.beside(urls) else {
-            continue; // a master that names hosts of which no URL can be made
+            // A master that names hosts of which no URL can be made.
+            let silent = |(host, port)| Node {
+                name: format!("{host}:{port}"),
+                state: Err("its address cannot be used".to_owned()),
+            };
+            master.replicas = replica_addresses(&master.info).map(silent).collect();
+            continue;
         };
         let answers = replicas.nodes().await;
         let replicas = replicas.without_silent(&answers);
@@ -300,9 +310,10 @@ fn is_silent(result: &Result<Value, Verdict>) -> bool {
 
 fn note_refusal(state: &mut State, name: &str, key: &str, is_given: bool, verdict: &Verdict) {
     let error = verdict.to_string();
-    let refused = match error.contains("command") {
-        true => name.to_owned(),
-        false => format!("{name} on the key {}", shown_key(key.as_bytes())),
+    let refused = if error.contains("command") {
+        name.to_owned()
+    } else {
+        format!("{name} on the key {}", shown_key(key.as_bytes()))
     };
     // A command that is refused is refused for every key.
     let is_known = state.refused.iter().any(|(known, _)| *known == refused);

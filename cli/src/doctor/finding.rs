@@ -46,6 +46,11 @@ pub struct Finding {
 }
 
 impl Finding {
+    /// Whether it says that a check could not be made.
+    pub fn is_about_a_missing_check(&self) -> bool {
+        self.severity == Severity::Note && ["permissions", "replicas"].contains(&self.check)
+    }
+
     pub fn json(&self) -> Value {
         json!({
             "severity": self.severity.word(),

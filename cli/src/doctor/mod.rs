@@ -35,6 +35,10 @@ pub async fn doctor(args: Doctor, output: &Output) -> Result<u8, Failure> {
     let (errors, warnings) = (count(Severity::Error), count(Severity::Warning));
     let nodes = deployment.nodes.len();
     let summary = match (errors, warnings) {
+        (0, 0) if findings.iter().any(Finding::is_about_a_missing_check) => format!(
+            "{}: no problems in what could be checked",
+            plural(nodes, "node")
+        ),
         (0, 0) => format!("{}: no problems", plural(nodes, "node")),
         _ => format!(
             "{}: {}, {}",
@@ -54,13 +58,13 @@ pub async fn doctor(args: Doctor, output: &Output) -> Result<u8, Failure> {
 fn check_any_reply(deployment: &Deployment) -> Result<(), Failure> {
     let problem = |node: &facts::Node| {
         let problem = node.state.as_ref().err()?;
-        Some(format!("{}: {problem}", node.name))
+        Some((node.name.clone(), problem.to_string()))
     };
-    let problems: Vec<String> = deployment.nodes.iter().filter_map(problem).collect();
+    let problems: Vec<(String, String)> = deployment.nodes.iter().filter_map(problem).collect();
     if problems.len() < deployment.nodes.len() {
         return Ok(());
     }
-    Err(Failure::no_node_replies(&problems.join("; ")))
+    Err(Failure::no_node_replies(&problems))
 }
 
 fn text(findings: &[Finding], summary: &str, colors: Colors) -> String {

@@ -1,4 +1,4 @@
-//! Checks of one node by itself.
+//! Checks of a single node.
 
 use std::time::Duration;
 
@@ -6,6 +6,7 @@ use super::facts::{Deployment, Kind, NO_REPLY, State};
 use super::finding::Severity::{Error, Note, Warning};
 use super::finding::{Finding, Severity};
 use crate::duration::shown;
+use crate::refusal;
 use crate::remedy::remedy;
 
 /// The oldest servers that the module supports.
@@ -63,6 +64,7 @@ impl<'a> Checks<'a> {
         self.clock(state);
         self.connections(state);
         self.refusal(state);
+        self.memory(state);
         self.permissions(state);
         self.own_warnings(state);
     }
@@ -84,9 +86,17 @@ impl<'a> Checks<'a> {
                 }
             },
         };
-        let mut parts = version.split('.').map(|part| part.parse().unwrap_or(0));
-        let found = (parts.next().unwrap_or(0), parts.next().unwrap_or(0));
-        if found < oldest {
+        let mut parts = version.split('.').map(|part| part.parse().ok());
+        let (Some(Some(major)), Some(Some(minor))) = (parts.next(), parts.next()) else {
+            let problem = format!("the version {version} of the server is unknown");
+            return self.add(
+                Note,
+                "server-version",
+                problem,
+                "use a release of the server",
+            );
+        };
+        if (major, minor) < oldest {
             let problem = format!("{name} {version} is older than the module supports");
             self.add(
                 Error,
@@ -143,19 +153,45 @@ impl<'a> Checks<'a> {
 
     /// Whether the server itself refuses what the module would grant.
     fn refusal(&mut self, state: &State) {
-        let Some(error) = &state.unserved else {
-            return;
+        let own = state.refusal.as_deref().map(refusal::problem);
+        let error = state.unserved.as_deref().filter(|error| *error != NO_REPLY);
+        let problem = match (error, own, &state.unserved) {
+            (Some(error), _, _) => format!("it does not serve LOCK.ACQUIRE: {error}"),
+            (None, Some(own), _) => format!("it {own}"),
+            (None, None, Some(silent)) => format!("it does not serve LOCK.ACQUIRE: {silent}"),
+            (None, None, None) => return,
         };
         let found = |check: &str| self.findings.iter().any(|found| found.check == check);
-        let is_said = match error {
+        let is_said = match &problem {
             _ if state.failed || state.role != "master" => true,
-            error if error.contains("MISCONF") => found("aof"),
-            error if error.contains("NOREPLICAS") => found("quarantine-running"),
+            problem if problem.contains("MISCONF") => found("aof"),
+            problem if problem.contains("NOREPLICAS") => found("quarantine-running"),
             _ => false,
         };
         if !is_said {
-            let problem = format!("it does not serve LOCK.ACQUIRE: {error}");
-            self.add(Error, "refused", problem, refusal_advice(error));
+            let fix = refusal_advice(&problem);
+            self.add(Error, "refused", problem, fix);
+        }
+    }
+
+    /// Whether it will soon refuse new locks. A server that evicts is always near its limit.
+    fn memory(&mut self, state: &State) {
+        let (used, limit) = (state.number("used_memory"), state.number("maxmemory"));
+        let (Some(used), Some(limit @ 1..)) = (used, limit) else {
+            return;
+        };
+        let policy = state.info.get("maxmemory_policy").map(String::as_str);
+        let is_said = self.findings.iter().any(|found| found.check == "refused");
+        if policy == Some("noeviction") && !is_said && used > limit / 10 * 9 {
+            self.add(
+                Warning,
+                "memory",
+                format!(
+                    "{used} of {limit} bytes of maxmemory are in use: at the limit, the server \
+                     refuses new locks"
+                ),
+                "free memory (MEMORY STATS), or raise maxmemory",
+            );
         }
     }
 
@@ -365,7 +401,9 @@ impl<'a> Checks<'a> {
 
 /// What to do about a server that refuses LOCK.ACQUIRE, by its error.
 fn refusal_advice(error: &str) -> &'static str {
-    const ADVICE: [(&str, &str); 5] = [
+    const PAUSED: &str = "wait if a failover runs; if writes are paused (CLIENT PAUSE), end that \
+                          with CLIENT UNPAUSE";
+    const ADVICE: [(&str, &str); 6] = [
         (
             "OOM",
             "free memory (MEMORY STATS), or raise maxmemory; leave maxmemory-policy at noeviction",
@@ -383,14 +421,14 @@ fn refusal_advice(error: &str) -> &'static str {
             "CLUSTERDOWN",
             "bring back the masters that are missing (CLUSTER INFO, CLUSTER NODES)",
         ),
-        (
-            NO_REPLY,
-            "wait if a failover runs; if writes are paused (CLIENT PAUSE), end that with CLIENT \
-             UNPAUSE",
-        ),
+        ("writes are paused", PAUSED),
+        (NO_REPLY, PAUSED),
     ];
     let known = ADVICE.iter().find(|(word, _)| error.contains(word));
-    known.map_or("the error says what the server needs", |(_, advice)| advice)
+    known.map_or(
+        "the error or the log of the server says what it needs",
+        |(_, advice)| advice,
+    )
 }
 
 /// Why a node is quarantined, and what to do, by the reason that `INFO lock` names.

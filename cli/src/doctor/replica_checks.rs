@@ -31,9 +31,10 @@ impl Checks<'_> {
 
     /// This host need not reach the replicas; but one without the module cannot take over.
     fn silent_replica(&mut self, name: &str, problem: &str) {
-        let severity = match problem.contains("module") {
-            true => Error,
-            false => Note,
+        let severity = if problem.contains("module") {
+            Error
+        } else {
+            Note
         };
         let problem = format!("its replica {name} cannot be asked, and is not checked: {problem}");
         let fix = remedy(&problem);

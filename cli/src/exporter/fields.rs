@@ -40,7 +40,7 @@ const fn field(
 const MS: f64 = 1e3;
 const US: f64 = 1e6;
 
-pub const FIELDS: [Field; 24] = [
+pub const FIELDS: [Field; 25] = [
     field(
         Gauge,
         "lock_failed",
@@ -201,7 +201,14 @@ pub const FIELDS: [Field; 24] = [
         "lock_quarantine_reason_code",
         "redislock_quarantine_reason_code",
         1.0,
-        "Why the node grants no locks, as a number (0: it grants)",
+        "Why the node is in quarantine, as a number (0: it is not)",
+    ),
+    field(
+        Gauge,
+        "lock_refusal_code",
+        "redislock_refusal_code",
+        1.0,
+        "Why the server refuses new locks, as a number (0: it does not)",
     ),
 ];
 

@@ -6,6 +6,7 @@ use redislock_client::NodeStatus;
 
 use super::fields::{DISTRIBUTIONS, Distribution, FIELDS, Field, Kind, REASONS};
 use super::sample::{Node, Sample};
+use crate::refusal;
 
 const US: f64 = 1e6;
 
@@ -45,9 +46,10 @@ impl Page {
             .iter()
             .map(|(name, value)| format!("{name}=\"{}\"", escaped(value)))
             .collect();
-        let labels = match labels.is_empty() {
-            true => String::new(),
-            false => format!("{{{}}}", labels.join(",")),
+        let labels = if labels.is_empty() {
+            String::new()
+        } else {
+            format!("{{{}}}", labels.join(","))
         };
         let _ = writeln!(self.0, "{name}{labels} {value}");
     }
@@ -142,10 +144,12 @@ impl Page {
         }
         let help =
             "The fence counter minus the clock of the node; far above 0: the clock was set back";
-        let lead = each(nodes, |node| Some(node.details?.0 as f64 / US));
+        let lead = each(nodes, |node| {
+            Some(node.details.as_ref()?.fence_lead as f64 / US)
+        });
         self.gauge("redislock_fence_lead_seconds", help, lead);
         let help = "Warnings of the node: redlock doctor shows their texts";
-        let warnings = each(nodes, |node| Some(node.details?.1 as f64));
+        let warnings = each(nodes, |node| Some(node.details.as_ref()?.warnings as f64));
         self.gauge("redislock_warnings", help, warnings);
     }
 
@@ -163,18 +167,35 @@ impl Page {
     }
 
     fn reasons(&mut self, nodes: &[Node]) {
-        let help = "1 for the reason why the node grants no locks, none if it grants";
-        let values = nodes.iter().flat_map(|node| {
-            let now = node.info.get("lock_quarantine_reason");
-            let of_node = now.map(|now| {
-                REASONS.iter().map(move |reason| {
-                    let labels = vec![("node", node.name.as_str()), ("reason", *reason)];
-                    (labels, f64::from(now == reason))
-                })
-            });
-            of_node.into_iter().flatten()
-        });
-        self.gauge("redislock_quarantine_reason", help, values);
+        let help = "1 for the reason of the quarantine, none if there is none";
+        let now = |node: &'_ Node| node.info.get("lock_quarantine_reason").cloned();
+        self.states("redislock_quarantine_reason", help, &REASONS, nodes, now);
+        let help = "1 for the reason why the server refuses new locks, none if it does not";
+        let now = |node: &'_ Node| node.details.as_ref()?.refusal.clone();
+        self.states("redislock_refusal", help, &refusal::WORDS, nodes, now);
+    }
+
+    /// One sample for each state that a node may be in, 1 for the state that it is in. A state that
+    /// only a newer module knows is `other`.
+    fn states(
+        &mut self,
+        metric: &str,
+        help: &str,
+        known: &[&str],
+        nodes: &[Node],
+        now: impl Fn(&Node) -> Option<String>,
+    ) {
+        self.begin(metric, "gauge", help);
+        for node in nodes {
+            let Some(now) = now(node) else { continue };
+            let is_known = known.contains(&now.as_str());
+            let now = if is_known { now.as_str() } else { "other" };
+            let new = (!known.contains(&now)).then_some(&now);
+            for state in known.iter().chain(new) {
+                let labels = [("node", node.name.as_str()), ("reason", state)];
+                self.sample(metric, &labels, f64::from(now == *state));
+            }
+        }
     }
 
     fn distribution(&mut self, wanted: &Distribution, nodes: &[Node]) {

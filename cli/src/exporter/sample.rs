@@ -31,15 +31,24 @@ pub struct Node {
     pub name: String,
     /// None if it does not reply to LOCK.NODE.
     pub status: Option<NodeStatus>,
-    /// Its fence counter less its clock, in µs (0 before its first fence), and how many warnings it
-    /// has.
-    pub details: Option<(i64, usize)>,
+    /// What the client does not read.
+    pub details: Option<Details>,
     /// The fields of `INFO server lock`; empty if they cannot be read.
     pub info: BTreeMap<String, String>,
     /// Whether it can grant locks now.
     pub grants: bool,
     /// The kind of its problem, if it has one.
     pub problem: Option<&'static str>,
+}
+
+/// What LOCK.NODE says beyond the state that the client reads.
+#[derive(PartialEq, Debug)]
+pub struct Details {
+    /// The fence counter less the clock, in µs; 0 before the first fence.
+    pub fence_lead: i64,
+    pub warnings: usize,
+    /// Why the server refuses new locks; none if the module is too old to tell.
+    pub refusal: Option<String>,
 }
 
 /// Asks the nodes again and again, and reports on standard error when one of them changes.
@@ -193,7 +202,7 @@ fn node(
     (node, why)
 }
 
-fn details(raw: Value) -> (i64, usize) {
+fn details(raw: Value) -> Details {
     let fields = fields(raw);
     let number = |name: &str| fields.get(name).map_or(0, integer);
     let warnings = match fields.get("warnings") {
@@ -204,7 +213,11 @@ fn details(raw: Value) -> (i64, usize) {
         0 => 0,
         fence => fence.saturating_sub(number("time")),
     };
-    (lead, warnings)
+    Details {
+        fence_lead: lead,
+        warnings,
+        refusal: fields.get("refusal").map(text),
+    }
 }
 
 /// The kinds of problems, as few as alerts need.
@@ -233,7 +246,7 @@ mod tests {
             let pairs = pairs.map(|(name, number)| (name, Value::Int(number)));
             details(Value::Map(pairs.into()))
         };
-        assert_eq!(node(0), (0, 0));
-        assert_eq!(node(7), (2, 0));
+        assert_eq!((node(0).fence_lead, node(7).fence_lead), (0, 2));
+        assert_eq!(node(0).refusal, None);
     }
 }

@@ -151,7 +151,7 @@ async fn accept(listener: TcpListener, tls: Option<TlsAcceptor>, send: mpsc::Sen
         let (tls, send) = (tls.clone(), send.clone());
         tokio::spawn(async move {
             if let Some(stream) = opened(stream, tls).await {
-                // The server may have ended meanwhile.
+                // The server may have ended in the meantime.
                 let _ = send.send(Bounded::new(stream, permit)).await;
             }
         });

@@ -175,15 +175,16 @@ fn past(hold: &Hold, now: i64, is_old: bool) -> Line<'static> {
     match hold.end {
         None => {
             let held = span(now - hold.start);
-            let state = match is_old {
-                true => "held when it was seen last",
-                false => "holds it now",
+            let state = if is_old {
+                "held when last seen"
+            } else {
+                "holds it now"
             };
             Line::from(format!("{owner}  for {held}, {state}, fence {fence}"))
         }
         Some(end) => {
             let (held, ago) = (span(end - hold.start), span(now - end));
-            let text = format!("{owner}  for {held}, until {ago} ago, fence {fence}");
+            let text = format!("{owner}  for {held}, ended {ago} ago, fence {fence}");
             Line::styled(text, FAINT)
         }
     }

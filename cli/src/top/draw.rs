@@ -29,10 +29,10 @@ f            release the lock by force (asks first)
 ctrl-L       draw again
 q            quit
 
-A lock is held if a majority of all nodes says so, partly held if fewer do.
-What was not seen lately is shown with its age.
+Held: a majority of all nodes reports a holder. Partly held: fewer do.
+Data that was not updated recently is shown with its age.
 
-Press any key to go on.";
+Press any key to continue.";
 
 pub const FAINT: Style = Style::new().add_modifier(Modifier::DIM);
 pub const STRONG: Style = Style::new().add_modifier(Modifier::BOLD);
@@ -167,9 +167,10 @@ fn draw_locks(frame: &mut Frame, area: Rect, app: &mut App, seen: &mut Seen) {
         .iter()
         .map(|lock| {
             let row = lock_row(lock, seen, wide);
-            match app.selected == Some(lock.id) {
-                true => row.style(Style::new().add_modifier(Modifier::REVERSED)),
-                false => row,
+            if app.selected == Some(lock.id) {
+                row.style(Style::new().add_modifier(Modifier::REVERSED))
+            } else {
+                row
             }
         })
         .collect();

@@ -33,15 +33,13 @@ pub async fn print(args: Top, output: &Output) -> Result<u8, Failure> {
         let mut seen = watch.seen();
         if !seen.nodes.is_empty() && seen.nodes.iter().all(|node| !node.is_up()) {
             let why = seen.nodes.iter().map(|node| {
-                let problem = node.problem.as_deref().unwrap_or_default();
-                format!("{}: {problem}", node.name)
+                let problem = node.problem.clone().unwrap_or_default();
+                (node.name.clone(), problem)
             });
-            return Err(Failure::no_node_replies(
-                &why.collect::<Vec<_>>().join("; "),
-            ));
+            return Err(Failure::no_node_replies(&why.collect::<Vec<_>>()));
         }
         if let Some(problem) = seen.problem.take().filter(|_| seen.nodes.is_empty()) {
-            return Err(Failure::no_node_replies(&problem));
+            return Err(Failure::no_reply(&problem));
         }
         let text = frame(&mut app, &mut seen)?;
         (text, page(&mut seen, &Topic::of(app.query), Vec::new()))

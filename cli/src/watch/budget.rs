@@ -11,7 +11,7 @@ pub const LOOKS_PER_SECOND: usize = 500;
 pub const KEYS_PER_SCAN: usize = 500;
 /// Holders that are asked for: a shared lock may have thousands.
 pub const HOLDERS: usize = 16;
-/// Locks whose queue is asked for in a round: those that are shown by themselves.
+/// How many queues are queried in a round: those of locks that have a view of their own.
 pub const QUEUES: usize = 8;
 /// Waiters of a queue that are asked for.
 pub const WAITERS: usize = 50;

@@ -22,7 +22,7 @@ pub struct Hold {
     pub end: Option<i64>,
 }
 
-/// A time in which somebody waited.
+/// A time during which a request waited.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Wait {
     pub start: i64,
@@ -36,14 +36,14 @@ pub struct Wait {
 pub struct History {
     pub holds: VecDeque<Hold>,
     pub waits: VecDeque<Wait>,
-    /// All holds that were seen, also those that are forgotten.
+    /// The number of holds seen, including those that are no longer stored.
     pub count: u64,
     /// When something changed last.
     pub changed: i64,
 }
 
 impl History {
-    /// Takes in what a look at the time `now` found.
+    /// Adds the result of a query at the time `now`.
     pub fn note(&mut self, now: i64, seen: &LockSummary) {
         if seen.state == State::Unknown {
             return; // Too few nodes reply: nothing has begun or ended as far as is known.

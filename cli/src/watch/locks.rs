@@ -1,4 +1,4 @@
-//! The locks that are known, and which of them to look at next.
+//! The known locks, and which of them to query next.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use super::history::History;
 use super::queue::Queue;
 use crate::summary::{LockSummary, State};
 
-/// A lock that became free stays in the list for so long, so that a lock that is handed over does
+/// How long a lock that became free stays in the list, so that a lock that is handed over does
 /// not blink.
 const KEEP_FREE: Duration = Duration::from_secs(30);
 /// Locks with a history.
@@ -41,15 +41,15 @@ pub struct Locks {
     next_id: u64,
     /// In which order they are looked at. It may name locks that are gone.
     turns: VecDeque<u64>,
-    /// Those that were listed and not looked at since: they come first.
+    /// Locks that were listed and not queried since: they come first.
     fresh: BTreeSet<u64>,
-    /// Those that somebody waits for.
+    /// Locks with waiters.
     waited_for: BTreeSet<u64>,
     free: BTreeSet<u64>,
     histories: usize,
-    /// Those that a view shows now.
+    /// Locks that a view shows now.
     wanted: BTreeSet<u64>,
-    /// Those that a view shows by themselves, and their queues.
+    /// Locks that have a view of their own, and their queues.
     detailed: BTreeSet<u64>,
     queues: BTreeMap<u64, Queue>,
     /// How many were asked about, and when the one that was not asked for longest.
@@ -74,7 +74,7 @@ impl Locks {
         self.all.len() - self.free.len()
     }
 
-    /// How many of them somebody waits for.
+    /// How many of them have waiters.
     pub fn waited_for(&self) -> usize {
         self.waited_for.len()
     }
@@ -123,13 +123,13 @@ impl Locks {
         self.wanted.insert(id);
     }
 
-    /// A view shows this lock by itself: its queue is asked for in the next round, too.
+    /// A view shows only this lock: its queue is queried in the next round, too.
     pub fn want_queue(&mut self, id: u64) {
         self.want(id);
         self.detailed.insert(id);
     }
 
-    /// Who waits for a lock that is shown by itself.
+    /// The queue of a lock that has a view of its own.
     pub fn queue(&self, id: u64) -> Option<&Queue> {
         self.queues.get(&id)
     }
@@ -150,7 +150,7 @@ impl Locks {
         ids
     }
 
-    /// Which locks to look at in this round. Those on a screen and those that somebody waits for
+    /// Which locks to query in this round. Those on a screen and those with waiters
     /// get up to a third of the looks each, longest unseen first, the rest goes by turns.
     pub fn turn(&mut self, looks: usize) -> Vec<u64> {
         let mut chosen: BTreeSet<u64> = BTreeSet::new();
@@ -177,7 +177,7 @@ impl Locks {
         chosen.into_iter().collect()
     }
 
-    /// Of these locks, those that were not looked at for longest.
+    /// Of these locks, those whose last query is the oldest.
     fn longest_unseen(&self, ids: &BTreeSet<u64>, limit: usize) -> Vec<u64> {
         let seen = |id: &u64| self.all.get(id).map(|lock| lock.seen);
         let is_known = |id: &u64| self.all.contains_key(id);

@@ -1,7 +1,7 @@
 //! Watching a deployment: asks its nodes round by round, within a budget, and keeps what they say.
 //! `redlock top` and `redlock serve` show it.
 //!
-//! `node.rs` asks one node, `locks.rs` has the locks and chooses which to look at, `history.rs`
+//! `node.rs` queries one node, `locks.rs` has the locks and chooses which to query, `history.rs`
 //! what was seen of one, `queue.rs` who waits for one, `query.rs` what a view shows, `budget.rs`
 //! how much may be asked.
 
@@ -177,9 +177,10 @@ impl Seen {
     pub fn grants_per_second(&self) -> f64 {
         let rates = self.nodes.iter().filter_map(|node| node.rates);
         let grants = rates.map(|rates| rates.grants);
-        match self.is_cluster {
-            true => grants.sum(),
-            false => grants.fold(0.0, f64::max),
+        if self.is_cluster {
+            grants.sum()
+        } else {
+            grants.fold(0.0, f64::max)
         }
     }
 

@@ -11,6 +11,7 @@ use super::Level;
 use super::budget::{COUNTERS_EVERY, KEYS_PER_SCAN, KEYS_PER_SECOND, LONGEST_NAME, share};
 use crate::duration::shown;
 use crate::raw_reply::{fields, info_fields, text};
+use crate::refusal;
 use crate::view::View;
 
 /// What a node replied in one round.
@@ -55,7 +56,7 @@ impl Sweep {
     }
 }
 
-/// Asks a node: how it is, how much it has done, which locks it has.
+/// Queries a node: its state, its counters, its locks.
 pub async fn ask(
     view: Arc<View>,
     mut sweep: Sweep,
@@ -204,13 +205,13 @@ impl Node {
     /// What it does now, in a few words.
     pub fn state(&self) -> (Level, String) {
         let since = shown(Moment::now().since(self.since));
-        let quarantine = self.status.as_ref().map(|status| status.quarantine);
+        let status = self.status.as_ref();
+        let waits =
+            |status: &NodeStatus| !status.quarantine.is_zero() && refusal::of(status).is_none();
         match (&self.verdict, &self.problem) {
             (Some(Verdict::NotAsked), _) => (Level::Warning, "not asked yet".to_owned()),
             (Some(verdict), _) => (Level::Bad, format!("DOWN for {since}: {verdict}")),
-            (None, Some(problem)) if quarantine.is_some_and(|left| !left.is_zero()) => {
-                (Level::Warning, problem.clone())
-            }
+            (None, Some(problem)) if status.is_some_and(waits) => (Level::Warning, problem.clone()),
             (None, Some(problem)) => (Level::Bad, problem.clone()),
             (None, None) => (Level::Good, "grants locks".to_owned()),
         }

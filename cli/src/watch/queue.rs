@@ -1,4 +1,4 @@
-//! Who waits for a lock that is shown by itself.
+//! The queue of a lock that has a view of its own.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub struct Waiter {
 #[derive(Clone, Debug)]
 pub struct Queue {
     pub seen: Moment,
-    /// None if the nodes have a version of the module that does not say who waits.
+    /// None if the version of the module does not report the waiters.
     pub waiters: Option<Vec<Waiter>>,
 }
 

@@ -75,7 +75,7 @@ impl Rounds {
             seen.locks.tidy();
             seen.rounds += 1;
             seen.updated = Moment::now();
-            // Nobody has to listen.
+            // It fails if no view listens, which is not an error.
             self.told.send_replace(seen.rounds);
         }
     }
@@ -115,9 +115,10 @@ impl Rounds {
         };
         self.members = views.into_iter().map(member).collect();
         seen.nodes = names.iter().cloned().map(Node::new).collect();
-        seen.quorum = match self.is_cluster {
-            true => names.len(),
-            false => names.len() / 2 + 1,
+        seen.quorum = if self.is_cluster {
+            names.len()
+        } else {
+            names.len() / 2 + 1
         };
         self.names = names;
     }
@@ -215,7 +216,7 @@ impl Rounds {
         self.combine(&looks, told);
     }
 
-    /// Asks who waits for the locks that are shown by themselves.
+    /// Queries the queues of the locks that have a view of their own.
     async fn ask_for_queues(&self) {
         let wanted = {
             let mut seen = self.watch.seen();

@@ -7,7 +7,7 @@ use redislock_testkit::{Proxy, Server, SteppedServer, Value, wait_until};
 use crate::doctor::{SOUND, ask, found, sound, urls};
 
 #[test]
-fn a_server_that_refuses_requests_is_told_with_its_error() {
+fn a_server_that_refuses_requests_is_reported_with_its_error() {
     let servers = [sound(), sound(), sound()];
     let set = |name: &str, value: &str| {
         let _: () = servers[0].run(&["CONFIG", "SET", name, value]);
@@ -37,7 +37,32 @@ fn a_server_that_refuses_requests_is_told_with_its_error() {
 }
 
 #[test]
-fn a_server_that_cannot_save_is_told() {
+fn a_server_that_is_nearly_full_is_reported() {
+    let server = sound();
+    let nodes = [server.url()];
+    let _: i64 = server.run(&["SETRANGE", "filler", "30000000", "x"]);
+    let info: String = server.run(&["INFO", "memory"]);
+    let used = info
+        .lines()
+        .find_map(|line| line.strip_prefix("used_memory:"));
+    let used: u64 = used.unwrap().trim().parse().unwrap();
+    let limit = |percent: u64| {
+        let limit = (used / 100 * percent).to_string();
+        let _: () = server.run(&["CONFIG", "SET", "maxmemory", &limit]);
+    };
+    limit(200);
+    found(&nodes, &[], 0, &[]);
+    // There is room for the connections of the check.
+    limit(105);
+    let ended = found(&nodes, &[], 1, &[("memory", "warning")]);
+    assert!(ended.out.contains("refuses new locks"), "{ended:?}");
+    // A cache is always full.
+    let _: () = server.run(&["CONFIG", "SET", "maxmemory-policy", "volatile-lru"]);
+    found(&nodes, &[], 0, &[]);
+}
+
+#[test]
+fn a_server_that_cannot_save_is_reported() {
     let server = Server::with([SOUND[0], SOUND[1], "save 3600 1"]);
     wait_until("the quarantine is over", || {
         server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
@@ -64,7 +89,7 @@ fn a_server_that_cannot_save_is_told() {
 }
 
 #[test]
-fn locks_that_were_evicted_are_told_until_the_server_is_restarted() {
+fn locks_that_were_evicted_are_reported_until_the_server_is_restarted() {
     let server = sound();
     let set = |name: &str, value: &str| {
         let _: () = server.run(&["CONFIG", "SET", name, value]);
@@ -82,7 +107,7 @@ fn locks_that_were_evicted_are_told_until_the_server_is_restarted() {
 }
 
 #[test]
-fn too_few_connections_are_told() {
+fn too_few_connections_are_reported() {
     let server = Server::with([SOUND[0], "lock.max-waiters 100", "maxclients 60"]);
     wait_until("the quarantine is over", || {
         server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
@@ -99,7 +124,7 @@ fn too_few_connections_are_told() {
 }
 
 #[test]
-fn a_clock_that_was_set_back_is_told() {
+fn a_clock_that_was_set_back_is_reported() {
     let stepped = SteppedServer::start(Server::options().configs(SOUND));
     wait_until("the quarantine is over", || {
         let node: Value = stepped.server.run(&["LOCK.NODE"]);
@@ -112,7 +137,7 @@ fn a_clock_that_was_set_back_is_told() {
 }
 
 #[test]
-fn versions_that_differ_and_slow_replies_are_told() {
+fn versions_that_differ_and_slow_replies_are_reported() {
     let servers = [sound(), sound()];
     let third = sound();
     let proxy = Proxy::to(third.port());
@@ -143,7 +168,7 @@ fn versions_that_differ_and_slow_replies_are_told() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn a_password_in_plaintext_is_told() {
+fn a_password_in_plaintext_is_reported() {
     let server = sound();
     let _: () = server.run(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]);
     // A name that leads to this host, but does not tell so.

@@ -87,7 +87,7 @@ pub struct Scrape(String);
 
 impl Scrape {
     /// The value of a sample, written as in the page: `name{label="value"}`.
-    fn value(&self, sample: &str) -> Option<f64> {
+    pub fn value(&self, sample: &str) -> Option<f64> {
         let mut lines = self.0.lines();
         let value = lines.find_map(|line| line.strip_prefix(sample)?.strip_prefix(' '))?;
         Some(
@@ -183,7 +183,7 @@ fn every_number_of_info_is_a_metric() {
 }
 
 #[test]
-fn a_node_that_goes_away_and_comes_back_is_told() {
+fn a_node_that_goes_away_and_comes_back_is_reported() {
     let mut servers: [Server; 3] = masters();
     let exporter = Exporter::start(&urls(&servers));
     assert_eq!(exporter.scrape().of("redislock_up", &servers[2]), Some(1.0));
@@ -218,7 +218,7 @@ fn a_node_that_goes_away_and_comes_back_is_told() {
         "{log}"
     );
     assert!(log.contains(&format!("{name}it replies again")), "{log}");
-    // One that hangs is told, too, and the others are served.
+    // One that hangs is also reported, and the others are served.
     servers[2].pause();
     let page = exporter.scrape();
     assert_eq!(
@@ -270,7 +270,7 @@ fn a_node_that_accepts_and_says_nothing_is_asked_once() {
 }
 
 #[test]
-fn a_quarantine_and_its_reason_are_told() {
+fn a_quarantine_and_its_reason_are_metrics() {
     let server = Server::with(["lock.quarantine 600000"]);
     let exporter = Exporter::start(&server.url());
     let page = exporter.scrape();
@@ -288,7 +288,7 @@ fn a_quarantine_and_its_reason_are_told() {
 }
 
 #[test]
-fn a_port_that_is_taken_is_one_sentence() {
+fn a_port_in_use_is_one_sentence() {
     let [server] = masters::<1>();
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
@@ -338,7 +338,7 @@ fn module_of_another_version(folder: &Path) -> PathBuf {
 }
 
 #[test]
-fn nodes_of_different_versions_are_told_by_exporter_and_doctor() {
+fn nodes_of_different_versions_are_reported_by_exporter_and_doctor() {
     let folder = tempfile::tempdir().unwrap();
     let module = module_of_another_version(folder.path());
     let quarantine = "lock.quarantine 300";
@@ -427,7 +427,7 @@ fn a_master_behind_sentinel_and_a_cluster_are_served() {
     );
     let server = node_options(&Server::options()).start();
     let exporter = Exporter::start(&format!("redis+cluster://127.0.0.1:{}", server.port()));
-    // Nobody serves a slot yet: the exporter says so and goes on.
+    // No node serves a slot yet: the exporter reports it and continues.
     assert_eq!(exporter.scrape().value("redislock_nodes"), Some(0.0));
     assert!(
         exporter.log().contains("it knows no masters"),

@@ -314,6 +314,8 @@ fn help_explains_with_examples_and_every_verb_has_a_page() {
         let page = help(&["man", verb]);
         assert!(page.contains(".TH") && page.contains(".SH EXAMPLES"));
         assert!(!page.contains(".SH EXTRA"));
+        let notes = page.split(".SH EXAMPLES AND NOTES").nth(1).unwrap();
+        assert!(notes.starts_with("\n.nf\n") && notes.contains(".fi"));
     }
     assert!(help(&["man"]).contains("REDLOCK_NODES"));
     for shell in ["bash", "zsh", "fish"] {

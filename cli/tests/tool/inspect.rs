@@ -237,7 +237,7 @@ fn nodes_succeeds_only_if_every_node_can_grant_locks() {
 }
 
 #[test]
-fn status_check_tells_by_its_exit_code_whether_the_lock_is_free() {
+fn the_exit_code_of_status_check_shows_whether_the_lock_is_free() {
     let mut servers = masters::<3>();
     let check = |servers: &[Server]| {
         let quiet = ask(servers, &["status", "--check", "-q", "job"]);

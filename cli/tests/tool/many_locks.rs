@@ -7,7 +7,8 @@ use redislock_testkit::{Server, wait_patiently, wait_until};
 use serde_json::Value;
 
 use crate::masters;
-use crate::serve::{Serving, json, resident_kib};
+use crate::serve::{Serving, json};
+use crate::serve_limits::resident_kib;
 use crate::top::terminal;
 
 const LOCKS: usize = 100_000;

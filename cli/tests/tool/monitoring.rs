@@ -8,6 +8,7 @@ use crate::exporter::Exporter;
 use crate::masters;
 
 const RULES: &str = include_str!("../../../packaging/prometheus/alerts.yml");
+const RULE_TESTS: &str = include_str!("../../../packaging/prometheus/alerts.test.yml");
 const DASHBOARD: &str = include_str!("../../../packaging/grafana/redislock.json");
 const PAGE: &str = include_str!("../../../docs/OPERATIONS.md");
 
@@ -88,6 +89,18 @@ fn each_runbook_of_the_rules_is_a_heading_of_the_page() {
         assert!(
             headings.contains(runbook),
             "no heading {runbook}: {headings:?}"
+        );
+    }
+}
+
+#[test]
+fn each_rule_has_a_test() {
+    let named = |line: &'static str| line.trim().strip_prefix("- alert: ");
+    for alert in RULES.lines().filter_map(named) {
+        let tested = format!("alertname: {alert}\n        exp_alerts:");
+        assert!(
+            RULE_TESTS.contains(&tested),
+            "{alert} never fires in a test"
         );
     }
 }

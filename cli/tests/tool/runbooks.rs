@@ -178,6 +178,17 @@ fn a_node_in_quarantine() {
 }
 
 #[test]
+fn a_server_that_refuses_new_locks() {
+    let blocks = blocks("A server that refuses new locks");
+    let [refused] = blocks[..] else {
+        panic!("{blocks:?}")
+    };
+    let servers = sound();
+    let _: () = servers[0].run(&["CONFIG", "SET", "maxmemory", "1"]);
+    prints_as_written(refused, &servers);
+}
+
+#[test]
 fn clock_trouble() {
     let blocks = blocks("Clock trouble");
     let [doctor] = blocks[..] else {
@@ -260,12 +271,7 @@ fn with_a_full_disk() -> Server {
         .appendonly("everysec")
         .start();
     server.kill();
-    let folder = server.folder().join("appendonlydir");
-    let files = std::fs::read_dir(folder).expect("the folder of the AOF");
-    let file = files
-        .map(|file| file.expect("a file").path())
-        .find(|file| file.to_string_lossy().ends_with(".incr.aof"))
-        .expect("the file that is written");
+    let file = server.growing_aof();
     std::fs::remove_file(&file).expect("it is replaced");
     std::os::unix::fs::symlink("/dev/full", &file).expect("a link");
     server.start_again();

@@ -1,6 +1,7 @@
 //! The users that docs/OPERATIONS.md recommends, with the tool: each can do its work.
 
 use redislock_testkit::Server;
+use redislock_testkit::cluster::Cluster;
 use redislock_testkit::process::{Outcome, outcome};
 
 use crate::exporter::Exporter;
@@ -85,4 +86,16 @@ fn monitoring_can_export() {
         assert!(names.contains(name), "{name}: {names:?}");
     }
     assert!(!names.contains("redislock_problem"), "{names:?}");
+}
+
+#[test]
+fn applications_operators_and_monitoring_work_in_a_cluster() {
+    let cluster = Cluster::start(1, 0, &Server::options());
+    let login = |name| login(&cluster.nodes[0], name).replace("redis://", "redis+cluster://");
+    works(&login("app"), &["run", "--key", "lock:a", "--", "true"]);
+    works(&login("operator"), &["nodes"]);
+    let exporter = Exporter::start(&login("monitoring"));
+    let page = exporter.scrape();
+    assert_eq!(page.value("redislock_nodes_granting"), Some(1.0));
+    assert!(!page.names().contains("redislock_problem"));
 }

@@ -293,7 +293,7 @@ function showPaging(news) {
   find("next").disabled = news.page + 1 >= news.pages;
   const gaps = all.gaps || "";
   find("gaps").hidden = !gaps;
-  const why = all.blind ? "The list may be old and incomplete" : "There are too many locks to ask about each of them at once";
+  const why = all.blind ? "The list may be old and incomplete" : "There are too many locks to query all of them at once";
   put(find("gaps"), gaps && `${why}: ${gaps}. The order and the filter use what is known.`);
   let title = "Locks";
   if (all.overflow) title += ` (only ${all.locks} of them are listed)`;
@@ -374,8 +374,8 @@ function pastOf(lock, now) {
   const items = (lock.holds || []).map((hold) => {
     const item = make("li");
     const length = (hold.end === null ? now : hold.end) - hold.start;
-    const open = lock.stale || lock.state === "unknown" ? "held when it was seen last" : "holds it now";
-    const when = hold.end === null ? open : `until ${span(now - hold.end)} ago`;
+    const open = lock.stale || lock.state === "unknown" ? "held when last seen" : "holds it now";
+    const when = hold.end === null ? open : `ended ${span(now - hold.end)} ago`;
     item.append(make("bdi", "", hold.owner || "an unnamed client"), ` · ${span(length)}, ${when} · fence ${hold.fence}`);
     return item;
   });
