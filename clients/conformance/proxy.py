@@ -19,6 +19,9 @@ class Proxy:
         self._stalled = False
         self._refusing = False
         self._closed = False
+        self._opening = 0.0  # seconds
+        self._opens = threading.Lock()
+        self.opened = 0  # connections so far
         self._pairs: list[tuple[socket.socket, socket.socket | None]] = []
         self.seen_at: float | None = None  # when the marked request had come, on the runner's clock
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -56,6 +59,10 @@ class Proxy:
         with self._change:
             self._refusing = True
         self.cut()
+
+    def open_slowly(self, seconds: float) -> None:
+        """New connections get through one after the other, each after so many seconds."""
+        self._opening = seconds
 
     def resume(self, *then: str) -> None:
         """Lets everything pass; `then` are a marker and an action for what comes from now on."""
@@ -102,6 +109,7 @@ class Proxy:
             end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._change:
             self._pairs.append((client, server))
+            self.opened += 1
         state = {"holding": "", "since": 0, "dropping": False}
         threading.Thread(
             target=self._pump, args=(server, client, state, False), daemon=True
@@ -111,8 +119,13 @@ class Proxy:
     def _pump(
         self, source: socket.socket, sink: socket.socket, state: dict, requests: bool
     ) -> None:
+        is_new = requests
         try:
             while data := source.recv(65536):
+                if is_new and self._opening:
+                    with self._opens:
+                        time.sleep(self._opening)
+                is_new = False
                 if requests and (answer := self._mark(data, state)):
                     source.sendall(answer)
                     continue

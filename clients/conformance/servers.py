@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -153,6 +154,13 @@ class Server:
             self._process.wait()
             self._process = None
 
+    def freeze(self) -> None:
+        """Its host still accepts connections, but nobody answers on them, until `thaw`."""
+        self._process.send_signal(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
     def close(self) -> None:
         self.kill()
         shutil.rmtree(self._directory, ignore_errors=True)
@@ -208,7 +216,7 @@ def sentinel_set(take) -> tuple[Server, Server, Server]:
     return master, replica, watch
 
 
-def cluster_set(take, count: int = 2) -> list[Server]:
+def cluster_set(take, *settings: str, count: int = 2) -> list[Server]:
     """Masters that share the slots in equal parts."""
     nodes = [
         take(
@@ -216,6 +224,7 @@ def cluster_set(take, count: int = 2) -> list[Server]:
                 "cluster-enabled yes",
                 "cluster-node-timeout 5000",
                 "cluster-require-full-coverage no",
+                *settings,
             )
         )
         for _ in range(count)

@@ -138,17 +138,17 @@ func (r *request) attempt(ctx context.Context, own *link, until time.Duration) (
 		return nil, err
 	}
 	token, sent := hex.EncodeToString(secret), time.Duration(0)
-	limit := time.Duration(0)
-	if until != 0 {
-		limit = max(0, until-now()) + answer
-	}
 	if r.Wait != NoWait {
-		if err := own.turn(ctx, limit); err != nil {
+		if err := own.turn(ctx, until); err != nil {
 			return nil, err
 		}
 		defer func() { <-own.waiting }()
 	}
-	reply, err := own.ask(ctx, r.keys[0], limit, func() []any {
+	limit := time.Duration(0)
+	if until != 0 {
+		limit = max(0, until-now()) + answer
+	}
+	reply, err := own.ask(ctx, r.keys[0], limit, true, func() []any {
 		sent = now()
 		return r.acquireCommand(token, until)
 	})
@@ -194,16 +194,16 @@ func (r *request) granted(
 	return held, nil
 }
 
-// turn takes one of the connections that may wait. limit: 0: none.
-func (l *link) turn(ctx context.Context, limit time.Duration) error {
+// turn takes one of the connections that may wait. until: 0: no limit.
+func (l *link) turn(ctx context.Context, until time.Duration) error {
 	select {
 	case l.waiting <- struct{}{}: // as a rule, and without a timer
 		return nil
 	default:
 	}
 	var over <-chan time.Time
-	if limit > 0 {
-		over = time.After(limit - answer)
+	if until != 0 {
+		over = time.After(until - now())
 	}
 	select {
 	case l.waiting <- struct{}{}:
@@ -259,7 +259,7 @@ func (r *request) acquire(ctx context.Context, own *link) (*Held, error) {
 		}
 		end := until
 		if end == 0 {
-			end = troubleSince + patience
+			end = max(troubleSince, time.Duration(own.openedAt.Load())) + patience
 		}
 		if now()+wait >= end {
 			return nil, err

@@ -14,6 +14,7 @@ import (
 const (
 	answer     = 2 * time.Second // in which a healthy server answers
 	maxWaiting = 100             // connections that wait in the server's queues, for each client
+	maxOpening = 10              // connections that attempts open at once: a few are open soon
 )
 
 var links sync.Map // of redis.UniversalClient to *link
@@ -25,6 +26,8 @@ type link struct {
 	cluster       *redis.ClusterClient // nil if it is none
 	followsMaster bool
 	waiting       chan struct{}
+	opening       chan struct{}
+	openedAt      atomic.Int64 // by now(): the last connection
 
 	mutex sync.Mutex
 	idle  map[string][]*redis.Client // by address
@@ -34,8 +37,9 @@ func linkOf(client redis.UniversalClient) (*link, error) {
 	if found, ok := links.Load(client); ok {
 		return found.(*link), nil
 	}
-	made := &link{client: client, waiting: make(chan struct{}, maxWaiting)}
-	made.idle = map[string][]*redis.Client{}
+	made := &link{client: client, idle: map[string][]*redis.Client{}}
+	made.waiting, made.opening = make(chan struct{}, maxWaiting), make(chan struct{}, maxOpening)
+	made.openedAt.Store(int64(now()))
 	switch known := client.(type) {
 	case *redis.Client:
 		if known == nil {
@@ -70,7 +74,7 @@ func Close(client redis.UniversalClient) {
 func (l *link) tell(
 	ctx context.Context, key string, limit time.Duration, words []any,
 ) (any, error) {
-	reply, err := l.ask(ctx, key, limit, func() []any { return words })
+	reply, err := l.ask(ctx, key, limit, false, func() []any { return words })
 	var silence *Error
 	if errors.As(err, &silence) && silence.sending != nil {
 		silence.sending.abandon()
@@ -78,18 +82,29 @@ func (l *link) tell(
 	return reply, err
 }
 
-// ask is the same for a command that is built just before the sending. The error of a command
-// without an answer has the sending: it is to be abandoned.
+// ask is the same for a command that is built just before the sending, and that may have to queue
+// for a connection: a renewal or a release never does. Its limit is for that, too, but the answer has
+// time. The error of a command without an answer has the sending: it is to be abandoned.
 func (l *link) ask(
-	ctx context.Context, key string, limit time.Duration, build func() []any,
+	ctx context.Context, key string, limit time.Duration, mayQueue bool, build func() []any,
 ) (any, error) {
-	moved := ""
+	moved, began := "", now()
+	left := func() time.Duration {
+		if mayQueue && limit > 0 {
+			return max(time.Millisecond, began+limit-now())
+		}
+		return limit
+	}
 	for redirected := 0; ; redirected++ {
-		connection, err := l.connected(ctx, moved, key)
+		connection, err := l.connected(ctx, moved, key, mayQueue, left)
 		if err != nil {
 			return nil, unanswered(ctx, err, nil)
 		}
-		reply, err := l.send(connection, build()).wait(ctx, limit)
+		within := limit
+		if mayQueue && limit > 0 {
+			within = max(answer, left())
+		}
+		reply, err := l.send(connection, build()).wait(ctx, within)
 		var no redis.Error
 		if err == nil || !errors.As(err, &no) {
 			return reply, err
@@ -187,36 +202,75 @@ func unanswered(ctx context.Context, err error, asked *sending) error {
 }
 
 // connected returns an idle connection, or a new one that the server has answered on.
-func (l *link) connected(ctx context.Context, moved, key string) (*redis.Client, error) {
-	connecting, cancel := context.WithTimeout(ctx, answer)
+func (l *link) connected(
+	ctx context.Context, moved, key string, mayQueue bool, left func() time.Duration,
+) (*redis.Client, error) {
+	step := func() (context.Context, context.CancelFunc) {
+		if within := left(); within > 0 && within < answer {
+			return context.WithTimeout(ctx, within)
+		}
+		return context.WithTimeout(ctx, answer)
+	}
+	limited, cancel := step()
 	defer cancel()
 	base, _ := l.client.(*redis.Client)
 	if l.cluster != nil {
-		node, err := l.cluster.MasterForKey(connecting, key)
+		node, err := l.cluster.MasterForKey(limited, key)
 		if err != nil {
 			return nil, err
 		}
 		base = node
 	}
-	address := base.Options().Addr
+	options := settings(base.Options())
 	if moved != "" {
-		address = moved
+		options.Addr = moved
 	}
-	if idle := l.takeIdle(address); idle != nil {
+	if idle := l.takeIdle(options.Addr); idle != nil {
 		return idle, nil
 	}
-	options := settings(base.Options())
-	options.Addr = address
-	made := redis.NewClient(options)
-	inTime := context.AfterFunc(connecting, func() { _ = made.Close() })
-	if err := made.Ping(connecting).Err(); err != nil && !isErrorReply(err) {
-		_ = made.Close()
-		return nil, err
+	if mayQueue {
+		select {
+		case l.opening <- struct{}{}:
+		case <-limited.Done():
+			return nil, limited.Err()
+		}
+		defer func() { <-l.opening }()
+		if idle := l.takeIdle(options.Addr); idle != nil { // since then
+			return idle, nil
+		}
 	}
-	if !inTime() {
-		return nil, connecting.Err()
+	opening, cancelOpening := step()
+	defer cancelOpening()
+	return l.open(opening, options)
+}
+
+// open makes a connection. One that is late is kept for the next attempt: another one takes as long.
+func (l *link) open(limited context.Context, options *redis.Options) (*redis.Client, error) {
+	made, opened := redis.NewClient(options), make(chan error)
+	giveUp := time.AfterFunc(5*answer, func() { _ = made.Close() })
+	go func() {
+		err := made.Ping(context.Background()).Err()
+		isOpen := giveUp.Stop() && (err == nil || isErrorReply(err))
+		if isOpen {
+			l.openedAt.Store(int64(now()))
+			err = nil
+		} else {
+			_ = made.Close()
+		}
+		select {
+		case opened <- err:
+		case <-limited.Done():
+			if isOpen {
+				l.keep(made)
+			}
+		}
+	}()
+	select {
+	case err := <-opened:
+		return made, err
+	case <-limited.Done():
+		return nil, limited.Err()
 	}
-	return made, nil
 }
 
 // settings of the user's client, but with one connection, no read timeout and no retries.

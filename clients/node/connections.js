@@ -5,6 +5,7 @@ import { Cancelled, InvalidRequest, Misconfigured, Unavailable, refused } from "
 
 export const ANSWER = 2000; // ms in which a healthy server answers
 const MAX_WAITING = 100; // connections that wait in the server's queues, for each client
+const MAX_OPENING = 10; // connections that attempts open at once: a busy machine opens a few soon
 
 const nodeRedis = {
     isOpen: (client) => client.isOpen,
@@ -75,7 +76,7 @@ const ioredis = {
             isAlive: () => own.status === "ready" || own.status === "connect",
             destroy: () => own.disconnect(),
             ref: () => own.stream.ref(),
-            unref: () => own.stream.unref(),
+            unref: () => own.stream?.unref(), // there is none before it connects
         };
         begun(connection);
         await own.on("error", () => {}).connect();
@@ -95,6 +96,35 @@ function adapterOf(client) {
     );
 }
 
+// A number of places, and a queue for them.
+class Turns {
+    #free;
+    #full;
+    #queue = [];
+
+    constructor(places, full) {
+        this.#free = places;
+        this.#full = full;
+    }
+
+    async take(limit, signal) {
+        if (this.#free > 0) return void this.#free--;
+        let go;
+        const turn = new Promise((resolve) => this.#queue.push((go = resolve)));
+        await limited(turn, limit, signal).catch((error) => {
+            const place = this.#queue.indexOf(go);
+            if (place >= 0) this.#queue.splice(place, 1);
+            else this.end(); // it was this one's turn just now
+            throw error instanceof Cancelled ? error : new Unavailable(this.#full);
+        });
+    }
+
+    end() {
+        if (this.#queue.length > 0) this.#queue.shift()();
+        else this.#free++;
+    }
+}
+
 export class Link {
     static #links = new WeakMap();
     static of(client) {
@@ -106,8 +136,9 @@ export class Link {
     #adapter;
     #idle = new Map(); // by address
     #moved = new Map(); // where a slot is, if the cluster has redirected us
-    #waiting = 0;
-    #queue = []; // of requests for one of the connections that may wait
+    #waiting = new Turns(MAX_WAITING, `${MAX_WAITING} requests of this client already wait`);
+    #opening = new Turns(MAX_OPENING, "opening a connection takes too long");
+    openedAt = performance.now(); // the last connection
 
     constructor(client, adapter) {
         this.#client = client;
@@ -125,6 +156,7 @@ export class Link {
     close() {
         for (const idle of this.#idle.values())
             for (const connection of idle.splice(0)) connection.destroy();
+        this.#idle.clear();
     }
 
     // Sends one command, once, and returns the reply.
@@ -138,18 +170,24 @@ export class Link {
     }
 
     // The same for a command that `words` builds just before the sending. The error of a command
-    // without an answer has a sending, which is to be abandoned.
-    async ask(key, words, { limit = ANSWER, signal } = {}) {
+    // without an answer has a sending, which is to be abandoned. An attempt may have to queue for a
+    // connection, a renewal or a release never does. `limit`: for the answer; `end`: for the
+    // connection, and for the answer if that leaves more than ANSWER.
+    async ask(key, words, { limit = ANSWER, end = null, signal, isAttempt } = {}) {
+        const left = () => (end === null ? limit : Math.max(0, end - performance.now()));
+        const answer = () => (end === null ? limit : Math.max(ANSWER, left()));
+        const step = () => Math.min(ANSWER, left() ?? ANSWER);
         const slot = this.isCluster ? slotOf(key) : null;
         for (let redirected = 0; ; redirected++) {
             const at = this.#moved.get(slot);
             const idle = this.#idleAt(at);
             let connection, reply;
             try {
-                connection = popAlive(idle) ?? (await this.#connect(at, signal));
+                connection = popAlive(idle);
+                connection ??= await this.#connect(idle, at, step, signal, isAttempt);
                 reply = connection.call(words());
-                const value = await limited(reply, limit, signal);
-                putBack(idle, connection);
+                const value = await limited(reply, answer(), signal);
+                this.#putBack(idle, connection);
                 return value;
             } catch (error) {
                 if (!isErrorReply(error)) {
@@ -160,7 +198,8 @@ export class Link {
                     else connection?.destroy();
                     throw known;
                 }
-                if (connection) putBack(idle, connection);
+                if (this.followsMaster && error.message.startsWith("READONLY")) connection?.destroy();
+                else if (connection) this.#putBack(idle, connection);
                 const [, host, port] = /^MOVED \d+ (.*):(\d+)/.exec(error.message) ?? [];
                 if (!port || !this.isCluster || redirected === 5)
                     throw refused(error.message, this.followsMaster);
@@ -170,43 +209,48 @@ export class Link {
         }
     }
 
-    async #connect(at, signal) {
-        let begun;
-        const made = this.#adapter.connect(this.#client, at, (own) => (begun = own));
+    async #connect(idle, at, step, signal, isAttempt) {
+        if (!isAttempt) return this.#open(idle, at, step(), signal);
+        await this.#opening.take(step(), signal);
         try {
-            return await limited(made, ANSWER, signal, (late) => late.destroy());
-        } catch (error) {
-            begun?.destroy(); // it may hang
-            throw error;
+            return popAlive(idle) ?? (await this.#open(idle, at, step(), signal));
+        } finally {
+            this.#opening.end();
         }
+    }
+
+    // One that is late is kept for the next attempt: opening another one takes as long.
+    async #open(idle, at, limit, signal) {
+        let begun;
+        const giveUp = setTimeout(() => begun?.destroy(), 5 * ANSWER).unref(); // it may hang
+        const made = this.#adapter.connect(this.#client, at, (own) => (begun = own));
+        made.then(() => (this.openedAt = performance.now())).catch(() => {});
+        const opened = made.finally(() => clearTimeout(giveUp));
+        const keep = (late) => this.#putBack(idle, late);
+        return limited(opened, limit, signal, keep).catch((error) => {
+            if (signal?.aborted) begun?.destroy();
+            else begun?.unref(); // nobody waits for it
+            throw error;
+        });
     }
 
     // The same on one of the connections that may wait. `turn`: ms to wait for one, null: no limit.
     async askWaiting(key, words, { turn, ...options }) {
-        if (this.#waiting < MAX_WAITING) this.#waiting++;
-        else await this.#turn(turn, options.signal);
+        await this.#waiting.take(turn, options.signal);
         try {
             return await this.ask(key, words, options);
         } finally {
-            this.#next();
+            this.#waiting.end();
         }
     }
 
-    async #turn(limit, signal) {
-        let go;
-        const turn = new Promise((resolve) => this.#queue.push((go = resolve)));
-        await limited(turn, limit, signal).catch((error) => {
-            const place = this.#queue.indexOf(go);
-            if (place >= 0) this.#queue.splice(place, 1);
-            else this.#next(); // it was this one's turn just now
-            if (error instanceof Cancelled) throw error;
-            throw new Unavailable(`${MAX_WAITING} requests of this client already wait`);
-        });
-    }
-
-    #next() {
-        if (this.#queue.length > 0) this.#queue.shift()();
-        else this.#waiting--;
+    // What comes back after a close is not kept.
+    #putBack(idle, connection) {
+        const isClosed =
+            !this.#adapter.isOpen(this.#client) || ![...this.#idle.values()].includes(idle);
+        if (isClosed || idle.length >= MAX_WAITING) return connection.destroy();
+        connection.unref(); // an idle connection does not keep the process running
+        idle.push(connection);
     }
 
     #idleAt(at) {
@@ -224,12 +268,6 @@ function popAlive(idle) {
     }
 }
 
-function putBack(idle, connection) {
-    if (idle.length >= MAX_WAITING) return connection.destroy();
-    connection.unref(); // an idle connection does not keep the process running
-    idle.push(connection);
-}
-
 // Error replies begin with a word in capitals; the errors of the clients do not.
 const isErrorReply = (error) => /^[A-Z]{2,} /.test(error.message);
 
@@ -237,8 +275,13 @@ const sendings = new WeakMap(); // of errors
 export const sendingOf = (error) => sendings.get(error);
 
 function sendingOn(connection, reply) {
+    let isAbandoned = false;
+    const abandon = () => {
+        if (!isAbandoned) connection.destroy();
+        isAbandoned = true;
+    };
     // The reply is here, and null or an error.
-    const sending = { isRefused: false, abandon: () => connection.destroy() };
+    const sending = { isRefused: false, abandon };
     const end = (isRefused) => (sending.isRefused = isRefused);
     reply.then(
         (value) => end(value === null),

@@ -2,7 +2,7 @@
 
 import { createInterface } from "node:readline";
 import { Cluster, Redis } from "ioredis";
-import { createClient, createCluster, createSentinel } from "redis";
+import { RESP_TYPES, createClient, createCluster, createSentinel } from "redis";
 import * as locks from "./index.js";
 
 const useIoredis = process.argv.includes("--ioredis");
@@ -20,9 +20,10 @@ const helds = new Map();
 const owners = new Map();
 const cancels = new Map();
 
-function openIoredis({ mode, addresses, master, username, password, timeout }) {
+function openIoredis({ mode, addresses, master, username, password, timeout, unusual }) {
     const [[host, port]] = addresses;
-    const redisOptions = { username, password, commandTimeout: timeout };
+    const odd = unusual && { stringNumbers: true, keyPrefix: "app:", enableAutoPipelining: true };
+    const redisOptions = { username, password, commandTimeout: timeout, ...odd };
     if (mode === "cluster") return new Cluster([{ host, port }], { redisOptions });
     if (mode === "sentinel") {
         return new Redis({
@@ -34,9 +35,13 @@ function openIoredis({ mode, addresses, master, username, password, timeout }) {
     return new Redis({ host, port, ...redisOptions });
 }
 
-function openNodeRedis({ mode, addresses, master, username, password, timeout }) {
+function openNodeRedis({ mode, addresses, master, username, password, timeout, unusual }) {
     const [[host, port]] = addresses;
-    const settings = { username, password, socket: { host, port, socketTimeout: timeout } };
+    const pingInterval = timeout && timeout / 4; // an idle client would close itself
+    const socket = { host, port, socketTimeout: timeout };
+    const typeMapping = { [RESP_TYPES.NUMBER]: String, [RESP_TYPES.BLOB_STRING]: Buffer };
+    const odd = unusual && { RESP: 2, commandOptions: { typeMapping } };
+    const settings = { username, password, socket, pingInterval, ...odd };
     if (mode === "cluster") return createCluster({ rootNodes: [settings] });
     if (mode === "sentinel") {
         return createSentinel({

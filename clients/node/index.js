@@ -220,7 +220,8 @@ async function attempt(link, request, deadline) {
         sent = stamp();
         return acquireCommand(request, token, left());
     };
-    const options = { signal, turn: left(), limit: deadline === null ? null : left() + ANSWER };
+    const end = deadline === null ? null : deadline + ANSWER;
+    const options = { signal, turn: left(), limit: null, end, isAttempt: true };
     const ask = wait === 0 ? link.ask : link.askWaiting;
     const reply = await ask.call(link, request.keys[0], words, options).catch((error) => {
         const sending = sendingOf(error);
@@ -260,7 +261,8 @@ async function granted(link, request) {
         const wasInQueue = ended - began > 3 * ANSWER;
         if (troubleSince === null || wasInQueue) [troubleSince, pause] = [ended, 50];
         const rest = trouble.retryAfter ?? pause * (0.5 + Math.random() / 2);
-        if (ended + rest >= (deadline ?? troubleSince + PATIENCE)) throw trouble;
+        const patient = Math.max(troubleSince, link.openedAt) + PATIENCE;
+        if (ended + rest >= (deadline ?? patient)) throw trouble;
         pause = Math.min(1000, pause * 2);
         await sleep(rest, null, { signal }).catch(() => {
             throw cancelled(signal);

@@ -80,6 +80,8 @@ class Clients:
         settings = {name: ask[name] for name in ("username", "password") if name in ask}
         if "timeout" in ask:
             settings["socket_timeout"] = ask["timeout"] / 1000
+        if "unusual" in ask:
+            settings |= {"decode_responses": True, "protocol": 2}
         if "pool" in ask:
             settings["max_connections"] = ask["pool"]
         if ask["mode"] == "cluster":

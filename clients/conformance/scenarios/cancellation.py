@@ -65,6 +65,20 @@ def cancelled_after_the_grant_before_the_reply(scene: Scene) -> None:
 
 
 @scenario
+def a_grant_that_arrives_after_the_cancellation_is_no_hold(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    proxy.when("LOCK.ACQUIRE", "hold_reply")
+    asked = scene.acquire(client, wait=LONG)
+    eventually(lambda: server.holders("door"))
+    scene.driver.call("cancel", acquire=asked.pending.number)
+    is_free(server)
+    proxy.resume()  # the reply: a fence, of a lock that is released
+    assert asked.error().kind == "cancelled"
+
+
+@scenario
 def cancelled_in_the_extend_after_the_grant(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)
@@ -90,8 +104,9 @@ def cancelled_at_any_moment(scene: Scene) -> None:
         time.sleep(step * 0.0004)
         scene.driver.call("cancel", acquire=asked.pending.number)
         try:
-            asked.granted()
-            asked.release()
+            fence = asked.granted()["fence"]
+            assert server.holders("door")[0]["fence"] == fence
+            assert asked.release() is True
         except LibraryError as error:
             assert error.kind == "cancelled", error
     is_free(server)

@@ -14,6 +14,7 @@ from scene import (
     release_all,
     scenario,
 )
+from servers import eventually
 
 
 @scenario
@@ -99,3 +100,59 @@ def a_server_that_does_not_answer_ends_the_wait(scene: Scene) -> None:
     assert scene.refused(client, wait=300).kind == "unavailable"
     proxy.resume()
     is_free(server)
+
+
+@scenario
+def a_frozen_server_costs_one_limit_and_not_one_for_each_idle_connection(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    block_by_hand(server)
+    waiting = [scene.acquire(client, wait=LONG) for _ in range(30)]
+    queued(server, 30)
+    give_back_by_hand(server)
+    release_all(waiting)
+    held = scene.hold(client, "held")
+    time.sleep(0.5)  # a library may look at a connection before it uses it after a pause
+    server.freeze()
+    asked, released = scene.acquire(client, wait=0), held.start_release()
+    assert asked.pending.error(within=20).kind == "unavailable"
+    released.result(within=20)  # it goes on by itself
+    server.thaw()
+    is_free(server), is_free(server, "held")
+
+
+@scenario
+def many_waiters_get_through_to_a_server_that_is_slow_to_open(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy, timeout=500)
+    block_by_hand(server)
+    proxy.open_slowly(0.1)
+    waiting = [scene.acquire(client, wait=None) for _ in range(60)]
+    # All at once would take 6 s: those that are given up and begun again never come to an end.
+    eventually(lambda: server.waiters("door") == 60, 60, "a queue of 60")
+    assert proxy.opened <= 3 * len(waiting), proxy.opened
+    give_back_by_hand(server)
+    release_all(waiting)
+    is_free(server)
+
+
+@scenario
+def settings_that_change_replies_do_not_reach_locks(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server, unusual=True)
+    block_by_hand(server)
+    asked = scene.acquire(client, ttl=3_000, wait=LONG, renew_every=300)
+    queued(server)
+    give_back_by_hand(server)
+    assert asked.granted()["fence"] == server.holders("door")[0]["fence"]
+    assert scene.refused(client).kind == "busy"
+    assert asked.guard("SET", "x", "1") == "OK"
+    assert asked.guard("INCR", "x") == 2
+    assert server.wire("GET", "x") == "2"
+    calls = server.calls("LOCK.EXTEND")
+    eventually(lambda: server.calls("LOCK.EXTEND") > calls, what="a renewal")
+    assert asked.release() is True
+    both = scene.hold(client, ["a", "b"])
+    assert server.holders("b")[0]["fence"] == both.fence
+    assert both.release() is True

@@ -110,6 +110,26 @@ def a_slot_that_moves_takes_holder_and_waiter_along(scene: Scene) -> None:
 
 
 @scenario
+def a_cluster_that_was_away_is_used_again(scene: Scene) -> None:
+    nodes = cluster_set(scene.take, "appendonly yes", "appendfsync always")
+    client = scene.open(nodes[0], mode="cluster")
+    held = scene.hold(client, "{a}1", ttl=30_000, renew_every=300)
+    owner = next(n for n in nodes if n.calls("LOCK.ACQUIRE"))
+    for node in nodes:
+        node.kill()
+    asked = scene.acquire(client, "{a}2", wait=LONG)
+    time.sleep(1.5)
+    assert not asked.done, "the wait is not over"
+    for node in nodes:
+        node.start()
+    calls = owner.calls("LOCK.EXTEND")
+    eventually(lambda: owner.calls("LOCK.EXTEND") > calls, 25, "a renewal")
+    asked.granted()
+    assert asked.release() is True
+    assert held.release() is True
+
+
+@scenario
 def a_quarantined_server_is_named_and_waited_for(scene: Scene) -> None:
     server = scene.server("lock.quarantine 6000")
     client = scene.open(server)

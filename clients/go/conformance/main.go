@@ -26,6 +26,7 @@ type ask struct {
 	Username   string
 	Password   string
 	Timeout    float64
+	Unusual    bool
 	Pool       int
 	Name       any
 	TTL        any
@@ -213,8 +214,12 @@ func open(asked *ask) redis.UniversalClient {
 			MasterName: asked.Master, SentinelAddrs: addresses,
 		})
 	}
+	protocol := 3
+	if asked.Unusual {
+		protocol = 2
+	}
 	return redis.NewClient(&redis.Options{Addr: addresses[0], Username: asked.Username,
-		Password: asked.Password, ReadTimeout: timeout, PoolSize: asked.Pool})
+		Password: asked.Password, ReadTimeout: timeout, PoolSize: asked.Pool, Protocol: protocol})
 }
 
 func (d *driver) acquire(

@@ -14,16 +14,28 @@ import weakref
 from asyncio import CancelledError
 from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import redis.exceptions as theirs
 
-from ._errors import Busy, InvalidRequest, LockError, Lost, Misconfigured, Unavailable, explain
+from ._errors import (
+    Busy,
+    Cancelled,
+    InvalidRequest,
+    LockError,
+    Lost,
+    Misconfigured,
+    Unavailable,
+    explain,
+)
 
 ANSWER = 2.0  # seconds in which a healthy server answers
 PATIENCE = 30.0  # seconds without a server after which `wait=None` gives up
+LINGER = 1.0  # seconds that a cancelled caller stays, for the first answer to its release
 FRESH = 0.1  # seconds after its use in which a connection is not looked at before the next one
 MAX_WAITING = 100  # connections that wait in the server's queues, for each client
+MAX_OPENING = 10  # connections that attempts open at once: a busy machine opens a few soon
 Name = str | bytes
 Words = list[Any]
 Work = Coroutine[Any, Any, Any]
@@ -38,6 +50,12 @@ def now() -> float:
     return time.clock_gettime(_CLOCK)
 
 
+def staying(error: BaseException) -> float:
+    """Seconds that a caller stays for the first answer to its release: it may end the process."""
+    is_cancelled = isinstance(error, Cancelled) or not isinstance(error, Exception)
+    return LINGER if is_cancelled else LINGER / 10
+
+
 def _is_number(value: object, least: float, most: float) -> bool:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return is_number and least <= value <= most  # type: ignore[operator]
@@ -46,13 +64,18 @@ def _is_number(value: object, least: float, most: float) -> bool:
 class Link:
     """Our own connections, made as the user's client makes its own. Waiting ones are bounded."""
 
-    # Of the flavours. `source` has the settings of the node that has the key, `cut` closes a
-    # connection at once; `is_refused`: is a reply here, and null or an error?
+    # Of the flavours. `source` has the settings of the node that has the key, `open` connects,
+    # `is_stale`: has the server closed it? `cut` closes a connection at once; `is_refused`: is a
+    # reply here, and null or an error?
     source: Callable[[Name], Work]
-    exchange: Callable[[Any, bool, Callable[[], Words], float | None], Work]
+    turn: Callable[[Any, float | None, str], Work]
+    open: Callable[[Any], Work]
+    is_stale: Callable[[Any], Work]
+    exchange: Callable[[Sending, Callable[[], Words], float | None], Work]
     is_refused: Callable[[Any], Work]
     cut: Callable[[Any], Work]
     rediscover: Callable[[], Work]
+    opening: Any  # a semaphore
 
     def __init__(self, client: Any, cluster: type) -> None:
         self.client: Callable[[], Any] = weakref.ref(client)
@@ -61,55 +84,76 @@ class Link:
         pool = getattr(client, "connection_pool", None)
         self.follows_master = self.is_cluster or hasattr(pool, "sentinel_manager")
         self.idle: dict[Any, deque[tuple[Any, float]]] = defaultdict(deque)
+        self.opened_at = now()  # the last connection
 
     async def tell(self, key: Name, words: Words, limit: float | None = ANSWER) -> Any:
         """Sends one command, once, and returns the reply."""
+        sending = Sending()
         try:
-            return await self.ask(key, lambda: words, limit)
-        except BaseException as error:
-            if sending := getattr(error, "sending", None):
-                await self.cut(sending)
-            raise
+            return await self.ask(key, lambda: words, limit, sending)
+        finally:
+            if sending.connection is not None:
+                await self.cut(sending.connection)
 
-    async def ask(self, key: Name, build: Callable[[], Words], limit: float | None) -> Any:
-        """The same for a command that is built just before the sending.
-
-        The exception of a command without an answer has a `sending`: a connection that is to be
-        cut.
-        """
+    async def ask(
+        self,
+        key: Name,
+        build: Callable[[], Words],
+        limit: float | None,
+        sending: Sending,
+        may_queue: bool = False,
+    ) -> Any:
+        """The same for a command that is built just before the sending, and that may have to queue
+        for a connection: a renewal or a release never does. The caller looks after `sending`."""
         redirected = 0
         while True:
-            connection, sent = None, False
-
-            def sending() -> Words:
-                nonlocal sent
-                sent = True
-                return build()
-
             try:
                 source = await self.source(key)
                 settings = source.connection_kwargs
                 idle = self.idle[settings.get("host"), settings.get("port")]
-                connection, used = _taken(idle) or (_new(source), 0.0)
-                reply = await self.exchange(connection, now() < used + FRESH, sending, limit)
-                await self.keep(idle, connection)
+                if not await self.take(idle, sending):
+                    await self.connect(source, idle, sending, may_queue)
+                reply = await self.exchange(sending, build, limit)
+                await self.keep(idle, sending)
                 return reply
             except theirs.ResponseError as error:
-                if connection is not None:
-                    await self.keep(idle, connection)
+                sending.is_sent = False  # the server has done nothing
+                if sending.connection is not None:
+                    await self.keep(idle, sending)
                 redirected += 1
                 if not (self.is_cluster and isinstance(error, theirs.MovedError)) or redirected > 5:
                     raise explain(error, self.follows_master) from None
-                await self.rediscover()  # a node that redirects has done nothing
+                await self.rediscover()
             except BaseException as error:
-                known: Any = explain(error, self.follows_master)
-                if sent and not isinstance(error, theirs.DataError):
-                    known.sending = connection
-                elif connection is not None:
-                    await self.cut(connection)
-                raise known from None
+                sending.is_sent = sending.is_sent and not isinstance(error, theirs.DataError)
+                raise explain(error, self.follows_master) from None
 
-    async def keep(self, idle: deque[tuple[Any, float]], connection: Any) -> None:
+    async def take(self, idle: deque[tuple[Any, float]], sending: Sending) -> bool:
+        """An idle connection that the server has not closed meanwhile, if there is one."""
+        while (taken := _taken(idle)) is not None:
+            sending.connection, used = taken
+            if now() < used + FRESH or not await self.is_stale(sending.connection):
+                return True
+            await self.cut(sending.connection)
+        sending.connection = None
+        return False
+
+    async def connect(
+        self, source: Any, idle: deque[tuple[Any, float]], sending: Sending, may_queue: bool
+    ) -> None:
+        if may_queue:
+            await self.turn(self.opening, now() + ANSWER, "opening a connection takes too long")
+        try:
+            if not await self.take(idle, sending):
+                sending.connection = _new(source)
+                await self.open(sending.connection)
+                self.plain.opened_at = now()
+        finally:
+            if may_queue:
+                self.opening.release()
+
+    async def keep(self, idle: deque[tuple[Any, float]], sending: Sending) -> None:
+        connection, sending.connection = sending.connection, None
         if len(idle) < MAX_WAITING:
             idle.append((connection, now()))
         else:
@@ -117,6 +161,16 @@ class Link:
 
     def begins(self, key: Name, undo: Words) -> None:
         """An attempt begins, which `undo` ends."""
+
+    def check(self) -> None:
+        """Raises if another thread has cancelled this acquire."""
+
+
+class Sending:
+    """A command: its connection while that is not used for others, and whether it was sent."""
+
+    connection: Any = None
+    is_sent = False
 
 
 def _taken(idle: deque[tuple[Any, float]]) -> tuple[Any, float] | None:
@@ -195,7 +249,7 @@ class Held:
             left = max(0.001, min(ANSWER, self._loss_at - now()))
             if not await self._extend(self._ttl, left):
                 self._end()
-        except LockError:
+        except Exception:  # of any kind: the next one may succeed
             await self._link.rediscover()
             return None if self.lost else now() + self._ttl / 20
         return None if self.lost else self._confirmed + (self._lock._every or 0)
@@ -227,8 +281,12 @@ class Held:
             raise Lost("the lock was lost before it was released")
         error.add_note("redislock: the lock was lost before it was released")
 
-    async def _release(self) -> bool | None:
-        until = max(now(), self._valid_until) + self._ttl / 50
+    @property
+    def _over_at(self) -> float:
+        """When the lease is over on the server, too."""
+        return max(now(), self._valid_until) + self._ttl / 50
+
+    async def _release(self, until: float) -> bool | None:
         return await self._lock._release_all(self._link, self._token, until)
 
 
@@ -332,42 +390,44 @@ class Lock:
 
     async def _attempt(self, link: Any, held: type, deadline: float | None) -> Any:
         """One request with a token of its own, which is never used again. None: busy."""
-        token, sent = secrets.token_hex(16), 0.0
+        token, sent, sending = secrets.token_hex(16), 0.0, Sending()
 
         def build() -> Words:
             nonlocal sent
             sent = now()
             return self._acquire_command(token, deadline)
 
+        async def ask() -> Any:
+            limit = None if deadline is None else max(0.0, deadline - now()) + ANSWER
+            return await link.ask(self._keys[0], build, limit, sending, True)
+
         link.begins(self._keys[0], self._command("RELEASE", token, "ALL"))
         try:
             if self._wait == 0:
-                reply = await link.ask(self._keys[0], build, ANSWER)
+                reply = await ask()
             else:
-                await link.turn(deadline)
+                full = f"{MAX_WAITING} requests of this client already wait"
+                await link.turn(link.waiting, deadline, full)
                 try:
-                    limit = None if deadline is None else max(0.0, deadline - now()) + ANSWER
-                    reply = await link.ask(self._keys[0], build, limit)
+                    reply = await ask()
                 finally:
-                    link.end_turn()
-        except BaseException as error:
-            if sending := getattr(error, "sending", None):
-                until = now() + self._ttl
-                await link.in_background(self._release_all(link.plain, token, until, sending))
-            raise
-        if reply is None:
-            return None
-        try:
+                    link.waiting.release()
+            if reply is None:
+                return None
             granted = held(self, link, token, reply, sent)
             # After a wait, the reply does not say when the grant was made. A command sent now does.
             if granted.valid_for() < self._ttl / 2 and not await granted._extend(self._ttl):
                 raise Unavailable("the lease ended before the grant arrived")
             if granted.lost:
                 raise Unavailable("the reply took longer than the lease")
+            link.check()  # who cancels releases what this token has
             return granted
-        except BaseException:
-            until = now() + self._ttl
-            await link.in_background(self._release_all(link.plain, token, until))
+        except BaseException as error:
+            if sending.is_sent:
+                release = partial(self._release_all, link.plain, token, sending=sending)
+                await link.in_background(release, now() + self._ttl, staying(error))
+            elif sending.connection is not None:
+                await link.cut(sending.connection)
             raise
 
     async def _granted(self, link: Any, held: type) -> Any:
@@ -387,7 +447,8 @@ class Lock:
             if trouble_since is None or now() - began > 3 * ANSWER:  # it was in the queue
                 trouble_since, pause = now(), 0.05
             rest = getattr(trouble, "retry_after", pause * random.uniform(0.5, 1.0))
-            if now() + rest >= (trouble_since + PATIENCE if deadline is None else deadline):
+            patient = max(trouble_since, link.plain.opened_at) + PATIENCE
+            if now() + rest >= (patient if deadline is None else deadline):
                 raise trouble
             pause = min(1.0, pause * 2)
             await link.sleep(rest)
@@ -407,19 +468,21 @@ class Lock:
         return outer
 
     async def _release_all(
-        self, link: Any, token: str, until: float, sending: Any = None
+        self, link: Any, token: str, until: float, sending: Sending | None = None
     ) -> bool | None:
         """RELEASE ALL until it is done or the lease is over. Was it held? None: not known.
 
-        A request without an answer (`sending`) may still arrive, so null is not the end. But a wait
-        that is released ends with null: once that is here, nothing can come any more.
+        A request without an answer (a `sending` that has its connection) may still arrive, so null
+        is not the end. But a wait that is released ends with null: once that is here, nothing can
+        come any more.
         """
-        granted, cut_at, pause = sending is None, now() + ANSWER, 0.05
+        asked = sending and sending.connection
+        answered, cut_at, pause = asked is None, now() + ANSWER, 0.05
         try:
             while True:
                 try:
                     held = await self._release_once(link, token)
-                    if granted or held:
+                    if answered or held:
                         return held
                 except LockError:
                     await link.rediscover()
@@ -429,16 +492,16 @@ class Lock:
                     await link.sleep(pause)
                 except CancelledError:  # the loop ends: a last one, at once
                     until = 0.0
-                if sending is not None and await link.is_refused(sending):
+                if asked is not None and await link.is_refused(asked):
                     return None
-                if sending is not None and now() > cut_at:
-                    await link.cut(sending)
-                    sending = None
+                if asked is not None and now() > cut_at:
+                    await link.cut(asked)
+                    asked = None
                 pause = min(1.0, pause * 2)
         finally:
-            if sending is not None:
-                await link.cut(sending)
+            if asked is not None:
+                await link.cut(asked)
 
     async def _release_once(self, link: Any, token: str) -> bool:
         reply = await link.tell(self._keys[0], self._command("RELEASE", token, "ALL"))
-        return all(self._each(reply))
+        return all(type(count) is int and count > 0 for count in self._each(reply))

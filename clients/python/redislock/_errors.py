@@ -75,7 +75,8 @@ def explain(error: BaseException, follows_master: bool) -> BaseException:
     if code is None and not isinstance(error, theirs.ResponseError):
         if isinstance(error, theirs.DataError):
             return InvalidRequest(str(error))
-        if not isinstance(error, (theirs.RedisError, OSError)):
+        # That of a cluster is no RedisError.
+        if not isinstance(error, (theirs.RedisError, theirs.RedisClusterException, OSError)):
             return error
         return Unavailable(f"no reply from the server: {error}")
     text = f"{code} {error}" if code else str(error)

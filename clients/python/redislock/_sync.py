@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from . import _core
-from ._core import ANSWER, MAX_WAITING, Name, Words, Work, now
+from ._core import ANSWER, MAX_OPENING, MAX_WAITING, Name, Sending, Words, Work, now, staying
 from ._errors import Cancelled, LockError, Unavailable
 
 
@@ -29,6 +29,7 @@ class _Link(_core.Link):
     def __init__(self, client: Any) -> None:
         super().__init__(client, redis.RedisCluster)
         self.waiting = threading.BoundedSemaphore(MAX_WAITING)
+        self.opening = threading.BoundedSemaphore(MAX_OPENING)
 
     async def source(self, key: Name) -> Any:
         client: Any = self.client()
@@ -36,14 +37,23 @@ class _Link(_core.Link):
             client = client.get_redis_connection(client.get_node_from_key(key))
         return client.connection_pool
 
-    async def exchange(
-        self, connection: Any, fresh: bool, build: Callable[[], Words], limit: float | None
-    ) -> Any:
+    async def open(self, connection: Any) -> None:
+        connection.connect()
+
+    async def is_stale(self, connection: Any) -> bool:
         try:
-            if not fresh:
-                _ready(connection)
+            return connection._sock is None or connection.can_read(0)
+        except redis.ConnectionError:
+            return True
+
+    async def exchange(
+        self, sending: Sending, build: Callable[[], Words], limit: float | None
+    ) -> Any:
+        connection = sending.connection
+        try:
             self.uses(connection)
-            connection.send_command(*build(), check_health=False)
+            words, sending.is_sent = build(), True
+            connection.send_command(*words, check_health=False)
             if limit != ANSWER:
                 end = None if limit is None else now() + limit
                 while not connection.can_read(60.0 if end is None else max(0.0, end - now())):
@@ -73,39 +83,33 @@ class _Link(_core.Link):
         if self.is_cluster:
             try:
                 self.client().nodes_manager.initialize()
-            except (redis.RedisError, OSError):
-                pass  # the next attempt does it again
+            except Exception:  # of several kinds if no node answers; the next attempt does it again
+                pass
 
     async def sleep(self, seconds: float) -> None:
         threading.Event().wait(max(0.0, seconds))
 
-    async def in_background(self, work: Work) -> None:
+    async def in_background(
+        self, release: Callable[[float], Work], until: float, stay: float
+    ) -> None:
         """In a thread, which keeps the client alive, but not the process: so the caller stays for
         the first answer."""
 
         def run(_client: Any = self.client()) -> None:  # noqa: B008 it is the client of now
-            _run(work)
+            _run(release(until))
 
         thread = threading.Thread(target=run, name="redislock-release", daemon=True)
-        thread.start()
-        thread.join(0.1)
+        try:
+            thread.start()
+        except RuntimeError:  # too many threads: once, in this one
+            _run(release(0.0))
+        else:
+            thread.join(stay)
 
     def close(self) -> None:
         for idle in self.idle.values():
             while idle:
                 idle.pop()[0].disconnect()
-
-
-def _ready(connection: Any) -> None:
-    """Connects; a connection that the server closed meanwhile is made again."""
-    connection.connect()
-    try:
-        stale = connection.can_read(0)
-    except redis.ConnectionError:
-        stale = True
-    if stale:
-        connection.disconnect()
-        connection.connect()
 
 
 class _Caller(_Link):
@@ -124,24 +128,18 @@ class _Caller(_Link):
     def begins(self, key: Name, undo: Words) -> None:
         self.undo = (key, undo)
 
-    async def turn(self, deadline: float | None) -> None:
-        while not self.waiting.acquire(timeout=0.1):
+    async def turn(self, turns: Any, deadline: float | None, full: str) -> None:
+        while not turns.acquire(timeout=0.1):
             self.check()
             if deadline is not None and now() >= deadline:
-                raise Unavailable(f"{MAX_WAITING} requests of this client already wait")
-
-    def end_turn(self) -> None:
-        self.waiting.release()
+                raise Unavailable(full)
 
     async def ask(self, *request: Any) -> Any:
         try:
             reply = await super().ask(*request)
-        except Unavailable as error:
-            if not self.cancelled.is_set():
-                raise
-            cancelled: Any = Cancelled("the acquire was cancelled")
-            cancelled.sending = getattr(error, "sending", None)
-            raise cancelled from None
+        except Unavailable:
+            self.check()
+            raise
         if reply is None:
             self.check()
         return reply
@@ -162,7 +160,11 @@ class _Caller(_Link):
             in_use = self.in_use
         if in_use is not None:
             work, name = self.end_wait, "redislock-cancel"
-            threading.Thread(target=work, args=(in_use,), name=name, daemon=True).start()
+            thread = threading.Thread(target=work, args=(in_use,), name=name, daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # too many threads
+                self.end_wait(in_use)
 
     def end_wait(self, in_use: Any) -> None:
         """A wait that is released ends with null. If it does not, its connection is cut."""
@@ -197,9 +199,15 @@ class _Keeper:
             if due < self.wakes_at:  # seldom: a hold that ends soon wakes nobody
                 self.wakes_at = due
                 self.change.notify()
+
+    def start(self) -> None:
+        if self.thread is not None:
+            return
+        with self.change:
             if self.thread is None:
-                self.thread = threading.Thread(target=self.run, name="redislock", daemon=True)
-                self.thread.start()
+                thread = threading.Thread(target=self.run, name="redislock", daemon=True)
+                thread.start()
+                self.thread = thread
 
     def remove(self, held: Held) -> None:
         self.due.pop(held, None)
@@ -215,7 +223,10 @@ class _Keeper:
                     self.remove(held)
                 self.wakes_at = min(self.due.copy().values(), default=float("inf"))
             for held in ready:
-                threading.Thread(target=self.renew, args=(held,), daemon=True).start()
+                try:
+                    threading.Thread(target=self.renew, args=(held,), daemon=True).start()
+                except RuntimeError:  # too many threads: later, or the holder is told of the loss
+                    self.add(held, now() + held._ttl / 20)
 
     def renew(self, held: Held) -> None:
         due = _run(held._renew())
@@ -284,7 +295,7 @@ class Held(_core.Held):
         try:
             return _run(self._lock._release_once(self._link, self._token)) and was_held
         except BaseException as error:
-            _run(self._link.in_background(self._release()))
+            _run(self._link.in_background(self._release, self._over_at, staying(error)))
             if isinstance(error, LockError):
                 return was_held
             raise
@@ -311,6 +322,8 @@ class Lock(_core.Lock):
     def acquire(self) -> Held:
         """Raises Busy when the wait is over. An exception of any kind leaves nothing held."""
         link = _link(self._client)
+        if self._every is not None:
+            _keeper.start()  # if it cannot, nothing is held yet
         caller = _Caller(link)
         self._callers.add(caller)
         try:

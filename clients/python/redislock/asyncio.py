@@ -12,7 +12,7 @@ import redis.asyncio as aredis
 import redis.exceptions as theirs
 
 from . import _core
-from ._core import ANSWER, MAX_WAITING, Name, Words, Work, now
+from ._core import ANSWER, MAX_OPENING, MAX_WAITING, Name, Sending, Words, Work, now
 from ._errors import Lost, Unavailable
 
 
@@ -21,6 +21,7 @@ class _Link(_core.Link):
         super().__init__(client, aredis.RedisCluster)
         self.loop = asyncio.get_running_loop()
         self.waiting = asyncio.Semaphore(MAX_WAITING)
+        self.opening = asyncio.Semaphore(MAX_OPENING)
         self.tasks: set[asyncio.Task[Any]] = set()
 
     async def source(self, key: Name) -> Any:
@@ -30,14 +31,23 @@ class _Link(_core.Link):
         await client.initialize()
         return client.get_node_from_key(key)
 
+    async def open(self, connection: Any) -> None:
+        async with asyncio.timeout(ANSWER):
+            await connection.connect()
+
+    async def is_stale(self, connection: Any) -> bool:
+        try:
+            return not connection.is_connected or await connection.can_read_destructive()
+        except theirs.ConnectionError:
+            return True
+
     async def exchange(
-        self, connection: Any, fresh: bool, build: Callable[[], Words], limit: float | None
+        self, sending: Sending, build: Callable[[], Words], limit: float | None
     ) -> Any:
-        if not fresh:
-            await _ready(connection)
         async with asyncio.timeout(limit):
-            await connection.send_command(*build(), check_health=False)
-            return await _read(connection)
+            words, sending.is_sent = build(), True
+            await sending.connection.send_command(*words, check_health=False)
+            return await _read(sending.connection)
 
     async def is_refused(self, connection: Any) -> bool:
         try:
@@ -49,33 +59,35 @@ class _Link(_core.Link):
             return False
 
     async def cut(self, connection: Any) -> None:
-        await connection.disconnect(nowait=True)
+        try:
+            await connection.disconnect(nowait=True)
+        except RuntimeError:  # the loop has ended, and the connection with it
+            pass
 
-    async def turn(self, deadline: float | None) -> None:
+    async def turn(self, turns: Any, deadline: float | None, full: str) -> None:
         try:
             async with asyncio.timeout(None if deadline is None else max(0.0, deadline - now())):
-                await self.waiting.acquire()
+                await turns.acquire()
         except TimeoutError:
-            raise Unavailable(f"{MAX_WAITING} requests of this client already wait") from None
-
-    def end_turn(self) -> None:
-        self.waiting.release()
+            raise Unavailable(full) from None
 
     async def rediscover(self) -> None:
         if self.is_cluster:
             try:
                 await self.client().nodes_manager.initialize()
-            except (theirs.RedisError, OSError):
-                pass  # the next attempt does it again
+            except Exception:  # of several kinds if no node answers; the next attempt does it again
+                pass
 
     async def sleep(self, seconds: float) -> None:
         await asyncio.sleep(max(0.0, seconds))
 
-    async def in_background(self, work: Work) -> None:
+    async def in_background(
+        self, release: Callable[[float], Work], until: float, stay: float
+    ) -> None:
         """The caller may be cancelled because the loop ends: so it stays for the first answer."""
-        task = self.task(work)
+        task = self.task(release(until))
         task._log_destroy_pending = False  # type: ignore[attr-defined]
-        await asyncio.wait([task], timeout=0.1)
+        await asyncio.wait([task], timeout=stay)
 
     def task(self, work: Work) -> asyncio.Task[Any]:
 
@@ -96,19 +108,6 @@ class _Link(_core.Link):
 async def _read(connection: Any) -> Any:
     """A read that is cancelled may be begun again."""
     return await connection.read_response(timeout=float("inf"), disconnect_on_error=False)
-
-
-async def _ready(connection: Any) -> None:
-    """Connects; a connection that the server closed meanwhile is made again."""
-    async with asyncio.timeout(ANSWER):
-        await connection.connect()
-        try:
-            stale = await connection.can_read_destructive()
-        except theirs.ConnectionError:
-            stale = True
-        if stale:
-            await connection.disconnect()
-            await connection.connect()
 
 
 _links: weakref.WeakKeyDictionary[Any, _Link] = weakref.WeakKeyDictionary()
@@ -188,7 +187,7 @@ class Held(_core.Held):
         was_held, last = self._leave()
         if not last:
             return was_held
-        delivered = self._link.task(self._release())
+        delivered = self._link.task(self._release(self._over_at))
         await asyncio.wait([delivered], timeout=ANSWER)
         return was_held and not (delivered.done() and delivered.result() is False)
 

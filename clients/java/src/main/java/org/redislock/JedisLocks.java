@@ -36,6 +36,7 @@ public final class JedisLocks {
             var patient = DefaultJedisClientConfig.builder().from(config)
                     .connectionTimeoutMillis((int) Link.ANSWER)
                     .socketTimeoutMillis((int) Link.ANSWER) // of the login
+                    .blockingSocketTimeoutMillis(0)
                     .build();
             return inThread(() -> new One(new redis.clients.jedis.Connection(master, patient)));
         }
@@ -87,18 +88,21 @@ public final class JedisLocks {
 
         /** Jedis does not see that the server closed a connection: it is asked after a pause. */
         @Override
-        public boolean isOpen() {
+        public CompletableFuture<Boolean> isOpen() {
             if (System.nanoTime() - usedAt < FRESH) {
-                return connection.isConnected() && !connection.isBroken();
+                return CompletableFuture.completedFuture(
+                        connection.isConnected() && !connection.isBroken());
             }
-            try {
-                connection.rollbackTimeout(); // of the login
-                return connection.ping();
-            } catch (JedisDataException refused) {
-                return true;
-            } catch (JedisException closed) {
-                return false;
-            }
+            return inThread(() -> {
+                try {
+                    connection.setTimeoutInfinite(); // who asks has a limit
+                    return connection.ping();
+                } catch (JedisDataException refused) {
+                    return true;
+                } catch (JedisException closed) {
+                    return false;
+                }
+            });
         }
 
         @Override

@@ -16,6 +16,7 @@ import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.ProtocolKeyword;
 import io.lettuce.core.resource.ClientResources;
 import java.nio.charset.StandardCharsets;
+import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.CompletableFuture;
 import java.util.concurrent.CompletionException;
@@ -23,6 +24,8 @@ import java.util.concurrent.CompletionException;
 /** Connections of Lettuce. */
 final class LettuceSource implements Source {
     private static final String ONE_MASTER = "";
+    /** For the login and the question to a Sentinel. One that is late is used later. */
+    private static final Duration LOGIN = Duration.ofSeconds(10);
 
     private final ClientResources resources;
     private final RedisClient own;
@@ -56,15 +59,18 @@ final class LettuceSource implements Source {
 
     @Override
     public CompletableFuture<Connection> connect(String address) {
-        RedisURI at = uri;
-        if (!address.equals(ONE_MASTER)) {
-            int colon = address.lastIndexOf(':');
-            at = RedisURI.builder(cluster.getPartitions().getPartition(0).getUri())
-                    .withHost(address.substring(0, colon))
-                    .withPort(Integer.parseInt(address.substring(colon + 1)))
-                    .build();
+        RedisURI theirs = cluster == null ? uri : cluster.getPartitions().getPartition(0).getUri();
+        var at = RedisURI.builder(theirs).withTimeout(LOGIN);
+        theirs.getSentinels().forEach(at::withSentinel); // the builder does not copy them
+        if (theirs.getSentinelMasterId() != null) {
+            at.withSentinelMasterId(theirs.getSentinelMasterId());
         }
-        return own.connectAsync(StringCodec.UTF8, at).toCompletableFuture()
+        if (cluster != null) {
+            int colon = address.lastIndexOf(':');
+            at.withHost(address.substring(0, colon))
+                    .withPort(Integer.parseInt(address.substring(colon + 1)));
+        }
+        return own.connectAsync(StringCodec.UTF8, at.build()).toCompletableFuture()
                 .handle(LettuceSource::orErrorReply).thenApply(One::new);
     }
 
@@ -120,8 +126,8 @@ final class LettuceSource implements Source {
         }
 
         @Override
-        public boolean isOpen() {
-            return connection.isOpen();
+        public CompletableFuture<Boolean> isOpen() {
+            return CompletableFuture.completedFuture(connection.isOpen());
         }
 
         @Override

@@ -11,6 +11,7 @@ import java.util.concurrent.Semaphore;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.TimeoutException;
 import java.util.function.Consumer;
+import java.util.function.LongSupplier;
 import java.util.function.Supplier;
 import org.redislock.LockException.Misconfigured;
 import org.redislock.LockException.Unavailable;
@@ -24,11 +25,15 @@ final class Link {
     static final long FOREVER = Long.MAX_VALUE / 2;
     /** Connections that wait in the server's queues. */
     private static final int MAX_WAITING = 100;
+    /** Connections that attempts open at the same time: a busy machine opens a few soon. */
+    private static final int MAX_OPENING = 10;
 
     final Source source;
     private final Map<String, Deque<Connection>> idle = new ConcurrentHashMap<>(); // by address
-    private volatile boolean isClosed;
     private final Semaphore waiting = new Semaphore(MAX_WAITING, true);
+    private final Semaphore opening = new Semaphore(MAX_OPENING, true);
+    private volatile boolean isClosed;
+    private volatile long openedAt = millis(); // the last connection
 
     Link(Source source) {
         this.source = source;
@@ -36,20 +41,32 @@ final class Link {
 
     /** Sends one command, once, and returns the reply. */
     Object tell(String key, List<String> words, long limit) throws InterruptedException {
-        return ask(key, () -> words, limit, Sending::abandon);
+        return ask(key, () -> words, limit, Sending::abandon, false);
     }
 
     /**
      * The same for a command that is built just before the sending.
      *
      * @param unanswered gets the command if it was sent and no answer came, to abandon it
+     * @param isQueued for an attempt, which may have to queue for a connection: a renewal or a
+     *     release never does. Its limit is for that, too, but the answer has time
      */
-    Object ask(String key, Supplier<List<String>> build, long limit, Consumer<Sending> unanswered)
-            throws InterruptedException {
-        String address = source.address(key);
+    Object ask(String key, Supplier<List<String>> build, long limit,
+            Consumer<Sending> unanswered, boolean isQueued) throws InterruptedException {
+        if (isClosed || source.isClosed()) {
+            throw new Misconfigured("the client is closed: create another one for locks");
+        }
+        String address;
+        try {
+            address = source.address(key);
+        } catch (RuntimeException unknown) { // of Lettuce, if no node of a cluster answers
+            throw new Unavailable("no node is known for this key: " + unknown.getMessage());
+        }
+        long end = millis() + limit;
+        LongSupplier left = () -> isQueued ? Math.max(1, end - millis()) : limit;
         for (int redirected = 0;; redirected++) {
             try {
-                return askAt(address, build, limit, unanswered);
+                return askAt(address, build, left, unanswered, isQueued);
             } catch (ErrorReply reply) {
                 String[] words = reply.getMessage().split(" "); // MOVED slot host:port
                 if (!source.isCluster() || !words[0].equals("MOVED") || redirected == 5) {
@@ -64,35 +81,29 @@ final class Link {
     /** The same on one of the connections that may wait; `turn`: how long to wait for one. */
     Object askWaiting(String key, Supplier<List<String>> build, long turn,
             Consumer<Sending> unanswered) throws InterruptedException {
+        long end = millis() + turn;
         if (!waiting.tryAcquire(turn, TimeUnit.MILLISECONDS)) {
             throw new Unavailable(MAX_WAITING + " requests of this client already wait");
         }
         try {
-            return ask(key, build, turn + ANSWER, unanswered);
+            return ask(key, build, Math.max(0, end - millis()) + ANSWER, unanswered, true);
         } finally {
             waiting.release();
         }
     }
 
-    private Object askAt(String address, Supplier<List<String>> build, long limit,
-            Consumer<Sending> unanswered) throws ErrorReply, InterruptedException {
-        if (isClosed || source.isClosed()) {
-            throw new Misconfigured("the client is closed: create another one for locks");
-        }
+    private Object askAt(String address, Supplier<List<String>> build, LongSupplier left,
+            Consumer<Sending> unanswered, boolean isQueued)
+            throws ErrorReply, InterruptedException {
         var unused = idle.computeIfAbsent(address, any -> new ConcurrentLinkedDeque<>());
-        Connection connection = unused.poll();
-        while (connection != null && !connection.isOpen()) {
-            connection.close();
-            connection = unused.poll();
-        }
-        if (connection == null) {
-            connection = connected(address);
-        }
-        Connection used = connection;
+        Connection connection = taken(unused, step(left));
+        Connection used =
+                connection != null ? connection : connected(address, unused, left, isQueued);
         var sending = new Sending(used, begun(() -> used.send(build.get())));
         boolean isAnswered = false;
         try {
-            Object reply = answer(sending.reply(), limit);
+            long limit = left.getAsLong();
+            Object reply = answer(sending.reply(), isQueued ? Math.max(ANSWER, limit) : limit);
             isAnswered = true;
             keep(unused, used);
             return reply;
@@ -111,17 +122,77 @@ final class Link {
         }
     }
 
-    private Connection connected(String address) throws ErrorReply, InterruptedException {
+    private static long step(LongSupplier left) {
+        return Math.min(ANSWER, left.getAsLong());
+    }
+
+    /** A server that is silent on one connection is silent on the others, too: none is left. */
+    private static Connection taken(Deque<Connection> unused, long limit)
+            throws ErrorReply, InterruptedException {
+        for (var next = unused.poll(); next != null; next = unused.poll()) {
+            boolean isOpen = false;
+            try {
+                isOpen = answer(next.isOpen(), limit);
+                if (isOpen) {
+                    return next;
+                }
+            } catch (Unavailable silence) {
+                closeAll(unused);
+            } finally {
+                if (!isOpen) {
+                    next.close();
+                }
+            }
+        }
+        return null;
+    }
+
+    private static void closeAll(Deque<Connection> unused) {
+        for (var next = unused.poll(); next != null; next = unused.poll()) {
+            next.close();
+        }
+    }
+
+    private Connection connected(
+            String address, Deque<Connection> unused, LongSupplier left, boolean isQueued)
+            throws ErrorReply, InterruptedException {
+        if (isQueued && !opening.tryAcquire(step(left), TimeUnit.MILLISECONDS)) {
+            throw new Unavailable("no connection to the server: opening one takes too long");
+        }
+        try {
+            Connection idleSince = taken(unused, step(left));
+            return idleSince != null ? idleSince : opened(address, unused, step(left));
+        } finally {
+            if (isQueued) {
+                opening.release();
+            }
+        }
+    }
+
+    /** One that is late is kept for the next attempt: opening another one takes as long. */
+    private Connection opened(String address, Deque<Connection> unused, long limit)
+            throws ErrorReply, InterruptedException {
         var connecting = begun(() -> source.connect(address));
         Connection connection = null;
         try {
-            connection = answer(connecting, ANSWER);
+            connection = answer(connecting, limit);
+            openedAt = millis();
             return connection;
         } finally {
             if (connection == null) {
-                connecting.thenAccept(Connection::close);
+                connecting.thenAccept(late -> keep(unused, late));
             }
         }
+    }
+
+    /** When a connection was opened last. */
+    long openedAt() {
+        return openedAt;
+    }
+
+    /** For times that are not compared with leases. */
+    static long millis() {
+        return System.nanoTime() / 1_000_000;
     }
 
     private void keep(Deque<Connection> unused, Connection connection) {
@@ -152,11 +223,7 @@ final class Link {
 
     void close() {
         isClosed = true;
-        for (var unused : idle.values()) {
-            for (var next = unused.poll(); next != null; next = unused.poll()) {
-                next.close();
-            }
-        }
+        idle.values().forEach(Link::closeAll);
         source.close();
     }
 

@@ -1,6 +1,5 @@
 package org.redislock;
 
-import io.lettuce.core.ClientOptions;
 import io.lettuce.core.RedisClient;
 import io.lettuce.core.RedisURI;
 import io.lettuce.core.cluster.RedisClusterClient;
@@ -39,7 +38,7 @@ public final class RedisLocks implements AutoCloseable {
 
     public static RedisLocks of(RedisClusterClient client) {
         return new RedisLocks(
-                new LettuceSource(client.getResources(), ClientOptions.create(), null, client));
+                new LettuceSource(client.getResources(), client.getOptions(), null, client));
     }
 
     public Held acquire(String name, LockOptions options) throws InterruptedException {
@@ -80,42 +79,39 @@ public final class RedisLocks implements AutoCloseable {
     /** Attempt after attempt until the lock is granted or the wait is over. */
     private Held granted(List<String> keys, LockOptions options) throws InterruptedException {
         Duration wait = options.waitLimit();
-        Long deadline = wait == null ? null : millis() + wait.toMillis();
+        Long deadline = wait == null ? null : Link.millis() + wait.toMillis();
         long troubleSince = 0;
         long pause = 50;
         while (true) {
-            long began = millis();
+            long began = Link.millis();
             Unavailable trouble;
             try {
                 Held held = attempt(keys, options, deadline);
                 if (held != null) {
                     return held;
                 }
-                if (deadline != null && millis() >= deadline - 2) {
+                if (deadline != null && Link.millis() >= deadline - 2) {
                     throw new Busy("another client holds the lock after " + wait);
                 }
                 trouble = new Unavailable("the server ended the wait early"); // UNBLOCK
             } catch (Unavailable unavailable) {
                 trouble = unavailable;
             }
-            if (troubleSince == 0 || millis() - began > 3 * Link.ANSWER) { // it was in the queue
-                troubleSince = millis();
+            if (troubleSince == 0 || Link.millis() - began > 3 * Link.ANSWER) { // it was in the queue
+                troubleSince = Link.millis();
                 pause = 50;
             }
             long rest = trouble instanceof Quarantined quarantined
                     ? quarantined.retryAfter().toMillis()
                     : ThreadLocalRandom.current().nextLong(pause / 2, pause);
-            if (millis() + rest >= (deadline == null ? troubleSince + PATIENCE : deadline)) {
+            long patient = Math.max(troubleSince, link.openedAt()) + PATIENCE;
+            if (Link.millis() + rest >= (deadline == null ? patient : deadline)) {
                 throw trouble;
             }
             pause = Math.min(1_000, pause * 2);
             Thread.sleep(rest);
             link.source.rediscover();
         }
-    }
-
-    private static long millis() {
-        return System.nanoTime() / 1_000_000;
     }
 
     /** One request with a token of its own, which is never used again. Null: busy. */
@@ -132,9 +128,9 @@ public final class RedisLocks implements AutoCloseable {
         };
         Consumer<Link.Sending> unanswered = asked -> Held.THREADS.execute(
                 () -> Held.releaseAll(link, keys, token, BootClock.stamp() + ttl, asked));
-        long left = deadline == null ? Link.FOREVER : Math.max(0, deadline - millis());
+        long left = deadline == null ? Link.FOREVER : Math.max(0, deadline - Link.millis());
         Object reply = Duration.ZERO.equals(options.waitLimit())
-                ? link.ask(keys.get(0), build, Link.ANSWER, unanswered)
+                ? link.ask(keys.get(0), build, Link.ANSWER, unanswered, true)
                 : link.askWaiting(keys.get(0), build, left, unanswered);
         if (reply == null) {
             return null;
@@ -179,7 +175,7 @@ public final class RedisLocks implements AutoCloseable {
         if (options.label() != null) {
             rest.addAll(List.of("OWNER", options.label()));
         }
-        long left = deadline == null ? 0 : deadline - millis();
+        long left = deadline == null ? 0 : deadline - Link.millis();
         if (deadline == null || left > 0) {
             rest.addAll(List.of("BLOCK", Long.toString(left)));
         }

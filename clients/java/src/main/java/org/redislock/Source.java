@@ -20,7 +20,8 @@ interface Source {
         /** The reply: a String, a Long, null or a List of them. */
         CompletableFuture<Object> send(List<String> words);
 
-        boolean isOpen();
+        /** Not done while the server is silent. */
+        CompletableFuture<Boolean> isOpen();
 
         void close();
     }

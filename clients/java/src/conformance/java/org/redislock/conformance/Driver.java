@@ -11,6 +11,7 @@ import io.lettuce.core.codec.StringCodec;
 import io.lettuce.core.output.StatusOutput;
 import io.lettuce.core.protocol.CommandArgs;
 import io.lettuce.core.protocol.CommandType;
+import io.lettuce.core.protocol.ProtocolVersion;
 import java.io.BufferedReader;
 import java.io.InputStreamReader;
 import java.time.Duration;
@@ -206,13 +207,16 @@ public final class Driver {
         }
         var client = RedisClient.create(uri.build());
         var patient = SocketOptions.builder().connectTimeout(Duration.ofMinutes(1)).build();
-        client.setOptions(ClientOptions.builder().socketOptions(patient).build());
-        var connection = client.connect();
+        var protocol = ask.has("unusual") ? ProtocolVersion.RESP2 : ProtocolVersion.RESP3;
+        client.setOptions(
+                ClientOptions.builder().socketOptions(patient).protocolVersion(protocol).build());
         Function<List<String>, Object> command = words -> {
             var args = new CommandArgs<>(StringCodec.UTF8);
             words.subList(1, words.size()).forEach(args::add);
             var type = CommandType.valueOf(words.get(0));
-            return connection.sync().dispatch(type, new StatusOutput<>(StringCodec.UTF8), args);
+            try (var connection = client.connect()) {
+                return connection.sync().dispatch(type, new StatusOutput<>(StringCodec.UTF8), args);
+            }
         };
         return new Opened(command, client::shutdown, RedisLocks.of(client, uri.build()));
     }
@@ -228,7 +232,11 @@ public final class Driver {
             config.user(ask.get("username").asText()).password(ask.get("password").asText());
         }
         if (ask.has("timeout")) {
-            config.timeoutMillis(ask.get("timeout").asInt());
+            int timeout = ask.get("timeout").asInt();
+            config.timeoutMillis(timeout).blockingSocketTimeoutMillis(timeout);
+        }
+        if (ask.has("unusual")) {
+            config.resp3();
         }
         var jedis = new Jedis(at, config.build());
         Function<List<String>, Object> command = words -> SafeEncoder.encodeObject(
