@@ -49,8 +49,7 @@ static int (*Replicate)(Ctx *, const char *, const char *, ...);
 static int (*ReplicateVerbatim)(Ctx *);
 static int (*ReplyWithLongLong)(Ctx *, long long);
 static int (*ReplyWithNull)(Ctx *);
-static Blocked *(*BlockClientOnKeys)(Ctx *, Command *, Command *, void (*)(Ctx *, void *),
-                                     long long, String **, int, void *);
+static Blocked *(*BlockClient)(Ctx *, Command *, Command *, void (*)(Ctx *, void *), long long);
 static int (*UnblockClient)(Blocked *, void *);
 
 enum { OK = 0, ERR = 1, API_VERSION = 1 };
@@ -124,20 +123,15 @@ static int apply(Ctx *ctx, String **argv, int argc) {
     return ReplyWithLongLong(ctx, 1);
 }
 
-static int never_ready(Ctx *ctx, String **argv, int argc) {
-    (void)ctx, (void)argv, (void)argc;
-    return ERR;
-}
-
 static int answered(Ctx *ctx, String **argv, int argc) {
     (void)argv, (void)argc;
     return ReplyWithLongLong(ctx, (long long)++made);
 }
 
 static int wait(Ctx *ctx, String **argv, int argc) {
+    (void)argv;
     if (argc != 3 || next - first == MOST_WAITING) return ReplyWithNull(ctx);
-    waiting[next++ % MOST_WAITING] =
-        BlockClientOnKeys(ctx, never_ready, answered, NULL, 0, argv + 1, 1, (void *)1);
+    waiting[next++ % MOST_WAITING] = BlockClient(ctx, answered, answered, NULL, 0);
     return OK;
 }
 
@@ -157,7 +151,7 @@ int RedisModule_OnLoad(Ctx *ctx, void **argv, int argc) {
     ASK(LoadStringBuffer), ASK(SaveStringBuffer), ASK(Free), ASK(OpenKey), ASK(CloseKey), ASK(KeyType), ASK(ModuleTypeGetType);
     ASK(ModuleTypeGetValue), ASK(ModuleTypeSetValue), ASK(DeleteKey), ASK(SignalModifiedKey);
     ASK(NotifyKeyspaceEvent), ASK(Replicate), ASK(ReplicateVerbatim), ASK(ReplyWithLongLong);
-    ASK(ReplyWithNull), ASK(BlockClientOnKeys), ASK(UnblockClient);
+    ASK(ReplyWithNull), ASK(BlockClient), ASK(UnblockClient);
     if (missing) return ERR;
     SetModuleAttribs(ctx, "bare", 1, API_VERSION);
     replicates_effects = argc > 0;

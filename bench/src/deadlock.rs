@@ -9,23 +9,23 @@ use crate::results::{Chart, Unit};
 use crate::waiters::{allow_files, await_waiters};
 use crate::ways::token;
 
-/// The question.
-pub const WAIT: &str = "a request that waits, with the search for deadlocks";
-/// Its answers.
+/// The title of the chart.
+pub const WAIT: &str = "a request that begins to wait, with its deadlock check";
+/// Its curves.
 pub const OF_NOTHING: &str = "by an owner that holds nothing";
-pub const OF_WAITED: &str = "by an owner of what others wait for";
+pub const OF_WAITED: &str = "by an owner whose locks others wait for";
 
 /// Waiting owners; each holds a lock and waits for two others with one request.
 const OWNERS: [usize; 5] = [1, 10, 100, 1_000, 10_000];
 /// Requests between two readings of the server's clock.
 const REQUESTS: usize = 200;
 
-/// Who asks for a lock that somebody else holds.
+/// Who requests a lock that another owner holds.
 #[derive(Clone, Copy)]
 enum Owner {
     /// It holds nothing: it is part of no cycle.
     OfNothing,
-    /// It holds a lock that others wait for: it has to be searched for.
+    /// It holds a lock that others wait for: a search is needed.
     OfWhatIsWaitedFor,
 }
 
@@ -49,7 +49,7 @@ pub fn measure() -> Outcome<Vec<Chart>> {
     let names = [OF_NOTHING, OF_WAITED];
     let mut chart = Chart::curve(WAIT, Unit::MicrosOfCpu, "waiting owners", names);
     let mut waiting = 0;
-    // A queue cannot be left and joined ten thousand times in a round, so it only grows.
+    // Ten thousand waiters cannot leave and join again in each round, so the queue only grows.
     for number in OWNERS {
         progress(&format!("a wait among {number} waiting owners"));
         queue(

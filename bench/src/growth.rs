@@ -1,4 +1,4 @@
-//! What each operation costs the more locks there are, beside as many strings with a time to live.
+//! The cost of each operation with more and more locks, compared with as many strings with PX.
 
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,13 @@ use crate::results::{Chart, OURS, Unit};
 use crate::ways::{Way, Ways};
 use crate::{Outcome, Scale};
 
-/// The questions, each per lock.
-pub const PAIR: &str = "acquire + release among so many";
+/// The titles of the charts; all figures are per lock.
+pub const PAIR: &str = "acquire + release among N locks";
 pub const MEMORY: &str = "memory";
 pub const SAVE: &str = "RDB save";
 pub const LOAD: &str = "RDB load";
-pub const EXPIRY: &str = "leases that end at once, until all are gone";
-pub const SLICE: &str = "longest slice of expiry on the main thread";
+pub const EXPIRY: &str = "removing leases that end together, per lease";
+pub const SLICE: &str = "longest slice of removing ended leases";
 
 const SIZES: [usize; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 const ROUNDS: usize = 3;
@@ -29,7 +29,7 @@ const PAIRS: usize = 10_000;
 const WAYS: [Way; 2] = [Way::Ours, Way::Script];
 /// Loads what SAVE has saved into a server that is empty.
 pub const RELOAD: [&str; 4] = ["DEBUG", "RELOAD", "NOSAVE", "NOFLUSH"];
-/// Used memory that has not fallen for so long falls no more.
+/// If the used memory has not fallen for this long, freeing is over.
 const STILL: Duration = Duration::from_millis(500);
 
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
@@ -77,7 +77,7 @@ struct Charts {
 }
 
 impl Charts {
-    /// One way with so many locks, on a fresh server.
+    /// One way with this many locks, on a fresh server.
     fn round(&mut self, which: usize, size: usize) -> Outcome<()> {
         let way = WAYS[which];
         let server = measured::start(&[])?;
@@ -117,7 +117,7 @@ impl Charts {
     }
 }
 
-/// Acquires a range of locks with the lease that `ttl` says; false if it says none.
+/// Acquires a range of locks with the lease that `ttl` returns; false if it returns none.
 fn fill(
     connection: &mut Connection,
     ways: &Ways,
@@ -162,9 +162,9 @@ fn pairs(
     Ok(used / PAIRS as f64)
 }
 
-/// Seconds from a common deadline of so many leases until the last has gone.
+/// Seconds from a common deadline of this many leases until the last one is removed.
 fn until_gone(connection: &mut Connection, ways: &Ways, way: Way, size: usize) -> Outcome<f64> {
-    // Room to make them all before they end; a machine that is busy takes longer.
+    // Enough time to create all of them before they end, also on a busy machine.
     let mut room = Duration::from_micros(size as u64 * 8) + Duration::from_millis(500);
     loop {
         check_yes(&connection.try_call(&["FLUSHALL"])?)?;
@@ -181,7 +181,7 @@ fn until_gone(connection: &mut Connection, ways: &Ways, way: Way, size: usize) -
     }
 }
 
-/// Seconds from the deadline until the last has gone.
+/// Seconds from the deadline until the last one is removed.
 fn gone(connection: &mut Connection, deadline: Instant) -> Outcome<f64> {
     std::thread::sleep(deadline.saturating_duration_since(Instant::now()));
     let start = Instant::now();
@@ -194,8 +194,8 @@ fn gone(connection: &mut Connection, deadline: Instant) -> Outcome<f64> {
     Ok(start.elapsed().as_secs_f64())
 }
 
-/// Removes all keys, and waits until the server has done with it: flushed locks are forgotten in
-/// slices, which would be counted with what comes next.
+/// Removes all keys, and waits until the server has finished: flushed locks are forgotten in
+/// slices, which would count towards the next measurement.
 pub fn empty(connection: &mut Connection) -> Outcome<()> {
     check_yes(&connection.try_call(&["FLUSHALL"])?)?;
     let mut used = used_memory(connection)?;
@@ -209,7 +209,7 @@ pub fn empty(connection: &mut Connection) -> Outcome<()> {
     }
 }
 
-/// How many keys there are, expired ones that are still there too.
+/// The number of keys, including expired ones that have not been removed.
 pub fn keys(connection: &mut Connection) -> Outcome<i64> {
     match connection.try_call(&["DBSIZE"])? {
         Value::Integer(size) => Ok(size),

@@ -1,4 +1,4 @@
-//! Hand-over of one lock among many connections, beside BLPOP and LPUSH of one list element.
+//! Hand-over of one lock among many connections, compared with BLPOP and LPUSH of one list element.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Barrier};
@@ -13,19 +13,19 @@ use crate::measured::{self, pipeline};
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::token;
 
-/// The questions.
+/// The titles of the charts.
 pub const RATE: &str = "hand-overs of one lock";
 pub const CPU: &str = "a hand-over";
-pub const FAIRNESS: &str = "grants, least served over most served";
+pub const FAIRNESS: &str = "grants of the least over the most served client";
 pub const TAIL: &str = "99th percentile of the wait";
-/// The peer.
+/// The alternative.
 pub const LIST: &str = "BLPOP + LPUSH";
 
 /// How many compete.
 pub const CONNECTIONS: [usize; 3] = [16, 64, 256];
-/// Many rounds, as they are short.
+/// Many rounds, because they are short.
 const ROUNDS: usize = 21;
-/// How long each runs in a round: short, so that whatever else the machine does, it does to both.
+/// How long each runs in a round: short, so that other work on the machine affects both alike.
 const SLICE: Duration = Duration::from_millis(400);
 
 /// What one run has shown.
@@ -34,7 +34,7 @@ struct Run {
     rate: f64,
     /// Server CPU of each, µs.
     cpu: f64,
-    /// Grants of the connection that was served least over those of the one that was served most.
+    /// Grants of the least served connection divided by those of the most served one.
     fairness: f64,
     /// 99th percentile of the wait, ms.
     tail: f64,
@@ -69,7 +69,7 @@ impl Turns {
         }
     }
 
-    /// How many are blocked when so many have asked for their turn.
+    /// How many connections are blocked when this many have requested the lock.
     pub fn blocked_after(self, asked: usize) -> usize {
         match self {
             Self::Lock | Self::List => asked - 1,
@@ -106,7 +106,7 @@ pub fn measure() -> Outcome<Vec<Chart>> {
     Ok(charts.into())
 }
 
-/// One connection's part: how long it has waited each time, ns.
+/// The result of one connection: how long each of its waits took, ns.
 type Waits = Vec<u64>;
 
 fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {

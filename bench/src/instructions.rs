@@ -20,25 +20,25 @@ use crate::ways::{Way, Ways, bare_module, token};
 
 pub use saving::{LOAD, SAVE};
 
-/// The questions.
+/// The titles of the charts.
 pub const ACQUIRE: &str = "an acquire, no AOF";
 pub const RELEASE: &str = "a release, no AOF";
 pub const PAIR: &str = "acquire + release, no AOF";
 pub const PAIR_AOF: &str = "acquire + release, AOF everysec";
-pub const BESIDE: &str = "acquire + release of redislock, while 100 wait for another lock";
+pub const BESIDE: &str = "acquire + release of redislock, while 100 clients wait for another lock";
 pub const HANDOVER: &str = "a hand-over of one lock";
 /// What [`BESIDE`] is compared with.
-pub const ALONE: &str = "while nobody waits";
+pub const ALONE: &str = "while no client waits";
 
-/// Commands of each count.
+/// How many commands are counted at once.
 const COMMANDS: usize = 5_000;
-/// Hand-overs of each count.
+/// How many hand-overs are counted at once.
 const HANDOVERS: usize = 2_000;
-/// With them and the locks the server's table is nearly full, and is never nearly empty.
+/// With these keys and the locks, the server's key table is nearly full and never shrinks.
 const OTHER_KEYS: usize = 10_000;
 /// Connections that wait elsewhere.
 const WAITERS: usize = 100;
-/// How long valgrind may take to write down what it has counted.
+/// How long valgrind may take to write its counts.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub fn measure() -> Outcome<Vec<Chart>> {
@@ -97,7 +97,7 @@ impl Counter {
             "--tool=callgrind",
             "--callgrind-out-file=counts",
         ];
-        // Housekeeping as seldom as possible: it is counted too.
+        // As little background work as possible: it is counted too.
         let mut settings = vec!["hz 1", "dynamic-hz no"];
         if aof {
             settings.extend(AOF_SETTINGS);
@@ -122,7 +122,7 @@ impl Counter {
         let mut found = Vec::new();
         for way in self.ways.all.clone() {
             progress(&format!("instructions: {}", way.name()));
-            // What is done for the first time is no measure.
+            // The first commands also allocate and load what later ones reuse: not counted.
             self.acquires(way)?;
             self.releases(way)?;
             let (acquire, release) = self.pair(way)?;
@@ -137,7 +137,7 @@ impl Counter {
         Ok((acquire, release))
     }
 
-    /// Instructions of a pair while others wait for another lock, and while nobody does.
+    /// Instructions of a pair while others wait for another lock, and while no client waits.
     fn beside_waiters(&mut self, found: &[(Way, f64, f64)]) -> Outcome<Vec<(String, Figures)>> {
         progress("instructions: while others wait");
         let waiting = self.waiters()?;
@@ -154,8 +154,8 @@ impl Counter {
         ])
     }
 
-    /// Instructions of each part of this work, less what the server does by itself in the same
-    /// time: a counted server is so slow that its housekeeping would show.
+    /// Instructions of each part of this work, minus the background work of the server in the same
+    /// time: under valgrind the server is so slow that it would matter.
     fn each(&mut self, times: usize, work: impl FnOnce(&mut Self) -> Outcome<()>) -> Outcome<f64> {
         self.count()?;
         let start = Instant::now();
@@ -203,7 +203,7 @@ impl Counter {
         Ok(waiting)
     }
 
-    /// Instructions of a hand-over: the one that passes its turn on, and waits for the next.
+    /// Instructions of a hand-over: a connection releases the lock and waits for it again.
     fn hand_overs(&mut self) -> Outcome<Chart> {
         let has_bare = self.ways.all.contains(&Way::Bare);
         let mut names = vec![OURS, LIST];

@@ -1,9 +1,9 @@
-//! What the locks cost, beside what people use instead: every alternative on one server, in one
+//! The cost of the locks, compared with the alternatives: all of them on one server, in one
 //! run, taking turns.
 //!
 //! `redislock-bench [section ...] [--locks n] [--waiters n]` measures; without a section, all of
-//! them. It prints tables and adds every round to `bench/results.json`. The figures decide
-//! nothing: the exit code is 0 unless something could not be measured.
+//! them. It prints tables and adds every round to `bench/results.json`. The figures do not affect
+//! the exit code: it is 0 unless something could not be measured.
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
 //! docs/PERFORMANCE.md from that file and from what `bench/peers/run.py` has found.
@@ -34,10 +34,10 @@ use std::time::Instant;
 use redislock_testkit::project_folder;
 use results::{Chart, Results, Run};
 
-/// What can go wrong is told to a person, not to a program.
+/// Errors are texts, for the person who runs it.
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-/// How far the growing sections go.
+/// The largest numbers in the sections with growing numbers.
 struct Scale {
     locks: usize,
     waiters: usize,
@@ -46,7 +46,7 @@ struct Scale {
 /// What can be measured by itself.
 struct Section {
     name: &'static str,
-    /// What a reader learns from it.
+    /// What it shows.
     about: &'static str,
     measure: fn(&Scale) -> Outcome<Vec<Chart>>,
 }

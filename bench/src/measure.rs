@@ -23,7 +23,7 @@ impl Figures {
         figures
     }
 
-    /// Adds a round. Six digits that count are more than any of them can be repeated with.
+    /// Adds a round, rounded to six significant digits: no measurement is more exact.
     pub fn push(&mut self, figure: f64) {
         let shown = format!("{figure:.5e}");
         self.0.push(shown.parse().unwrap_or(figure));
@@ -52,7 +52,7 @@ impl Figures {
         Self(rounds.map(|(this, other)| this / other).collect())
     }
 
-    /// This less the other, round by round.
+    /// This minus the other, round by round.
     pub fn less(&self, other: &Self) -> Self {
         let rounds = self.0.iter().zip(&other.0);
         Self(rounds.map(|(this, other)| this - other).collect())
@@ -65,7 +65,7 @@ impl Figures {
     }
 }
 
-/// Measures each of so many alternatives in each round; who begins changes, so that nobody profits
+/// Measures each alternative in each round; they take turns to be first, so that none profits
 /// from its place.
 pub fn alternate(
     what: &str,
@@ -76,8 +76,8 @@ pub fn alternate(
     interleave(what, rounds, 1, alternatives, measure)
 }
 
-/// The same with each round in several steps, and its mean: whatever else the machine does
-/// meanwhile, it does to all.
+/// The same, with each round in several steps, and their mean: other work on the machine
+/// affects all alternatives alike.
 pub fn interleave(
     what: &str,
     rounds: usize,

@@ -1,4 +1,4 @@
-//! The server that is measured, and commands that are prepared before the clock runs and whose
+//! The server that is measured, and commands that are prepared before the measurement and whose
 //! replies are checked.
 
 use redislock_testkit::{Connection, Options, Server, Value, encode};
@@ -8,7 +8,7 @@ use crate::Outcome;
 /// Relative to the server's folder.
 const SOCKET: &str = "socket";
 
-/// A server without persistence, apart from what these lines of redis.conf say.
+/// A server without persistence, except for what these lines of redis.conf set.
 pub fn start(settings: &[&str]) -> Outcome<Server> {
     Ok(options(settings).try_start()?)
 }
@@ -31,13 +31,13 @@ pub fn put(buffer: &mut Vec<u8>, words: &[&str]) {
     buffer.extend_from_slice(&encode(words));
 }
 
-/// Sends a pipeline; each of its replies must be a yes, or something else would be measured.
+/// Sends a pipeline; each reply must be a success, or something else would be measured.
 pub fn pipeline(connection: &mut Connection, bytes: &[u8], replies: usize) -> Outcome<()> {
     connection.try_send_raw(bytes)?;
     (0..replies).try_for_each(|_| check_yes(&connection.try_receive()?))
 }
 
-/// An error unless the reply is a yes of the commands that are measured: `OK`, or a number above
+/// An error unless the reply is a success of the measured commands: `OK`, or a number above
 /// 0, or several of them.
 pub fn check_yes(reply: &Value) -> Outcome<()> {
     if is_yes(reply) {
@@ -78,7 +78,7 @@ pub fn machine() -> String {
     format!("{cores} {plural} of {model}")
 }
 
-/// How many programs wanted a core during the last minute; 0 where nobody tells.
+/// The load average of the last minute; 0 if the system does not report it.
 pub fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = text.split(' ').next().and_then(|load| load.parse().ok());

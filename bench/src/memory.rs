@@ -1,5 +1,5 @@
-//! Memory of a held lock, beside the same lock as a string with a time to live; and of a connection
-//! that waits, beside one in BLPOP.
+//! Memory of a held lock, compared with the same lock as a string with PX; and of a connection
+//! that waits, compared with one in BLPOP.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use crate::measured::{self, connect_unix, pipeline};
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::{Way, Ways, bare_module, name, token};
 
-/// The questions.
+/// The titles of the charts.
 pub const LOCK: &str = "a held lock";
-pub const WAITER: &str = "a connection that waits, beyond the connection itself";
-/// The peers.
+pub const WAITER: &str = "a waiting request, in addition to its connection";
+/// The alternatives.
 pub const STRING: &str = "string with PX";
 pub const BLPOP: &str = "BLPOP";
 
@@ -48,8 +48,8 @@ pub fn used_memory(connection: &mut Connection) -> Outcome<f64> {
         .number::<f64>("used_memory")?)
 }
 
-/// Bytes a lock, on a fresh server: what an earlier round leaves behind would hide what the next
-/// one needs.
+/// Bytes per lock, on a fresh server: memory that an earlier round leaves allocated would hide
+/// what the next one needs.
 fn lock(settings: &[&str], way: Way) -> Outcome<f64> {
     let server = measured::start(settings)?;
     let mut connection = server.try_connect()?;
@@ -62,7 +62,7 @@ fn lock(settings: &[&str], way: Way) -> Outcome<f64> {
     Ok((used_memory(&mut connection)? - before) / LOCKS as f64)
 }
 
-/// Bytes a connection that waits, less those that it needs before it does.
+/// Bytes per waiting connection, minus those that it needs before it waits.
 fn waiter(settings: &[&str], way: Way) -> Outcome<f64> {
     let server = measured::start(settings)?;
     let mut control = server.try_connect()?;
@@ -81,7 +81,7 @@ fn waiter(settings: &[&str], way: Way) -> Outcome<f64> {
     Ok((used_memory(&mut control)? - before) / WAITERS as f64)
 }
 
-/// Connections that have each sent as much as they will: what that needs is theirs.
+/// Connections that have already sent a long request, so that their buffers grow no more.
 fn waiters(server: &Server) -> Outcome<Vec<Connection>> {
     let filler = format!("{:0200}", 0);
     (0..WAITERS)
@@ -93,7 +93,7 @@ fn waiters(server: &Server) -> Outcome<Vec<Connection>> {
         .collect()
 }
 
-/// Waits until so many clients are blocked.
+/// Waits until this many clients are blocked.
 pub fn await_blocked(control: &mut Connection, number: usize) -> Outcome<()> {
     let blocked = |control: &mut Connection| {
         let clients = control.try_info("clients")?;

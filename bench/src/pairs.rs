@@ -6,7 +6,7 @@ use crate::measured::{self, pipeline};
 use crate::results::{Chart, Unit};
 use crate::ways::{Way, Ways, bare_module};
 
-/// The questions.
+/// The titles of the charts.
 pub const PLAIN: &str = "acquire + release, no AOF";
 pub const AOF: &str = "acquire + release, AOF everysec";
 
@@ -45,7 +45,7 @@ fn compare(what: &str, settings: &[&str]) -> Outcome<Chart> {
             .iter()
             .try_for_each(|bytes| pipeline(&mut connection, bytes, 2 * PIPELINE))
     };
-    // What is done for the first time is no measure.
+    // The first commands also allocate and load what later ones reuse: not measured.
     (0..ways.all.len()).try_for_each(&mut send)?;
     let found = interleave(what, ROUNDS, STEPS, ways.all.len(), |way| {
         Ok(cpu_of(&mut control, || send(way))? / (AT_ONCE * PIPELINE) as f64)

@@ -1,4 +1,4 @@
-//! Our libraries beside the usual locks of each language, as `bench/peers/run.py` has found them.
+//! Our libraries and the usual locks of each language, as `bench/peers/run.py` has measured them.
 
 mod picture;
 
@@ -16,7 +16,7 @@ use crate::results::grouped;
 pub const FILE: &str = "bench/peers/results.json";
 /// Which locks are measured, and which of them ours are compared with.
 const LANGUAGES: &str = "bench/peers/peers.json";
-/// The targets are for so many workers on one server.
+/// The targets are for this many workers on one server.
 const TARGET: Place = (1, 16);
 
 /// How many masters, and how many workers.
@@ -35,7 +35,7 @@ struct Found {
     workers: u64,
     server: String,
     machine: String,
-    /// How many programs wanted a core when it began; none: the machine was idle.
+    /// The load average at the start; none: the machine was idle.
     load: Option<f64>,
     seconds: u64,
     rounds: u64,
@@ -158,7 +158,7 @@ impl Peers {
             .collect()
     }
 
-    /// Each library beside the usual locks of its language.
+    /// Each library, compared with the usual locks of its language.
     pub fn targets(&self) -> String {
         let heads = ["library", "what", "figure", "target", ""];
         let mut lines = vec![heads.map(str::to_owned).to_vec()];
@@ -194,7 +194,7 @@ impl Peers {
     }
 }
 
-/// Prints what a file has.
+/// Prints the results in a file.
 pub fn print(project: &Path, file: &Path) -> Outcome<()> {
     let peers = Peers::of(project, file)?;
     for place in peers.places() {
@@ -246,7 +246,7 @@ fn verdict(what: String, figure: f64, target: String, is_met: bool) -> Check {
     [what, format!("{figure:.2}"), target, verdict.to_owned()]
 }
 
-/// Milliseconds: what is short needs digits.
+/// Milliseconds, with more digits for short times.
 fn short(wait: f64) -> String {
     match wait {
         ..1.0 => format!("{wait:.2}"),
@@ -281,7 +281,7 @@ impl Found {
         };
         let load = load.map_or_else(
             || "idle".to_owned(),
-            |load| format!("load {load:.1} when it began"),
+            |load| format!("load average {load:.1} at the start"),
         );
         format!("{server}, {machine}, {load}, {rounds}")
     }
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_of_several_runs_are_told_apart() {
+    fn figures_of_several_runs_are_kept_apart() {
         let mut all = ["a", "b", "c"].map(|name| found(name, 1.0, 1.0)).to_vec();
         all[1].load = None;
         let languages = BTreeMap::new();
@@ -364,7 +364,7 @@ mod tests {
             languages,
         };
         let (busy, idle) = (
-            "load 0.0 when it began, 3 rounds of 5 s",
+            "load average 0.0 at the start, 3 rounds of 5 s",
             "idle, 3 rounds of 5 s",
         );
         assert_eq!(

@@ -54,7 +54,7 @@ pub fn picture(about: &str, servers: &BTreeMap<String, Run>) -> String {
     drawing.finish(about, WIDTH)
 }
 
-/// What is drawn so far.
+/// A picture, as far as it is drawn.
 #[derive(Default)]
 pub struct Drawing {
     body: String,
@@ -154,7 +154,7 @@ impl Drawing {
         for (number, alternative) in chart.alternatives.iter().enumerate() {
             let class = format!("c{}", number.min(2));
             self.key(&class, (legend, top + 32.0), &alternative.name);
-            // Wide enough for letters of this size.
+            // An estimate of the width of the text.
             legend += 28.0 + 6.0 * alternative.name.chars().count() as f64;
             self.series(&class, &places, &alternative.points);
         }
@@ -169,7 +169,7 @@ impl Drawing {
         self.text("small", "start", (left + 13.0, y + 4.0), name);
     }
 
-    /// Three lines with their figures, the places along the curve, and what they are.
+    /// Three lines with their values, the numbers along the axis, and the name of the axis.
     pub fn axes(&mut self, places: &Places, unit: Unit, along: &str) {
         let [left, _, right, bottom] = places.inside;
         for part in 0..=2 {
@@ -264,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_axis_ends_at_a_round_figure() {
+    fn an_axis_ends_at_a_round_number() {
         let rounded = [0.9, 1.0, 1.1, 35.0, 61.0, 8_100.0].map(round_up);
         assert_eq!(rounded, [1.0, 1.0, 2.0, 40.0, 80.0, 10_000.0]);
     }

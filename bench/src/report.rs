@@ -1,7 +1,7 @@
 //! The results as tables in Markdown.
 
 use crate::measure::Figures;
-use crate::results::{Alternative, Chart, OURS, Results, Run, grouped};
+use crate::results::{Alternative, Chart, OURS, Results, Run, counted};
 use crate::targets::{self, spread};
 
 /// The tables of a section: one for each server and shape.
@@ -29,15 +29,21 @@ fn origin(server: &str, run: &Run) -> String {
         load,
         ..
     } = run;
-    format!("{server}, redislock {version}, {machine}, load {load:.1} when it began:")
+    format!("{server}, redislock {version}, {machine}, load average {load:.1} at the start:")
 }
 
 /// The cells of a line.
 pub type Line = Vec<String>;
 
-/// Each alternative with its figure, its spread, and what it is beside ours.
+/// Each alternative with its figure, its spread, and its ratio to redislock.
 fn bars(charts: &[&Chart]) -> Vec<Line> {
-    let heads = ["", "", "median", "lowest – highest", "beside redislock"];
+    let heads = [
+        "",
+        "",
+        "median",
+        "lowest – highest",
+        "relative to redislock",
+    ];
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
     for chart in charts {
         let Some(first) = chart.alternatives.first() else {
@@ -53,14 +59,14 @@ fn bars(charts: &[&Chart]) -> Vec<Line> {
                 String::new()
             };
             let show = |figure| chart.unit.show(figure);
-            let beside = single(first).filter(|_| number > 0);
-            let beside = beside.map_or_else(String::new, |first| times(figures, first));
+            let ratio = single(first).filter(|_| number > 0);
+            let ratio = ratio.map_or_else(String::new, |first| times(figures, first));
             lines.push(vec![
                 what,
                 alternative.name.clone(),
                 show(figures.median()),
                 spread(figures, show),
-                beside,
+                ratio,
             ]);
         }
     }
@@ -83,7 +89,7 @@ fn times(figures: &Figures, first: &Figures) -> String {
     format!("{:.2} ×{range}", ratio.median())
 }
 
-/// Each alternative along a curve, and the others beside ours.
+/// Each alternative along a curve, and the ratios of the others to redislock.
 fn curve(chart: &Chart) -> Vec<Line> {
     let mut places: Vec<u64> = Vec::new();
     for alternative in &chart.alternatives {
@@ -93,11 +99,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
     places.dedup();
     let along = chart.along.as_deref().unwrap_or_default();
     let mut heads = vec![format!("{} ({})", chart.title, chart.unit.name())];
-    heads.extend(
-        places
-            .iter()
-            .map(|at| format!("{} {along}", grouped(*at as f64))),
-    );
+    heads.extend(places.iter().map(|at| counted(*at, along)));
     let mut lines = vec![heads];
     let cells = |name: &str, show: &dyn Fn(u64) -> Option<String>| {
         let mut line = vec![name.to_owned()];
@@ -116,7 +118,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
         .is_some_and(|first| first.name == OURS)
     {
         for Alternative { name, .. } in chart.alternatives.iter().skip(1) {
-            lines.push(cells(&format!("{name}, beside redislock"), &|at| {
+            lines.push(cells(&format!("{name}, relative to redislock"), &|at| {
                 let ratio = figures(name, at)?.over(figures(OURS, at)?);
                 Some(format!("{:.2} ×", ratio.median()))
             }));
@@ -125,7 +127,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
     lines
 }
 
-/// What was found beside the targets.
+/// The figures, compared with the targets.
 pub fn targets(results: &Results) -> String {
     let heads = ["what", "server", "figure", "lowest – highest", "target", ""];
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
@@ -148,7 +150,7 @@ pub fn targets(results: &Results) -> String {
     table(&lines)
 }
 
-/// A table whose columns stand below each other in a terminal, too.
+/// A table whose columns are also aligned in a terminal.
 pub fn table(lines: &[Line]) -> String {
     let columns = lines.first().map_or(0, Vec::len);
     let width = |column: usize| {

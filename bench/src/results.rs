@@ -29,16 +29,16 @@ pub struct Run {
     pub version: String,
     /// The processor, and how many of its cores.
     pub machine: String,
-    /// How many other programs wanted a core when it began: the load of the last minute.
+    /// The load average of the last minute, at the start.
     pub load: f64,
     /// What was found.
     pub charts: Vec<Chart>,
 }
 
-/// One question, answered for each alternative.
+/// One chart: a figure or a curve for each alternative.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Chart {
-    /// The question.
+    /// Its title.
     pub title: String,
     /// The unit of the figures.
     pub unit: Unit,
@@ -84,14 +84,14 @@ pub enum Unit {
     Instructions,
     /// Bytes.
     Bytes,
-    /// So many in a second.
+    /// Events per second.
     PerSecond,
     /// A share of 1.
     Share,
 }
 
 impl Chart {
-    /// A question that each of these alternatives answers with one figure.
+    /// A chart with one figure for each of these alternatives.
     pub fn new(title: impl Into<String>, unit: Unit, found: Vec<(String, Figures)>) -> Self {
         let alternatives = found.into_iter().map(|(name, rounds)| Alternative {
             name,
@@ -105,7 +105,7 @@ impl Chart {
         }
     }
 
-    /// A question whose answer may grow: begin with no points.
+    /// A chart with a curve for each of these alternatives, without points at first.
     pub fn curve(
         title: impl Into<String>,
         unit: Unit,
@@ -177,13 +177,23 @@ impl Unit {
     }
 }
 
-/// Three digits that count.
+/// Three significant digits.
 fn digits(figure: f64) -> String {
     match figure.abs() {
         size if size >= 100.0 => grouped(figure),
         size if size >= 10.0 => format!("{figure:.1}"),
         _ => format!("{figure:.2}"),
     }
+}
+
+/// How many of what: "1 waiter", "12,345 waiters".
+pub fn counted(number: u64, plural: &str) -> String {
+    let noun = if number == 1 {
+        plural.strip_suffix('s').unwrap_or(plural)
+    } else {
+        plural
+    };
+    format!("{} {noun}", grouped(number as f64))
 }
 
 /// A whole number with commas: 12,345.
@@ -204,7 +214,7 @@ pub fn grouped(figure: f64) -> String {
 }
 
 impl Results {
-    /// What a file has; nothing if there is no file yet.
+    /// The results in a file; empty if there is no file yet.
     pub fn read(path: &Path) -> Outcome<Self> {
         match fs::read_to_string(path) {
             Ok(text) => Ok(serde_json::from_str(&text)?),
@@ -221,7 +231,7 @@ impl Results {
         Ok(fs::write(path, serde_json::to_string_pretty(self)? + "\n")?)
     }
 
-    /// Takes in a run.
+    /// Adds a run.
     pub fn put(&mut self, section: &str, server: &str, run: Run) {
         let servers = self.0.entry(section.to_owned()).or_default();
         servers.insert(server.to_owned(), run);
@@ -239,6 +249,8 @@ mod tests {
         assert_eq!(Unit::MicrosOfCpu.show(3.456), "3.46 µs");
         assert_eq!(Unit::Seconds.show(34.56), "34.6 s");
         assert_eq!(Unit::PerSecond.show(999.6), "1,000/s");
+        assert_eq!(counted(1, "waiting owners"), "1 waiting owner");
+        assert_eq!(counted(10_000, "locks"), "10,000 locks");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! Several keys in one request, beside a pipeline of requests; a guarded command, beside the
-//! command alone.
+//! Several keys in one request, compared with a pipeline of requests; a guarded command, compared
+//! with the command alone.
 
 use redislock_testkit::Connection;
 
@@ -9,11 +9,11 @@ use crate::measured::{self, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::{Way, Ways, name, token};
 
-/// The questions.
+/// The titles of the charts.
 pub const SEVERAL: &str = "acquire + release of 8 keys";
 pub const GUARDED: &str = "a guarded SET";
-/// Their answers.
-pub const ONE_BY_ONE: &str = "8 pairs of redislock in a pipeline";
+/// The alternatives.
+pub const ONE_BY_ONE: &str = "8 × redislock in a pipeline";
 pub const SET: &str = "SET alone";
 
 /// Keys of a request.
@@ -62,7 +62,7 @@ fn several(control: &mut Connection, connection: &mut Connection) -> Outcome<Cha
     Ok(Chart::new(SEVERAL, Unit::MicrosOfCpu, found))
 }
 
-/// Acquires all keys by eights, then releases them.
+/// Acquires all keys, eight in each request, then releases them.
 fn together() -> Vec<u8> {
     let mut buffer = Vec::new();
     let count = KEYS.to_string();

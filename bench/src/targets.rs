@@ -1,8 +1,8 @@
-//! What the figures should be.
+//! The targets for the figures.
 
 use crate::measure::Figures;
 use crate::memory::STRING;
-use crate::results::{Chart, OURS, Run, Unit, grouped};
+use crate::results::{Chart, OURS, Run, Unit, counted};
 use crate::{deadlock, growth, handover, instructions, memory, pairs, several, waiters};
 
 /// What a figure is compared with.
@@ -12,9 +12,9 @@ enum Beside {
     Nothing,
     /// Divided by that of another one.
     Over(&'static str),
-    /// Less that of another one.
+    /// Minus that of another one.
     Less(&'static str),
-    /// Divided by its own with so few.
+    /// Divided by its own figure at this small number.
     OverAt(u64),
 }
 
@@ -27,7 +27,7 @@ enum Bound {
 use Beside::{Less, Nothing, Over, OverAt};
 use Bound::{AtLeast, AtMost};
 
-/// One figure of a chart, what it is compared with, and what should come out.
+/// One figure of a chart, what it is compared with, and its limit.
 struct Target {
     section: &'static str,
     chart: &'static str,
@@ -148,7 +148,7 @@ const TARGETS: &[Target] = &[
     ),
 ];
 
-/// A target beside what was found.
+/// A target, compared with the measured figure.
 pub struct Checked {
     pub what: String,
     pub found: String,
@@ -195,14 +195,13 @@ impl Target {
         let (title, of) = (&chart.title, self.of);
         let unit = chart.unit.name();
         let along = chart.along.as_deref().unwrap_or_default();
-        let place = self.at.map_or_else(String::new, |at| {
-            format!(", {} {along}", grouped(at as f64))
-        });
+        let place = self.at;
+        let place = place.map_or_else(String::new, |at| format!(", {}", counted(at, along)));
         let compared = match self.beside {
             Nothing => of.to_owned(),
             Over(other) => format!("{of} over {other}"),
-            Less(other) => format!("{of} less {other}"),
-            OverAt(few) => format!("{of}, over {few} {along}"),
+            Less(other) => format!("{of} minus {other}"),
+            OverAt(few) => format!("{of}, over {}", counted(few, along)),
         };
         format!("{title} ({unit}){place}: {compared}")
     }
@@ -230,7 +229,7 @@ mod tests {
     use crate::ways::Way;
 
     #[test]
-    fn a_missed_target_is_told_and_a_met_one_too() {
+    fn a_target_is_reported_as_missed_or_met() {
         let found = |ours, script| {
             let names = [(OURS, ours), (SCRIPT, script)];
             let names = names.map(|(name, figure)| (name.to_owned(), Figures::one(figure)));

@@ -1,5 +1,5 @@
-//! Main-thread time of the LOCK.RELEASE that hands a lock over, when very many wait and when few
-//! do.
+//! Main-thread time of the LOCK.RELEASE that hands a lock over, with few and with very many
+//! waiters.
 
 use std::time::Duration;
 
@@ -12,11 +12,11 @@ use crate::memory::await_blocked;
 use crate::results::{Chart, OURS, Unit};
 use crate::{Outcome, Scale};
 
-/// The questions.
+/// The titles of the charts.
 pub const ONE_KEY: &str = "hand-over while all wait for one key";
 pub const KEY_EACH: &str = "hand-over while each waits for its own key";
-/// The peer.
-pub const LPUSH: &str = "LPUSH to one in BLPOP";
+/// The alternative.
+pub const LPUSH: &str = "LPUSH to a client in BLPOP";
 
 const SIZES: [usize; 5] = [10, 100, 1_000, 10_000, 50_000];
 const ROUNDS: usize = 5;
@@ -171,7 +171,7 @@ fn hand_over(control: &mut Connection, waiting: &mut [Waiting], place: Place) ->
     Ok(micros)
 }
 
-/// What the server itself needs for the like: microseconds of an LPUSH that serves one connection
+/// What the server itself needs to wake a waiter: microseconds of an LPUSH for a connection
 /// in BLPOP.
 fn push(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outcome<f64> {
     let key = |number: usize| match place {
@@ -209,8 +209,8 @@ fn start_timing(control: &mut Connection) -> Outcome<()> {
     Ok(())
 }
 
-/// The mean time of a command in SLOWLOG, without the slowest tenth: those in which the machine did
-/// something else.
+/// The mean time of a command in SLOWLOG, without the slowest tenth, in which the machine did
+/// other work.
 fn mean_time(control: &mut Connection, name: &str) -> Outcome<f64> {
     control.try_call(&["CONFIG", "SET", "slowlog-log-slower-than", "-1"])?;
     let Value::Array(entries) = control.try_call(&["SLOWLOG", "GET", "-1"])? else {
@@ -291,13 +291,13 @@ fn waiters(control: &mut Connection) -> Outcome<usize> {
         .number::<f64>("lock_waiters")? as usize)
 }
 
-/// Whether this process, and the server that it starts, may have so many files open. The limit is
+/// Whether this process, and the server that it starts, may open this many files. The limit is
 /// raised if need be.
 fn has_files(number: usize) -> bool {
     allow_files(number).is_ok()
 }
 
-/// Lets this process have so many files open, and the server that it starts.
+/// Allows this process, and the server that it starts, to open this many files.
 pub fn allow_files(number: usize) -> Outcome<()> {
     let limit = getrlimit(Resource::Nofile);
     let wanted = number as u64;

@@ -1,5 +1,5 @@
-//! The ways to lock that are compared: the module's commands, what people write with the server's
-//! own commands, and a module that only makes the calls that a lock cannot do without.
+//! The compared ways to lock: the module's commands, what people build from the server's
+//! own commands, and a module that makes only the API calls that every lock needs.
 
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use crate::Outcome;
 use crate::measured::put;
 use crate::results::OURS;
 
-/// The release that everybody writes.
+/// The usual script for a release.
 const SCRIPT: &str =
     "if redis.call('get',KEYS[1])==ARGV[1] then return redis.call('del',KEYS[1]) else return 0 end";
 
@@ -118,7 +118,7 @@ impl Ways {
 }
 
 /// The `loadmodule` line of the bare module, which is compiled first; none without a C compiler.
-/// `effects`: whether it replicates effects, as ours does where somebody listens.
+/// `effects`: whether it replicates effects, as our module does with an AOF or replicas.
 pub fn bare_module(effects: bool) -> Option<String> {
     let source = project_folder().join("bench/bare/bare.c");
     let library = built()?;
@@ -134,7 +134,7 @@ pub fn bare_module(effects: bool) -> Option<String> {
     Some(format!("loadmodule {} {argument}", library.display()))
 }
 
-/// Beside this program, which is in the folder of what was built.
+/// Next to this program, in the target directory.
 fn built() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.with_file_name("bare.so"))
 }

@@ -36,9 +36,12 @@ class Tally:
     """What one period of work came to."""
 
     def __init__(self, length):
-        self.end = time.perf_counter() + length
+        self.length = length
         self.grants, self.waits = [0] * workers, []
         self.handovers, self.last = 0, None
+
+    def begin(self):
+        self.end = time.perf_counter() + self.length
 
     def granted(self, worker, asked):
         now = time.perf_counter()
@@ -49,7 +52,8 @@ class Tally:
             self.last = worker
 
 
-def work(lock, worker, tally):
+def work(lock, worker, tally, gate):
+    gate.wait()
     while (asked := time.perf_counter()) < tally.end:
         with lock:
             tally.granted(worker, asked)
@@ -68,12 +72,16 @@ def fail(thread):
 
 
 def threads(all_locks, length):
-    tally = Tally(length)
+    """All of them begin when the last one is there: threads that compete start slowly."""
+    tally, gate = Tally(length), threading.Event()
     team = [
-        threading.Thread(target=work, args=(lock, i, tally)) for i, lock in enumerate(all_locks)
+        threading.Thread(target=work, args=(lock, i, tally, gate))
+        for i, lock in enumerate(all_locks)
     ]
     for one in team:
         one.start()
+    tally.begin()
+    gate.set()
     for one in team:
         one.join()
     return tally
@@ -81,6 +89,7 @@ def threads(all_locks, length):
 
 async def tasks(all_locks, length):
     tally = Tally(length)
+    tally.begin()
     await asyncio.gather(*(work_async(lock, i, tally) for i, lock in enumerate(all_locks)))
     return tally
 

@@ -1,6 +1,6 @@
 //! Grants and longest waits by the number of workers: ours and the usual locks of each language.
 //!
-//! The pictures are so narrow that they can be read on a phone.
+//! The pictures are narrow enough to be read on a phone.
 
 use super::{Figures, Found, servers};
 use crate::plot::{Drawing, Places};
@@ -36,7 +36,7 @@ const CHARTS: [(&str, Unit, Figure); 2] = [
     ("longest wait", Unit::Millis, |figures| figures.wait_max_ms),
 ];
 
-/// None if nothing was measured with so many masters.
+/// None if nothing was measured with this many masters.
 pub fn of(found: &[Found], masters: u64) -> Option<String> {
     let found = found.iter().filter(|found| found.masters == masters);
     let found: Vec<_> = found.collect();

@@ -6,6 +6,7 @@ import java.time.Duration;
 import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.List;
+import java.util.concurrent.CountDownLatch;
 import java.util.stream.IntStream;
 import org.redisson.Redisson;
 import org.redisson.RedissonRedLock;
@@ -89,13 +90,12 @@ public final class Worker {
 
     private final int[] grants;
     private final List<Long> waits = new ArrayList<>();
-    private final long end;
+    private volatile long end; // set before the gate opens
     private int handovers;
     private int last = -1;
 
-    private Worker(int workers, int seconds) {
+    private Worker(int workers) {
         grants = new int[workers];
-        end = System.nanoTime() + seconds * 1_000_000_000L;
     }
 
     private synchronized void granted(int worker, long asked) {
@@ -108,8 +108,9 @@ public final class Worker {
         }
     }
 
-    private void work(Locking locking, int worker) {
+    private void work(Locking locking, int worker, CountDownLatch gate) {
         try {
+            gate.await();
             for (long asked = System.nanoTime(); asked < end; asked = System.nanoTime()) {
                 long since = asked;
                 locking.run(worker, () -> granted(worker, since));
@@ -122,13 +123,16 @@ public final class Worker {
     }
 
     private static Worker measure(Locking locking, int workers, int seconds) throws Exception {
-        var tally = new Worker(workers, seconds);
+        var tally = new Worker(workers);
+        var gate = new CountDownLatch(1); // all begin when the last one is there
         List<Thread> team = new ArrayList<>();
         for (int i = 0; i < workers; i++) {
             int worker = i;
-            team.add(new Thread(() -> tally.work(locking, worker)));
+            team.add(new Thread(() -> tally.work(locking, worker, gate)));
         }
         team.forEach(Thread::start);
+        tally.end = System.nanoTime() + seconds * 1_000_000_000L;
+        gate.countDown();
         for (Thread one : team) {
             one.join();
         }
