@@ -25,11 +25,11 @@ demo: build ## Watch locks for half a minute while masters and workers fail (PIC
 	@REDIS_SERVER="$$(scripts/server.sh)" $(TARGET)/debug/redislock-demo $(if $(WEB),--web $(TARGET)/debug/redlock,$(if $(PICTURE),--picture '$(PICTURE)'))
 
 # Without zsh, fish, tmux and Chromium, the tests that need them are skipped, except with CI=true.
-test: build ## Run every test, also against a real server (REDIS_SERVER=path selects another one)
+test: build ## Run all Rust tests, against a real server (REDIS_SERVER=path selects another one)
 	-@scripts/setup.sh test
 	@scripts/test.sh
 
-pictures: build ## Make the pictures of redlock top and redlock serve again (docs/top.svg, docs/page*.png)
+pictures: build ## Make new pictures of redlock top and redlock serve (docs/top.svg, docs/page*.png)
 	@scripts/setup.sh test
 	REDLOCK_PICTURES="$(CURDIR)/docs" REDIS_SERVER="$$(scripts/server.sh)" cargo test -p redlock-cli --test tool -- \
 		locks_are_shown_sorted the_page_is_used_by_keyboard
@@ -51,7 +51,7 @@ simulate: ## Simulate client and core with faults: time, network, crashes (SEEDS
 sabotage: ## Remove one protection at a time; the test that is named for it must fail (ONLY='once token-check')
 	@REDIS_SERVER="$$(scripts/server.sh)" python3 sabotage/run.py $(ONLY)
 
-mutants: ## Change one expression at a time where holders are decided; a test must fail (PARTS='lock queue', SHARD=0/4)
+mutants: ## Change one expression at a time in the code that decides about holders; a test must fail (PARTS='lock queue', SHARD=0/4)
 	@SHARD='$(SHARD)' scripts/mutants.sh $(PARTS)
 
 fuzz: build ## Fuzz arguments, saved locks, effects, RESTORE and replies (SECONDS=600 for each; TARGETS='effects replies')
@@ -69,6 +69,7 @@ lint: ## Check format, width, clippy, documentation, licences and scripts; warni
 	@scripts/setup.sh lint
 	cargo fmt --all --check
 	@scripts/width.sh
+	@scripts/sentences.sh
 	@if command -v python3 >/dev/null; then python3 sabotage/run.py --check; fi
 	cargo clippy --workspace --all-targets -- -D warnings
 	RUSTDOCFLAGS='-D warnings' cargo doc --workspace --no-deps
