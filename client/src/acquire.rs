@@ -94,13 +94,12 @@ async fn try_or_wait(attempt: &mut Attempt, may_wait: bool, deadline: Option<Mom
     let (client, spec) = (Arc::clone(&attempt.client), Arc::clone(&attempt.spec));
     // With no time left to wait, it tries once.
     let can_queue = may_wait && deadline.is_none_or(|end| end.remaining() >= SHORTEST);
-    let outcome = match can_queue && client.seems_busy(&spec) {
-        true => {
-            // Boxed, so that the future of an acquire that does not wait stays small.
-            let waiting = Box::pin(attempt.queue(deadline));
-            waiting.instrument(tracing::debug_span!("wait")).await
-        }
-        false => attempt.try_all(may_wait).await,
+    let outcome = if can_queue && client.seems_busy(&spec) {
+        // Boxed, so that the future of an acquire that does not wait stays small.
+        let waiting = Box::pin(attempt.queue(deadline));
+        waiting.instrument(tracing::debug_span!("wait")).await
+    } else {
+        attempt.try_all(may_wait).await
     };
     if !matches!(outcome, Outcome::Won { .. }) {
         let nodes = || attempt.reports();
@@ -228,9 +227,10 @@ async fn confirm(
         Ok(Value::Int(count)) => {
             node.keep_idle(own);
             let count = u64::try_from(count).unwrap_or(0);
-            match count >= u64::from(replicas) {
-                true => extended,
-                false => Reply::Trouble(Verdict::NotReplicated { replicas: count }),
+            if count >= u64::from(replicas) {
+                extended
+            } else {
+                Reply::Trouble(Verdict::NotReplicated { replicas: count })
             }
         }
         Ok(_) => Reply::Trouble(Verdict::Garbage(

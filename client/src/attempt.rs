@@ -98,9 +98,10 @@ impl Attempt {
     /// against the node where others queue: somebody is ahead there, and may be about to take the
     /// other nodes.
     pub(crate) async fn try_all(&mut self, can_wait: bool) -> Outcome {
-        self.queue_node = match can_wait {
-            true => self.client.fleet.queue_node(),
-            false => None,
+        self.queue_node = if can_wait {
+            self.client.fleet.queue_node()
+        } else {
+            None
         };
         self.round(NodeSet::default()).await
     }
@@ -276,9 +277,10 @@ impl Attempt {
             )
         });
         let held = count(|verdict| matches!(verdict, Verdict::Held { .. }));
-        match held > 0 && !is_shortage(answered, nodes) {
-            true => Outcome::Busy,
-            false => Outcome::NoQuorum,
+        if held > 0 && !is_shortage(answered, nodes) {
+            Outcome::Busy
+        } else {
+            Outcome::NoQuorum
         }
     }
 

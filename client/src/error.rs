@@ -298,9 +298,10 @@ pub enum Error {
 
 /// Refuses an invalid request or setting, before anything is sent.
 pub(crate) fn invalid_if(wrong: bool, problem: fmt::Arguments<'_>) -> Result<(), Error> {
-    match wrong {
-        true => Err(Error::Invalid(problem.to_string())),
-        false => Ok(()),
+    if wrong {
+        Err(Error::Invalid(problem.to_string()))
+    } else {
+        Ok(())
     }
 }
 

@@ -67,9 +67,10 @@ impl Fleet {
         let nodes = self.nodes.iter().enumerate();
         let up = nodes.filter(|(_, node)| node.is_up());
         let up: NodeSet = up.map(|(place, _)| place).collect();
-        match up.len() < self.majority() {
-            true => self.everybody(),
-            false => up,
+        if up.len() < self.majority() {
+            self.everybody()
+        } else {
+            up
         }
     }
 

@@ -63,9 +63,10 @@ impl Ending {
     pub(crate) fn also(&self, token: &Arc<Joint>) {
         let mut joint = locked(&self.joint);
         joint.retain(|other| other.strong_count() > 0);
-        match self.is_set() {
-            true => token.0.cancel(),
-            false => joint.push(Arc::downgrade(token)),
+        if self.is_set() {
+            token.0.cancel();
+        } else {
+            joint.push(Arc::downgrade(token));
         }
     }
 
@@ -350,10 +351,12 @@ impl Hold {
             (true, released) if released != Released::WasLost => released,
             (valid, _) => {
                 let nodes = self.reports(Verdict::NotHeld);
-                self.end_with(match valid {
-                    true => Loss::Gone { nodes },
-                    false => Loss::Expired { nodes },
-                });
+                let loss = if valid {
+                    Loss::Gone { nodes }
+                } else {
+                    Loss::Expired { nodes }
+                };
+                self.end_with(loss);
                 Released::WasLost
             }
         }

@@ -139,11 +139,12 @@ impl Keeper {
         let mut agenda = locked(&self.agenda);
         let next = agenda.due.first_key_value().map(|(slot, _)| slot.0);
         let next = next.map(|at| at.remaining().min(LONGEST_SLEEP));
-        let sleep_time = match std::mem::take(&mut agenda.in_use) {
-            true => Some(next.map_or(self.busy_sleep, |sleep_time| {
+        let sleep_time = if std::mem::take(&mut agenda.in_use) {
+            Some(next.map_or(self.busy_sleep, |sleep_time| {
                 sleep_time.min(self.busy_sleep)
-            })),
-            false => next,
+            }))
+        } else {
+            next
         };
         agenda.asleep_until = sleep_time.map(|sleep_time| Moment::now() + sleep_time);
         sleep_time

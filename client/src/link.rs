@@ -235,9 +235,10 @@ fn master_status(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Node
             Err(verdict) => return Err(verdict),
         }
     }
-    match found.is_empty() {
-        true => Err(Verdict::Replica),
-        false => Ok(found),
+    if found.is_empty() {
+        Err(Verdict::Replica)
+    } else {
+        Ok(found)
     }
 }
 

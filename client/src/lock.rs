@@ -337,9 +337,10 @@ impl Owner {
             let mut turns = Vec::with_capacity(keys.len());
             for key in keys {
                 let entry = self.entry(client, &key);
-                let hold = match may_wait {
-                    true => entry.lock_owned().await,
-                    false => entry.try_lock_owned().ok()?,
+                let hold = if may_wait {
+                    entry.lock_owned().await
+                } else {
+                    entry.try_lock_owned().ok()?
                 };
                 turns.push(Turn { key, hold });
             }

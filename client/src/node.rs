@@ -159,9 +159,10 @@ impl Node {
                 let again = Box::pin(async {
                     // Until it is known whether a connection that has ended can be replaced.
                     let now = self.when(|now| !now.redialling).await;
-                    match now.generation == before {
-                        true => Err(self.why_down().unwrap_or(Verdict::Unreachable(why))),
-                        false => self.try_send(request).await,
+                    if now.generation == before {
+                        Err(self.why_down().unwrap_or(Verdict::Unreachable(why)))
+                    } else {
+                        self.try_send(request).await
                     }
                 });
                 again.await
@@ -190,16 +191,15 @@ impl Node {
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
     /// slot. An error says that no answer came: the server may have carried it out.
     pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
-        let mut own = match self.link.is_cluster() {
-            true => self.own_connection(QUIET).await?,
-            false => {
-                // It may have been closed meanwhile: something that may be repeated finds out.
-                let heard_at = Duration::from_millis(self.heard_at.load(Relaxed));
-                if Moment::now().since_boot().saturating_sub(heard_at) > QUIET {
-                    self.send(&command::node()).await?;
-                }
-                self.shared()?
+        let mut own = if self.link.is_cluster() {
+            self.own_connection(QUIET).await?
+        } else {
+            // It may have been closed meanwhile: something that may be repeated finds out.
+            let heard_at = Duration::from_millis(self.heard_at.load(Relaxed));
+            if Moment::now().since_boot().saturating_sub(heard_at) > QUIET {
+                self.send(&command::node()).await?;
             }
+            self.shared()?
         };
         self.asked.store(true, Relaxed);
         let result = own.connection.send(request).await;

@@ -97,9 +97,10 @@ pub(crate) fn lease_end(sent: Moment, ttl: Duration) -> Moment {
         return sent + ttl;
     }
     #[cfg(feature = "simulation")]
-    let sent = match has(Flaw::ValidFromReply) {
-        true => Moment::now(),
-        false => sent,
+    let sent = if has(Flaw::ValidFromReply) {
+        Moment::now()
+    } else {
+        sent
     };
     sent + ttl.saturating_sub(ttl / 100 + TICK)
 }
@@ -235,9 +236,12 @@ pub(crate) struct Ballot {
 impl Ballot {
     /// A ballot among `nodes`, of which `asked` are asked; the others count as against.
     pub(crate) fn new(nodes: usize, asked: NodeSet) -> Self {
-        let vote = |node| match asked.contains(node) {
-            true => Vote::Open,
-            false => Vote::Against,
+        let vote = |node| {
+            if asked.contains(node) {
+                Vote::Open
+            } else {
+                Vote::Against
+            }
         };
         let votes = (0..nodes).map(vote).collect();
         Self { votes }
@@ -320,15 +324,17 @@ impl Ballot {
     pub(crate) fn decide(&self, now: Moment) -> Decision {
         let majority = majority(self.votes.len());
         let Some(fence) = self.common_fence(majority) else {
-            return match self.granted().len() + self.open().len() < majority {
-                true => Decision::Failed,
-                false => Decision::Open,
+            return if self.granted().len() + self.open().len() < majority {
+                Decision::Failed
+            } else {
+                Decision::Open
             };
         };
         #[cfg(feature = "simulation")]
-        let accepted = match has(Flaw::NoWriteBack) {
-            true => self.granted(),
-            false => self.accepted(fence),
+        let accepted = if has(Flaw::NoWriteBack) {
+            self.granted()
+        } else {
+            self.accepted(fence)
         };
         #[cfg(not(feature = "simulation"))]
         let accepted = self.accepted(fence);

@@ -44,9 +44,10 @@ impl Released {
         if count(|reply| matches!(reply, Reply::Yes(_))) >= majority {
             return Self::WasHeld;
         }
-        match count(|reply| matches!(reply, Reply::No | Reply::Part)) > nodes - majority {
-            true => Self::WasLost,
-            false => Self::Unknown,
+        if count(|reply| matches!(reply, Reply::No | Reply::Part)) > nodes - majority {
+            Self::WasLost
+        } else {
+            Self::Unknown
         }
     }
 
@@ -192,10 +193,12 @@ async fn deliver(client: Arc<Client>, place: usize, request: Arc<Request>, until
             let generation = node.standing().generation;
             tokio::select! {
                 biased;
-                reply = node.ask(Arc::clone(&request)) => match is_delivered(&reply) {
-                    true => return,
-                    false => tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await,
-                },
+                reply = node.ask(Arc::clone(&request)) => {
+                    if is_delivered(&reply) {
+                        return;
+                    }
+                    tokio::time::sleep(pauses.next().unwrap_or(LONGEST_PAUSE)).await;
+                }
                 // What was sent on the old connection may never arrive.
                 () = node.reconnected(generation) => {}
             }

@@ -45,11 +45,14 @@ impl Entries {
                 }
             }
         }
-        match left.is_empty() {
-            true => Left::Nothing,
-            false if self.0.iter().all(|guards| *guards == 0) => Left::All,
-            false if all => Left::Locks(left),
-            false => Left::Some(left),
+        if left.is_empty() {
+            Left::Nothing
+        } else if self.0.iter().all(|guards| *guards == 0) {
+            Left::All
+        } else if all {
+            Left::Locks(left)
+        } else {
+            Left::Some(left)
         }
     }
 

@@ -161,12 +161,11 @@ impl Cluster {
         in_turn: bool,
     ) -> RedisResult<MultiplexedConnection> {
         let door = self.door(server);
-        let _turn = match in_turn {
-            true => {
-                let turn = async { Ok(door.opening.acquire().await.ok()) };
-                in_time(self.connect_timeout, turn).await?
-            }
-            false => None,
+        let _turn = if in_turn {
+            let turn = async { Ok(door.opening.acquire().await.ok()) };
+            in_time(self.connect_timeout, turn).await?
+        } else {
+            None
         };
         server.open(patience).await
     }
@@ -244,9 +243,10 @@ impl SlotConnection {
                     new
                 }
             };
-            let result = match asking {
-                true => send_asking(&mut connection, request).await,
-                false => connection.send_packed_command(&request.cmd).await,
+            let result = if asking {
+                send_asking(&mut connection, request).await
+            } else {
+                connection.send_packed_command(&request.cmd).await
             };
             let Some((kind, host, port)) = redirection(&result, &server) else {
                 if result.as_ref().is_err_and(|error| error.code().is_none()) {

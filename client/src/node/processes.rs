@@ -16,9 +16,10 @@ impl Processes {
     pub(super) fn meet(&mut self, names: &[&str], all: bool, is_cluster: bool) -> Known {
         let new = names.iter().filter(|name| !self.knows(name));
         let new: Vec<String> = new.map(|name| (*name).to_owned()).collect();
-        let known = match self.met.is_empty() || new.is_empty() {
-            true => Known::Same,
-            false => Known::Restarted,
+        let known = if self.met.is_empty() || new.is_empty() {
+            Known::Same
+        } else {
+            Known::Restarted
         };
         // One server has one incarnation; of a cluster not everybody may have answered.
         if !new.is_empty() && !is_cluster {
@@ -43,9 +44,12 @@ impl Processes {
     /// Whether those who answer on another connection are not all behind the present one. A master
     /// that takes over again from the one that had taken over from it has been met before.
     pub(super) fn lack(&self, names: &[&str], all: bool) -> bool {
-        let is_here = |name: &&str| match all {
-            true => self.masters.iter().any(|one| one == name),
-            false => self.knows(name),
+        let is_here = |name: &&str| {
+            if all {
+                self.masters.iter().any(|one| one == name)
+            } else {
+                self.knows(name)
+            }
         };
         !names.iter().all(is_here)
     }

@@ -259,9 +259,10 @@ impl World {
             return;
         };
         let kept = self.leases(owner).claim(at(self.now)).is_some();
-        match kept || flaw == Flaw::LateGrantCounts {
-            true => self.send(owner, node, Ask::Again(fence)),
-            false => self.over(owner),
+        if kept || flaw == Flaw::LateGrantCounts {
+            self.send(owner, node, Ask::Again(fence));
+        } else {
+            self.over(owner);
         }
     }
 

@@ -12,9 +12,10 @@ impl World {
             Phase::Holding { valid_until, .. } => valid_until > at(self.now),
             _ => false,
         };
-        match self.owners.iter().filter(holds).count() > 1 {
-            true => Err("two holders at once".to_owned()),
-            false => Ok(()),
+        if self.owners.iter().filter(holds).count() > 1 {
+            Err("two holders at once".to_owned())
+        } else {
+            Ok(())
         }
     }
 
