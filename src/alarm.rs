@@ -1,9 +1,9 @@
-//! When the module runs without being asked: at a moment, soon, or at the end of each turn of the
+//! When the module runs without a request: at a given time, soon, or at the end of each turn of the
 //! event loop.
 //!
-//! One alarm (a timer of the server's) is set for the next thing that is due. It follows the wall
-//! clock, so the callback asks the monotonic clock again, and the server's cron is the second
-//! wake-up, `hz` times a second.
+//! One alarm (a server timer) is set for the next thing that is due. Server timers follow the wall
+//! clock, so the callback checks the monotonic clock. As a fallback, the server's cron also wakes
+//! the module, `hz` times a second.
 //!
 //! A turn of the event loop, as the servers order it:
 //!
@@ -17,9 +17,9 @@
 //! | 6 | runs what clients blocked on keys had sent behind | – |
 //! | 7 | sends replies | sends replies; computes how long the next sleep is |
 //!
-//! So a command may run after BEFORE_SLEEP (5, 6 on 7.0), and a timer that is set then is not seen
-//! before the sleep. The same holds for a thread of another module that calls our commands while
-//! the main thread sleeps. [`nudge`] makes the server take another turn at once.
+//! So a command may run after BEFORE_SLEEP (5, 6 on 7.0), and the server does not see a timer that
+//! is set then before it sleeps. The same applies to a thread of another module that calls our
+//! commands while the main thread sleeps. [`nudge`] makes the server take another turn at once.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -33,32 +33,33 @@ use crate::clock;
 use crate::edge::edge;
 use crate::ffi::{self, Ctx, api};
 
-/// Redis 7.0 spins if its next timer is more than 2,147 s away. An alarm that rings early is set
+/// Redis 7.0 spins if its next timer is more than 2,147 s away. An alarm that fires early is set
 /// again.
 const LONGEST_DELAY: Millis = Millis(1_000_000);
 /// The server's cron ends every sleep after at most this long (`hz 1`).
 const LONGEST_SLEEP: Millis = Millis(1_000);
-/// A timer that is set while the alarm rings waits for a millisecond at least. So many slices
-/// follow each other in neighbouring turns before that: a million leases that end at once are gone
-/// in 3 s instead of 5 s, and half of the main thread is left to clients.
+/// A timer that is set while the alarm fires waits for at least a millisecond. Up to this many
+/// slices run in consecutive turns before such a wait: a million leases that end at once are
+/// removed in 3 s instead of 5 s, and half of the main thread's time is left to clients.
 const SLICES_IN_A_ROW: u32 = 3;
-/// From this version on the server computes its sleep after everything else.
+/// Since this version, the server computes the length of its sleep after everything else.
 const SLEEPS_LAST: i32 = 0x0007_0200;
 
-/// When the alarm is set to ring, and which timer it is.
+/// When the alarm is set to fire, and which timer it is.
 static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
-/// Whether the alarm is ringing: timers that are set meanwhile are seen before the next sleep.
+/// Whether the alarm's callback is running: the server sees timers that are set meanwhile before
+/// its next sleep.
 static RINGING: AtomicBool = AtomicBool::new(false);
 /// How many slices have followed each other, one in each turn.
 static SLICES: AtomicU32 = AtomicU32::new(0);
-/// Whether the alarm is to ring in the next turn.
+/// Whether the alarm must fire in the next turn.
 static NEXT_TURN: AtomicBool = AtomicBool::new(false);
 /// Whether the module is being loaded. The server may still refuse it (`MODULE LOADEX` with an
-/// option that there is not), and Redis 8.0 crashes if a module that it refuses has a timer. So
-/// none is set until the server's cron comes by.
+/// unknown option), and Redis 8.0 crashes if a module that it refuses has a timer. So no timer is
+/// set until the server's cron has run once.
 static STARTING: AtomicBool = AtomicBool::new(false);
-/// Whether the cron has come by.
+/// Whether the cron has run.
 static STARTED: AtomicBool = AtomicBool::new(false);
 /// Whether the server is about to take another turn anyway.
 static NUDGED: AtomicBool = AtomicBool::new(false);
@@ -76,10 +77,10 @@ static FIXED: OnceLock<Fixed> = OnceLock::new();
 pub type OnEvent =
     unsafe extern "C" fn(*mut raw::RedisModuleCtx, raw::RedisModuleEvent, u64, *mut c_void);
 
-/// What the server calls when a timer rings.
+/// What the server calls when a timer fires.
 pub type OnTimer = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void);
 
-/// From now on `ring` is called when the alarm rings.
+/// From now on, `ring` is called when the alarm fires.
 pub fn register(ring: fn(Ctx)) {
     // SAFETY: take nothing and return numbers. A server without the first is older than
     // `SLEEPS_LAST`.
@@ -87,7 +88,7 @@ pub fn register(ring: fn(Ctx)) {
         let version = raw::RedisModule_GetServerVersion.map_or(0, |version| version());
         (version, libc::pthread_self())
     };
-    // The module is loaded once; a second call would change nothing.
+    // The module is loaded once, so a second call would have no effect.
     let _ = FIXED.set(Fixed {
         ring,
         sleeps_last: version >= SLEEPS_LAST,
@@ -95,7 +96,7 @@ pub fn register(ring: fn(Ctx)) {
     });
 }
 
-/// Does what is to be done while the module is loaded, without a timer.
+/// Runs this while the module is being loaded, when no timer may be set.
 pub fn while_starting(run: impl FnOnce()) {
     STARTING.store(true, Ordering::Relaxed);
     run();
@@ -107,12 +108,12 @@ pub fn is_starting() -> bool {
     STARTING.load(Ordering::Relaxed)
 }
 
-/// The server's cron has come by; whether it is the first time, so that timers are to be set.
+/// The server's cron has run. Returns whether this is the first time, so that timers must be set.
 pub fn is_first_look() -> bool {
     !STARTED.load(Ordering::Relaxed) && !STARTED.swap(true, Ordering::Relaxed)
 }
 
-/// Sets the alarm that a decision asks for.
+/// Sets the alarm that a decision requests.
 pub fn set(wake: Wake) {
     match wake {
         Wake::At(moment) => wake_at(moment),
@@ -155,14 +156,14 @@ pub fn wake_at(moment: MonoTime) {
     }
 }
 
-/// Whether the server goes on with the connections that a module has unblocked before it tells of
-/// the end of the turn, not after that.
+/// Whether the server resumes the connections that a module has unblocked before it reports the end
+/// of the turn, and not after that.
 pub fn is_turn_over_before_event() -> bool {
-    // The same versions have changed both orders.
+    // Both orders changed in the same versions.
     FIXED.get().is_some_and(|fixed| fixed.sleeps_last)
 }
 
-/// Wakes the module when the server has done with what it is doing.
+/// Wakes the module when the server has finished what it is doing now.
 pub fn wake_soon() {
     if RINGING.load(Ordering::Relaxed)
         && SLICES.fetch_add(1, Ordering::Relaxed) % SLICES_IN_A_ROW < SLICES_IN_A_ROW - 1
@@ -174,9 +175,9 @@ pub fn wake_soon() {
     }
 }
 
-/// Stops an alarm that should have rung by now, so that it is set again; whether there was one. The
-/// server's timers follow its wall clock: when that is set back, they are late by as much. Not to
-/// be called by the alarm itself.
+/// Stops an alarm that is overdue, so that it is set again. Returns whether there was one. The
+/// server's timers follow its wall clock: when the clock is set back, they are late by as much. The
+/// alarm itself must not call this.
 pub fn take_late(now: MonoTime) -> bool {
     let Some(ctx) = ffi::detached().filter(|_| ALARM_AT.load(Ordering::Relaxed) <= now.0) else {
         return false;
@@ -194,7 +195,7 @@ pub fn take_late(now: MonoTime) -> bool {
     true
 }
 
-/// Whether the length of the next sleep may be fixed already.
+/// Whether the server may have computed the length of its next sleep already.
 fn may_sleep_too_long() -> bool {
     // SAFETY: takes nothing, returns a number.
     let this_thread = unsafe { libc::pthread_self() };
@@ -234,8 +235,8 @@ fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// Calls back once, when this time has passed: outside of any event, so that it may end what
-/// [`call_each_turn`] has begun.
+/// Calls back once, after this time. The call comes outside of any event, so it may undo
+/// [`call_each_turn`].
 pub fn call_later(delay: Millis, callback: OnTimer) {
     if let Some(ctx) = ffi::detached() {
         // SAFETY: the detached context lives forever, and the callback takes no data.
@@ -250,10 +251,10 @@ pub fn call_later(delay: Millis, callback: OnTimer) {
     }
 }
 
-/// From now on, calls back at the event BEFORE_SLEEP and at the event AFTER_SLEEP of each turn; or
-/// no more. Every turn of the server pays for it, so it is asked for only while there is something
-/// to do. Not to be taken back from within an event of the server: the server would go on with a
-/// listener that it has freed.
+/// Starts or stops the calls at the events BEFORE_SLEEP and AFTER_SLEEP of each turn. They cost
+/// time in every turn of the server, so they are on only while there is something to do. Do not
+/// stop them from within a server event: the server would continue with a listener that it has
+/// freed.
 pub fn call_each_turn(callback: Option<OnEvent>) {
     let event = raw::RedisModuleEvent {
         id: raw::REDISMODULE_EVENT_EVENTLOOP,

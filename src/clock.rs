@@ -1,18 +1,17 @@
-//! The clocks: one for leases and waits, one for fences, one for what the main thread itself has
-//! spent.
+//! The clocks: one for leases and waits, one for fences, one for the CPU time of the main thread.
 
 use redislock_core::time::{Micros, MonoTime, Now, WallTime};
 
-/// The clock of leases, waits and quarantines. It goes on while the host is suspended, as the
-/// clocks of holders elsewhere do: a lease whose time passed during the suspension has ended when
+/// The clock of leases, waits and quarantines. It runs on while the host is suspended, like the
+/// clocks of holders on other hosts: a lease whose time passed during the suspension has ended when
 /// the server resumes.
 #[cfg(target_os = "linux")]
 const LEASES: libc::clockid_t = libc::CLOCK_BOOTTIME;
-/// Other systems have no second clock of this kind; on macOS this one goes on, too.
+/// Other systems have no second clock of this kind; on macOS this one runs on, too.
 #[cfg(not(target_os = "linux"))]
 const LEASES: libc::clockid_t = libc::CLOCK_MONOTONIC;
 
-/// Added to the clock, so that holds older than the clock have a moment of their own: 50 days.
+/// Added to the clock, so that holds that are older than the clock have distinct times: 50 days.
 const BEFORE_THE_CLOCK: Micros = Micros(1 << 42);
 
 /// Both clocks.
@@ -30,18 +29,17 @@ pub fn wall() -> WallTime {
 
 /// The monotonic clock that leases run on.
 pub fn mono() -> MonoTime {
-    // A kernel without the first has the second.
+    // A kernel without the first clock has the second one.
     let micros = read(LEASES).or_else(|| read(libc::CLOCK_MONOTONIC));
     MonoTime(micros.unwrap_or_default().0).plus(BEFORE_THE_CLOCK)
 }
 
-/// How long the running thread has run: without the moments in which the machine did something
-/// else.
+/// The CPU time of the current thread.
 pub fn time_of_thread() -> Micros {
     read(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or_default()
 }
 
-/// What a clock shows; none if the system does not have it.
+/// The time on this clock; none if the system does not have the clock.
 fn read(clock: libc::clockid_t) -> Option<Micros> {
     let mut time = libc::timespec {
         tv_sec: 0,

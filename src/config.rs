@@ -1,4 +1,4 @@
-//! The options: their defaults, ranges and present values, once.
+//! The options: their defaults, ranges and current values, in one place.
 
 use std::ffi::{CStr, c_char, c_int, c_longlong, c_void};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -19,9 +19,9 @@ pub struct Setting {
     default: i64,
     min: i64,
     max: i64,
-    /// Only what the start says counts.
+    /// It can be set only at the start.
     fixed: bool,
-    /// It says yes (1) or no (0).
+    /// It is yes (1) or no (0).
     is_switch: bool,
     value: AtomicI64,
 }
@@ -44,22 +44,22 @@ impl Setting {
         self.value.load(Ordering::Relaxed).max(0) as u64
     }
 
-    /// The present value of an option in milliseconds; none if it is 0, which stands for off.
+    /// The current value of an option in milliseconds; none if it is 0, which means off.
     fn millis(&self) -> Option<Millis> {
         Some(Millis(self.get())).filter(|millis| *millis != Millis::ZERO)
     }
 
-    /// The present value; none if the option says nothing.
+    /// The current value; none if the option is not set.
     fn given(&self) -> Option<u64> {
         u64::try_from(self.value.load(Ordering::Relaxed)).ok()
     }
 
-    /// Whether a switch says yes.
+    /// Whether a switch is on.
     pub fn is_on(&self) -> bool {
         self.get() == 1
     }
 
-    /// The value that a text stands for, if it is one for this option.
+    /// Parses a value of this option; none if it is not valid.
     fn read(&self, value: Arg<'_>) -> Option<i64> {
         if !self.is_switch {
             let number = value.number();
@@ -81,7 +81,7 @@ impl Setting {
         }
     }
 
-    /// The present value as redis.conf has it; none if the option says nothing.
+    /// The current value as written in redis.conf; none if the option is not set.
     fn shown(&self) -> Option<String> {
         let given = self.given()?;
         if !self.is_switch {
@@ -95,12 +95,12 @@ impl Setting {
     }
 }
 
-/// What is not configured.
+/// The value of an option that is not set.
 const DEFAULT: Limits = Limits::DEFAULT;
 
-/// Longest lease that a command may ask for, ms.
+/// The longest lease that a command may ask for, ms.
 static MAX_LEASE: Setting = Setting::new(c"max-ttl", 86_400_000, 1, MAX_TTL.0 as i64);
-/// Longest total hold, ms; 0 for none.
+/// The longest total hold, ms; 0 for no limit.
 static MAX_HOLD: Setting = Setting::new(c"max-hold", 0, 0, MAX_TTL.0 as i64);
 /// Blocked requests on this node.
 pub static MAX_WAITERS: Setting =
@@ -114,7 +114,7 @@ static HOLDERS: Setting = Setting::new(
 );
 /// How long an ephemeral hold outlives its connection, ms.
 static EPHEMERAL_GRACE: Setting = Setting::new(c"ephemeral-grace", 0, 0, 60_000);
-/// How long a node that may have forgotten grants gives none, ms; 0 for off.
+/// How long a node that may have lost grants does not grant, ms; 0 for off.
 static QUARANTINE: Setting = Setting {
     fixed: true,
     ..Setting::new(c"quarantine", 0, 0, 3_600_000)
@@ -127,18 +127,19 @@ pub static LEGACY_STRINGS: Setting = Setting {
     ..Setting::new(c"legacy-strings", 0, 0, 1)
 };
 
-/// What min-replicas-to-write is, for a server whose CONFIG cannot be asked; -1 if it is not given.
+/// The value of min-replicas-to-write, for a server whose CONFIG cannot be read; -1 if it is not
+/// set.
 static MIN_REPLICAS: Setting = Setting {
     fixed: true,
     ..Setting::new(c"min-replicas", NOT_GIVEN, NOT_GIVEN, i32::MAX as i64)
 };
-/// What min-replicas-max-lag is, seconds, for such a server; -1 if it is not given.
+/// The value of min-replicas-max-lag, seconds, for such a server; -1 if it is not set.
 static MAX_LAG: Setting = Setting {
     fixed: true,
     ..Setting::new(c"max-lag", NOT_GIVEN, NOT_GIVEN, i32::MAX as i64)
 };
 
-/// The value of an option that says nothing.
+/// The value that means "not set".
 const NOT_GIVEN: i64 = -1;
 
 static SETTINGS: [&Setting; 9] = [
@@ -153,7 +154,7 @@ static SETTINGS: [&Setting; 9] = [
     &MAX_LAG,
 ];
 
-/// What core has to know.
+/// The settings that core needs.
 pub fn limits() -> Limits {
     Limits {
         max_hold: MAX_HOLD.millis(),
@@ -162,7 +163,7 @@ pub fn limits() -> Limits {
     }
 }
 
-/// The longest lease that may be asked for, and the option that says so.
+/// The longest lease that may be asked for, and the option that sets it.
 pub fn longest_lease() -> (Millis, &'static str) {
     let lease = Millis(MAX_LEASE.get());
     match quarantine() {
@@ -171,7 +172,7 @@ pub fn longest_lease() -> (Millis, &'static str) {
     }
 }
 
-/// How long a node that may have forgotten grants gives none; none if quarantine is off.
+/// How long a node that may have lost grants does not grant; none if quarantine is off.
 pub fn quarantine() -> Option<Millis> {
     #[cfg(feature = "failpoints")]
     if crate::edge::failpoint::lacks("quarantine") {
@@ -185,7 +186,7 @@ pub fn ephemeral_grace() -> Millis {
     Millis(EPHEMERAL_GRACE.get())
 }
 
-/// What lock.min-replicas and lock.max-lag say; none unless both are given.
+/// The values of lock.min-replicas and lock.max-lag; none unless both are set.
 pub fn min_replicas() -> Option<MinReplicas> {
     Some(MinReplicas {
         needed: MIN_REPLICAS.given()?,
@@ -193,20 +194,20 @@ pub fn min_replicas() -> Option<MinReplicas> {
     })
 }
 
-/// Whether this node needs replicas to write, by the best source there is.
+/// Whether this node needs replicas to write, from the best source that can be read.
 pub fn replica_rule() -> ReplicaRule {
     server::replica_rule(min_replicas())
 }
 
-/// Every option that says something, as one line for the log.
+/// Every option that is set, as one line for the log.
 pub fn summary() -> String {
     let given = |setting: &&Setting| Some(format!("lock.{} {}", setting.name(), setting.shown()?));
     let given: Vec<_> = SETTINGS.iter().filter_map(given).collect();
     given.join(", ")
 }
 
-/// Registers the options; the arguments of `loadmodule` are their defaults, and redis.conf wins
-/// over both.
+/// Registers the options. The arguments of `loadmodule` replace their defaults, and redis.conf
+/// overrides both.
 pub fn register(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     let defaults = parse(args)?;
     for (setting, default) in SETTINGS.iter().zip(defaults) {

@@ -1,7 +1,7 @@
 //! The type `redislock`: how a value is saved, loaded, rewritten, measured and freed.
 //!
 //! A value carries a handle (a `LockId`) in place of a pointer; the lock itself is in the node's
-//! table. So freeing a value, which the server may do on another thread, is leaving a notice.
+//! table. So freeing a value, which the server may do on another thread, only leaves a notice.
 
 use std::ffi::{c_int, c_void};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,12 +22,13 @@ use crate::global::Global;
 use crate::keyspace::{is_there, lock_of, note_foreign_change, set_redis_type, value_of};
 use crate::node;
 
-/// Nine characters, as the server wants it; the last ten bits of a type's name are its version.
+/// Nine characters, as the server requires. The version is stored in the last ten bits of the
+/// type's id.
 const NAME: &std::ffi::CStr = c"redislock";
 
 /// Registers the type.
 pub fn register(ctx: Ctx) -> Result<(), String> {
-    // 7.0 takes the first, later servers the second.
+    // Redis 7.0 uses the first one, later servers the second one.
     let aux_save = edge!(
         aux_save as fn(io: *mut raw::RedisModuleIO, when: c_int) -> (), or refuse_to_save(io)
     );
@@ -90,7 +91,8 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
     Ok(())
 }
 
-/// What a lock is written into before it is saved: for each one an allocation is spared.
+/// The buffer that a lock is written into before it is saved. Using it again saves an allocation
+/// for each lock.
 static SAVED: Global<Vec<u8>> = Global::new(Vec::new());
 
 fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
@@ -106,14 +108,14 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
         return refuse_to_save(io);
     }
     save_bytes(io, &bytes);
-    // A lock with very many holders leaves no large buffer behind.
+    // Do not keep the large buffer of a lock with very many holders.
     if bytes.capacity() <= KEPT {
         bytes.clear();
         SAVED.with(|saved| *saved = bytes);
     }
 }
 
-/// The largest buffer that is kept: every lock of one holder fits in.
+/// The largest buffer that is kept. Every lock with one holder fits into it.
 const KEPT: usize = 1024;
 
 fn save_bytes(io: *mut raw::RedisModuleIO, bytes: &[u8]) {
@@ -127,17 +129,17 @@ fn save_bytes(io: *mut raw::RedisModuleIO, bytes: &[u8]) {
     }
 }
 
-/// Lets a save, a rewrite or a DUMP fail: what is not whole must not replace what was saved before.
-/// So it is if another module saves in the middle of a change, when core has forgotten a lock whose
-/// key is not deleted yet. The server has no call for it, but it takes a command that it does not
-/// know for an error, which it logs.
+/// Makes a save, a rewrite or a DUMP fail: incomplete data must not replace what was saved before.
+/// This happens if another module saves in the middle of a change, when core has removed a lock
+/// whose key is not deleted yet. The server has no API for this, but it treats an unknown command
+/// as an error, and logs it.
 fn refuse_to_save(io: *mut raw::RedisModuleIO) {
     let command = c"none, as a lock is changing";
     // SAFETY: the io of this callback; the format says that no argument follows.
     unsafe { api!(RedisModule_EmitAOF(io, command.as_ptr(), c"".as_ptr())) }
 }
 
-/// Whether what was saved with this version can be loaded.
+/// Whether data that was saved with this version can be loaded.
 fn can_load(version: c_int) -> bool {
     u8::try_from(version).is_ok_and(|version| wire::RDB_VERSIONS.contains(&version))
 }
@@ -162,7 +164,7 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
         Key::new(db.max(0) as u32, name)
     };
     let (origin, now) = if node::with(|node| node.table.is_loading()) {
-        // What is loaded may be very much. Leases stand still, and nothing asks for the time.
+        // There may be very many values. Leases do not run during a load, so no clock is read.
         (Origin::Trusted, Now::default())
     } else {
         (origin(), clock::now())
@@ -179,8 +181,8 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
 /// Where the value that is being loaded comes from.
 ///
 /// The server does not say which command loads it. While a dataset is loaded no client can write. A
-/// replica that clients cannot write to gets values from its master alone. On one that they can
-/// write to, it may be the master or a client. On a master that is not loading it is RESTORE, or
+/// replica that clients cannot write to gets values only from its master. On a writable replica, a
+/// value may come from the master or a client. On a master that is not loading it is RESTORE, or
 /// MIGRATE from another node.
 fn origin() -> Origin {
     let flags = ffi::detached().map_or(0, Ctx::flags);
@@ -204,7 +206,7 @@ static LOGGED: AtomicU64 = AtomicU64::new(0);
 /// Rejected payloads are logged at most once in this time: any client can send them.
 const LOG_EVERY: Micros = Micros(1_000_000);
 
-/// Says in the log why a payload was rejected; the server tells its client only "Bad data format".
+/// Logs why a payload was rejected. The server's reply to the client is only "Bad data format".
 fn log_rejection(rejected: Rejected, now: MonoTime) {
     let why = match rejected {
         Rejected::Malformed => return,
@@ -227,7 +229,7 @@ struct LoadedBytes {
 }
 
 impl LoadedBytes {
-    /// The next one; none if there is none.
+    /// The next one; none at the end.
     fn of(io: *mut raw::RedisModuleIO) -> Option<Self> {
         let mut len = 0;
         // SAFETY: the io of this callback.
@@ -240,7 +242,7 @@ impl LoadedBytes {
     }
 
     fn get(&self) -> &[u8] {
-        // SAFETY: this many bytes, which nobody else knows.
+        // SAFETY: this many bytes, which only this value refers to.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -252,7 +254,7 @@ impl Drop for LoadedBytes {
     }
 }
 
-/// What is not in any key: the fence counter, and what quarantine has to remember.
+/// Saves what is not in any key: the fence counter, and the data of the quarantine.
 fn aux_save(io: *mut raw::RedisModuleIO, _: c_int) {
     let mut bytes = Vec::new();
     wire::put_header(node::read(|table| table.header()), &mut bytes);
@@ -293,7 +295,7 @@ fn aof_rewrite(io: *mut raw::RedisModuleIO, key: *mut raw::RedisModuleString, va
     let Some(effect) = effect else {
         return refuse_to_save(io);
     };
-    // SAFETY: the io of this callback; the format says a buffer with its length and a string.
+    // SAFETY: the io of this callback; the format describes a buffer with its length and a string.
     unsafe {
         api!(RedisModule_EmitAOF(
             io,
@@ -334,8 +336,8 @@ fn free(value: *mut c_void) {
     node::freed(lock_of(value));
 }
 
-/// Whether a key whose value goes away is still there: then another value takes its place. Only
-/// Redis 7.0 can be asked; later servers tell which command a deletion belongs to.
+/// Whether a key whose value is unlinked is still there: then another value replaces it. Only Redis
+/// 7.0 can answer this; later servers report which command a deletion belongs to.
 ///
 /// # Safety
 /// The context of an unlink callback, and the name of its key.
@@ -353,7 +355,8 @@ unsafe fn is_written_over(
     }
 }
 
-/// The key is about to be removed, by us (then it is no news) or by anything else.
+/// The key is about to be removed, by this module (then the node knows already) or by anything
+/// else.
 fn unlink(ctx: *mut raw::RedisModuleKeyOptCtx, value: *const c_void) {
     let by = ffi::time_of_command().unwrap_or(0);
     let news = node::unlinked(lock_of(value.cast_mut()), by, || {

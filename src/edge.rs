@@ -1,5 +1,5 @@
-//! The edge to the server: every function that the server calls is made by [`edge!`], which lets no
-//! panic out.
+//! The edge to the server: every function that the server calls is made by [`edge!`], which catches
+//! panics.
 //!
 //! A panic must not reach C: it would abort the server. It also means that a bug has interrupted a
 //! change half-way, so the table of locks can no longer be trusted. From then on the module grants
@@ -13,8 +13,8 @@ use redis_module::raw;
 
 use crate::ffi::{self, Level};
 
-/// Makes what the server calls out of a function: `edge!(f as fn(argument: Type) -> Type, or
-/// value)`, or out of a name and what is to be done. After a panic the server gets `value`.
+/// Wraps a function for the server: `edge!(f as fn(argument: Type) -> Type, or value)`. A name and
+/// a body can be given instead. After a panic, the server gets `value`.
 macro_rules! edge {
     ($function:path as fn($($argument:ident: $kind:ty),* $(,)?)) => {
         $crate::edge::edge!($function as fn($($argument: $kind),*) -> (), or ())
@@ -37,7 +37,7 @@ macro_rules! edge {
 }
 pub(crate) use edge;
 
-/// [`edge!`] for what the server calls at an event.
+/// [`edge!`] for a callback of an event.
 macro_rules! on_event {
     ($function:path) => {
         $crate::edge::edge!(
@@ -53,14 +53,14 @@ macro_rules! on_event {
 }
 pub(crate) use on_event;
 
-/// What every LOCK command that writes replies after a failure.
+/// The reply of every LOCK command that writes, after a failure.
 pub const REFUSAL: &str = "LOCKFAILED an internal error has stopped this node: \
      see the server's log, then restart the server";
 
 /// Whether a panic was caught since the start.
 static FAILED: AtomicBool = AtomicBool::new(false);
 
-/// Whether a bug has interrupted a change. The module writes nothing then, until the server is
+/// Whether a bug has interrupted a change. Then the module writes nothing until the server is
 /// restarted.
 pub fn has_failed() -> bool {
     FAILED.load(Ordering::Relaxed)
@@ -70,8 +70,7 @@ pub fn has_failed() -> bool {
 pub fn log_panics() {
     set_hook(Box::new(|panic| {
         if has_failed() {
-            // The first one is the one to report. Others may follow from it, as often as a client
-            // asks.
+            // Report only the first one. It may cause others, as often as a client sends a request.
             return;
         }
         let text = panic.to_string().replace('\n', " ");
@@ -79,7 +78,7 @@ pub fn log_panics() {
     }));
 }
 
-/// Runs what the server asked for; none if that panicked.
+/// Runs the body of a callback; none if it panicked.
 #[inline]
 pub fn catch<R>(edge: &'static str, run: impl FnOnce() -> R) -> Option<R> {
     let guarded = || {
@@ -90,7 +89,7 @@ pub fn catch<R>(edge: &'static str, run: impl FnOnce() -> R) -> Option<R> {
     match catch_unwind(AssertUnwindSafe(guarded)) {
         Ok(result) => Some(result),
         Err(panic) => {
-            // What it carries is not ours to drop: that might panic again.
+            // Do not drop the payload of the panic: that might panic again.
             std::mem::forget(panic);
             fail(edge);
             None
@@ -111,8 +110,8 @@ fn fail(edge: &'static str) {
         );
     }
     if ffi::detached().is_some_and(|ctx| ctx.has(raw::REDISMODULE_CTX_FLAGS_IS_CHILD)) {
-        // What this child would save is not whole. Its failure leaves the earlier file in place.
-        // SAFETY: ends the child without running anything of the server's.
+        // This child would save incomplete data. If it fails, the earlier file stays in place.
+        // SAFETY: ends the child without running any code of the server.
         unsafe { libc::_exit(1) }
     }
 }
@@ -125,7 +124,7 @@ pub mod failpoint {
 
     /// How often the node's state was borrowed.
     pub static BORROWS: AtomicU64 = AtomicU64::new(0);
-    /// How often the keyspace let core decide.
+    /// How often the keyspace called core.
     pub static DECISIONS: AtomicU64 = AtomicU64::new(0);
 
     static ARMED: Mutex<Option<String>> = Mutex::new(None);
@@ -135,8 +134,8 @@ pub mod failpoint {
         *ARMED.lock().unwrap_or_else(PoisonError::into_inner) = Some(edge.to_owned());
     }
 
-    /// Whether this process goes without a protection: REDISLOCK_WITHOUT names it. Chaos runs must
-    /// notice.
+    /// Whether this process runs without a protection, which REDISLOCK_WITHOUT names. Chaos runs
+    /// must detect that.
     pub fn lacks(protection: &str) -> bool {
         static WITHOUT: LazyLock<Option<String>> =
             LazyLock::new(|| std::env::var("REDISLOCK_WITHOUT").ok());

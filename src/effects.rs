@@ -1,4 +1,4 @@
-//! Effects: what was decided, as replicas and the AOF get it.
+//! Effects: decisions in the form that replicas and the AOF get.
 
 use std::ffi::CStr;
 
@@ -11,8 +11,8 @@ use crate::ffi::{Arg, Ctx};
 /// The internal command that carries effects.
 pub const APPLY: &CStr = c"lock._apply";
 
-/// The effects of one decision: one for all keys of a database that stand next to each other. In a
-/// cluster each key that the command did not name has its own, as it may be of another slot.
+/// The effects of one decision. Neighbouring keys of the same database share one effect. In a
+/// cluster, each key that the command did not name has its own, because it may be in another slot.
 pub struct Effects<'o> {
     output: &'o Output,
     cluster: bool,
@@ -24,7 +24,7 @@ pub struct Effects<'o> {
 }
 
 impl<'o> Effects<'o> {
-    /// None of an output yet.
+    /// No effects yet.
     pub fn new(output: &'o Output, cluster: bool) -> Self {
         Self {
             output,
@@ -36,8 +36,8 @@ impl<'o> Effects<'o> {
         }
     }
 
-    /// Adds the change of a key; whether the command has named it. The name lives until the effects
-    /// are sent.
+    /// Adds the change of a key, and whether the command has named the key. The name lives until
+    /// the effects are sent.
     pub fn add(&mut self, ctx: Ctx, touched: &Touched, db: u32, name: Arg<'_>, is_named: bool) {
         let alone = self.cluster && !is_named;
         let name = name.raw();
@@ -60,7 +60,7 @@ impl<'o> Effects<'o> {
         }
     }
 
-    /// Sends these effects of one key by themselves.
+    /// Sends the effects of one key by themselves.
     pub fn send_apart(&mut self, ctx: Ctx, effects: [Vec<u8>; 2], db: u32, name: Arg<'_>) {
         self.send(ctx);
         let before = ctx.db();
@@ -71,7 +71,7 @@ impl<'o> Effects<'o> {
         ctx.select(before);
     }
 
-    /// Sends what is there.
+    /// Sends the effects so far.
     pub fn send(&mut self, ctx: Ctx) {
         let Some(first) = self.first.take() else {
             return;
@@ -98,7 +98,7 @@ impl<'o> Effects<'o> {
     }
 }
 
-/// Sends an effect that changes no key: the fence counter, and what quarantine has to remember.
+/// Sends an effect that changes no key: the fence counter, and the data of the quarantine.
 pub fn send_header(ctx: Ctx, header: Header) {
     let mut effect = Vec::new();
     wire::begin_effect(header, &mut effect);

@@ -1,4 +1,4 @@
-//! The server's API behind safe calls: every `unsafe` line that more than one file needs.
+//! Safe wrappers around the server's API: every `unsafe` call that more than one file needs.
 //!
 //! What makes these calls sound: the server calls the module on its main thread (or with its global
 //! lock held), a context, a key or a string is used only during the callback that received it, and
@@ -28,7 +28,7 @@ pub(crate) use api;
 /// Whether the server has a function.
 macro_rules! there {
     ($function:ident) => {{
-        // SAFETY: a function pointer that the server has filled in at load, or not; it is copied.
+        // SAFETY: a function pointer that the server may have filled in at load; it is copied.
         let function = unsafe { redis_module::raw::$function };
         function.is_some()
     }};
@@ -41,17 +41,18 @@ pub fn missing(name: &str) -> ! {
     std::process::abort()
 }
 
-/// How loud a log line is.
+/// The level of a log line.
 #[derive(Clone, Copy)]
 pub enum Level {
     Notice,
     Warning,
 }
 
-/// A context that is always there: for timers, for the log, and where a callback has none.
+/// The detached context, which always exists: for timers, for the log, and for callbacks without a
+/// context.
 static DETACHED: AtomicPtr<raw::RedisModuleCtx> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Makes the context that is always there, unless the server is too old for that.
+/// Creates the detached context, unless the server is too old for that.
 pub fn detach(ctx: Ctx) {
     if !there!(RedisModule_GetDetachedThreadSafeContext) {
         return;
@@ -61,7 +62,8 @@ pub fn detach(ctx: Ctx) {
     DETACHED.store(detached, Ordering::Relaxed);
 }
 
-/// Frees it: the server unloads a module that it cannot load, and would keep the context.
+/// Frees the detached context: the server unloads a module that it cannot load, and would keep the
+/// context.
 pub fn not_loaded() {
     let detached = DETACHED.swap(std::ptr::null_mut(), Ordering::Relaxed);
     if !detached.is_null() {
@@ -70,28 +72,28 @@ pub fn not_loaded() {
     }
 }
 
-/// The context that is always there; none before the module is loaded.
+/// The detached context; none before the module is loaded.
 pub fn detached() -> Option<Ctx> {
     let ctx = DETACHED.load(Ordering::Relaxed);
     (!ctx.is_null()).then_some(Ctx(ctx))
 }
 
-/// When the running command, script or transaction began, µs: another one has another number. None
-/// on Redis 7.0, which does not report it.
+/// When the running command, script or transaction began, µs. Each has a different number. None on
+/// Redis 7.0, which does not report it.
 pub fn time_of_command() -> Option<u64> {
-    // SAFETY: a function that is there, or not; it takes nothing and returns a number.
+    // SAFETY: a function that the server may have; it takes nothing and returns a number.
     let time = unsafe { raw::RedisModule_CachedMicroseconds.map(|time| time()) };
     time.map(|time| time as u64)
 }
 
-/// Writes to the server's log, from wherever.
+/// Writes to the server's log, also outside of a callback.
 pub fn log(level: Level, text: &str) {
     if let Some(ctx) = detached() {
         ctx.log(level, text);
     }
 }
 
-/// What the server gives to a callback.
+/// The context of a callback.
 #[derive(Clone, Copy)]
 pub struct Ctx(*mut raw::RedisModuleCtx);
 
@@ -106,7 +108,7 @@ impl Ctx {
         self.0
     }
 
-    /// The `REDISMODULE_CTX_FLAGS_*` of this moment.
+    /// The current `REDISMODULE_CTX_FLAGS_*`.
     pub fn flags(self) -> u32 {
         // SAFETY: a valid context.
         unsafe { api!(RedisModule_GetContextFlags(self.0)) as u32 }
@@ -128,17 +130,17 @@ impl Ctx {
         }
     }
 
-    /// The connection that a command came by; a script or a call by another module has none of its
-    /// own.
+    /// The connection of the client that sent the command; none for a script or a call by another
+    /// module.
     pub fn connection(self) -> Option<u64> {
         self.connection_by(self.flags())
     }
 
-    /// [`Ctx::connection`] for a caller that has asked for the flags, which takes 130 instructions.
+    /// [`Ctx::connection`] for a caller that has read the flags, which takes 130 instructions.
     pub fn connection_by(self, flags: u32) -> Option<u64> {
-        // A call by another module may not block, unless the server lets it. Nor may a transaction,
-        // whose client has a connection.
-        // SAFETY: a function that is there, or not, from the load on.
+        // A call by another module may not block, unless the server allows it. A transaction may
+        // not block either, but its client has a connection. SAFETY: a function that the server may
+        // have provided at load.
         let promise = unsafe { raw::RedisModule_CallReplyPromiseSetUnblockHandler };
         let may_have_none =
             promise.is_some() || flags & raw::REDISMODULE_CTX_FLAGS_DENY_BLOCKING != 0;
@@ -164,7 +166,7 @@ impl Ctx {
         true
     }
 
-    /// The id of the client that runs the command, be it a connection or not.
+    /// The id of the client that runs the command, even if it is not a connection.
     pub fn client(self) -> u64 {
         // SAFETY: a valid context.
         unsafe { api!(RedisModule_GetClientId(self.0)) }
@@ -204,7 +206,7 @@ impl Ctx {
         }
     }
 
-    /// Sends a command to replicas and the AOF: its first argument, and the keys behind that.
+    /// Sends a command to replicas and the AOF: its first argument, followed by the keys.
     pub fn replicate(self, command: &CStr, first: &[u8], keys: &[*mut raw::RedisModuleString]) {
         let command = command.as_ptr();
         let (bytes, len) = (first.as_ptr(), first.len());
@@ -234,7 +236,7 @@ impl Ctx {
         }
     }
 
-    /// Sends the running command on, as it is.
+    /// Replicates the running command unchanged.
     pub fn replicate_as_is(self) {
         // SAFETY: the context of a command.
         unsafe {
@@ -284,7 +286,7 @@ impl Ctx {
         }
     }
 
-    /// A line that is not quoted where it is shown.
+    /// Replies with a line that clients show without quotes.
     pub fn reply_status(self, text: &str) {
         let text = std::ffi::CString::new(text).unwrap_or_default();
         // SAFETY: a valid context and C string, copied.
@@ -315,13 +317,13 @@ impl Ctx {
         }
     }
 
-    /// Whether the server only asks which arguments are keys.
+    /// Whether the server calls only to find out which arguments are keys.
     pub fn asks_for_keys(self) -> bool {
         // SAFETY: the context of a command.
         unsafe { api!(RedisModule_IsKeysPositionRequest(self.0)) != 0 }
     }
 
-    /// Tells that argument `at` is a key, used like this.
+    /// Reports that argument `at` is a key with these flags.
     pub fn key_at(self, at: usize, flags: u32) {
         // SAFETY: the context of a command that asks for keys.
         unsafe {
@@ -340,16 +342,16 @@ impl Ctx {
         }
     }
 
-    /// Runs a command of the server's for the module's own ends; the strings of its reply, however
-    /// nested.
+    /// Runs a server command for the module itself, and returns all strings of its reply, however
+    /// deeply nested.
     pub fn ask(self, command: &CStr, arguments: &[&[u8]]) -> Option<Vec<Vec<u8>>> {
         let strings: Vec<_> = arguments
             .iter()
             .map(|argument| OwnedString::new(argument))
             .collect();
         let raw: Vec<_> = strings.iter().map(|string| string.arg().raw()).collect();
-        // SAFETY: the format says a vector of strings with its length; the reply is read and freed
-        // here.
+        // SAFETY: the format describes a vector of strings with its length; the reply is read and
+        // freed here.
         unsafe {
             let reply = api!(RedisModule_Call(
                 self.0,
@@ -369,7 +371,7 @@ impl Ctx {
     }
 }
 
-/// The strings of a reply, however nested.
+/// The strings of a reply, however deeply nested.
 ///
 /// # Safety
 /// `reply` is a valid reply.

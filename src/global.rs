@@ -1,23 +1,23 @@
-//! The thread model of the module, stated here for all files.
+//! The thread model of the module.
 //!
 //! The server runs one thing at a time: a command, a timer, an event, a step of the loader. The
-//! thread that runs it holds the server's global lock. Mostly that is the main thread. It may also
+//! thread that runs it holds the server's global lock. This is usually the main thread. It may also
 //! be a thread of another module, which has taken the lock (`RM_ThreadSafeContextLock`) and calls
-//! our commands (`RM_Call`). So no state is thread-local. It is in one of three places:
+//! our commands (`RM_Call`). So no state is thread-local. State is in one of three places:
 //!
 //! 1. [`Global`]: used only by the thread that holds the global lock. Nearly everything is here.
-//! 2. The notices of `node/`, behind a mutex: for the one callback that runs without the lock, on
-//!    a background thread of the server (`free` in `data_type.rs`).
+//! 2. The notices of `node/`, protected by a mutex: for the one callback that runs without the
+//!    lock, on a background thread of the server (`free` in `data_type.rs`).
 //! 3. Atomics, for single flags and numbers.
 //!
-//! The server calls back while it does something for us (it deletes a value, it sends a keyspace
-//! event). Code that calls the server therefore has no [`Global`] borrowed, with one exception:
-//! core looks at keys while the node is borrowed (`keyspace/`). That calls nobody back, except on
-//! Redis 7.0, where a look deletes a key whose time is up and tells other modules of it. The table
-//! is lent to callbacks meanwhile (`node/lend.rs`): values can be saved and measured, keys can
-//! be removed, renamed and moved (that leaves a notice), databases can be flushed and swapped (that
-//! is taken in before the decision changes a key), LOCK commands and RESTORE are refused. Other
-//! events are dealt with when the decision is whole (`when_whole` in `node/lend.rs`).
+//! The server calls the module back while it does something for it (it deletes a value, it sends a
+//! keyspace event). Code that calls the server therefore has no [`Global`] borrowed, with one
+//! exception: core looks up keys while the node is borrowed (`keyspace/`). Such a lookup causes no
+//! callback, except on Redis 7.0, where it deletes an expired key and notifies other modules.
+//! Meanwhile, callbacks may read the table (`node/lend.rs`): values can be saved and measured. Keys
+//! can be removed, renamed and moved, which leaves a notice. Databases can be flushed and swapped,
+//! which the table learns before the decision changes a key. LOCK commands and RESTORE are refused.
+//! Other events are handled when the decision is complete (`when_whole` in `node/lend.rs`).
 
 use std::cell::RefCell;
 
@@ -36,8 +36,8 @@ impl<T> Global<T> {
         Self(RefCell::new(value))
     }
 
-    /// Uses the state. The caller holds the server's global lock, and calls nothing inside by which
-    /// the server comes back here.
+    /// Uses the state. The caller holds the server's global lock, and must not call anything that
+    /// makes the server call back to this state.
     pub fn with<R>(&self, use_it: impl FnOnce(&mut T) -> R) -> R {
         use_it(&mut self.0.borrow_mut())
     }

@@ -1,4 +1,4 @@
-//! What INFO shows: `INFO lock`.
+//! The section `INFO lock`.
 
 use std::ffi::{CStr, c_int};
 
@@ -27,7 +27,7 @@ pub fn register(ctx: Ctx) {
 }
 
 fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
-    // A crash may have happened in the middle of anything: the table is left alone then.
+    // A crash may have happened in the middle of a change, so the table is not used then.
     if for_crash_report != 0 {
         return;
     }
@@ -47,13 +47,13 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             ))
         };
     };
-    // First, and without the table: after a failure the rest may not be there.
+    // This comes first and does not use the table: after a failure, the rest may be missing.
     let in_state = section(c"state");
     if in_state {
         number(c"failed", edge::has_failed().into());
     }
     if node::is_lent() {
-        // Another module asks in the middle of a decision.
+        // Another module runs INFO in the middle of a decision.
         return;
     }
     let refusal = in_state.then(|| ffi::detached().and_then(server::refusal));
@@ -125,8 +125,8 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
     });
 }
 
-/// The name of a reason, and its number for monitoring that reads numbers only. Both are documented
-/// and stay.
+/// The name of a reason, and its number for monitoring that reads only numbers. Both are documented
+/// and must not change.
 fn told(reason: Reason) -> (&'static CStr, u64) {
     match reason {
         Reason::Start => (c"start", 1),

@@ -8,7 +8,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `command/` | one file per command: grammar, parsing, replies; `mod.rs` has the table of all |
-//! | `events/` | what no client asks for: time, roles, loads, flushes, disconnects, changed keys |
+//! | `events/` | not requests: time, roles, loads, flushes, disconnects, changed keys |
 //! | `data_type.rs` | RDB, AOF, digest, free: what the server does with values |
 //! | `keyspace/` | the only place that opens keys, applies decisions, replicates, notifies |
 //! | `effects.rs` | what is replicated |
@@ -22,9 +22,9 @@
 //! | `node/` | the node's state, and how callbacks reach it |
 //! | `removals.rs` | held locks that something other than their holders ended: for the log |
 //! | `server.rs` | what the server allows outside a command, and how it is configured |
-//! | `alarm.rs` | when the module runs without being asked |
+//! | `alarm.rs` | when the module runs without a request |
 //! | `clock.rs` | the clocks |
-//! | `edge.rs` | what the server calls, and what follows from a panic there |
+//! | `edge.rs` | what the server calls, and what happens after a panic |
 //! | `global.rs` | the thread model |
 //! | `ffi.rs` | the server's API behind safe calls |
 //!
@@ -64,8 +64,8 @@ use redis_module::raw;
 /// The module's name, which is also the prefix of its options and INFO sections.
 const NAME: &std::ffi::CStr = c"lock";
 
-/// The server refuses a name that is in use, which happens when a second loadmodule line was added
-/// by hand, or by CONFIG REWRITE to a file that includes the first one.
+/// The server refuses a name that is in use. This happens if a second loadmodule line was added by
+/// hand, or by CONFIG REWRITE to a file that includes the first one.
 const LOADED_TWICE: &str = "redislock was not loaded: a module named lock is already loaded; \
      keep one loadmodule line in redis.conf and in the files that it includes";
 
@@ -160,10 +160,10 @@ fn load(ctx: Ctx, args: Args<'_>) -> Result<(), String> {
     Ok(())
 }
 
-/// Valkey 9 migrates slots only of modules that say they can.
+/// Valkey 9 migrates slots only if all modules declare that they support it.
 const HANDLE_ATOMIC_SLOT_MIGRATION: u32 = 1 << 5;
 
-/// Redis 7.0 and Valkey 7.2 have all that is needed. What an older server lacks shows in its API.
+/// Redis 7.0 and Valkey 7.2 have all that is needed. Older servers lack some of these functions.
 fn check_server() -> Result<(), String> {
     let there = there!(RedisModule_RegisterNumericConfig)
         && there!(RedisModule_SetCommandInfo)

@@ -1,5 +1,5 @@
-//! The node's quarantine, as the server and operators see it: when it begins it is logged, and when
-//! it ends the module wakes up.
+//! The node's quarantine, as the server and operators see it: its start is logged, and the module
+//! wakes up at its end.
 
 use redislock_core::quarantine::Reason;
 
@@ -8,12 +8,12 @@ use crate::reply::why;
 use crate::server::ReplicaRule;
 use crate::{alarm, clock, config, node};
 
-/// Why a node whose settings cannot be read does not grant.
+/// Why a node does not grant if its settings cannot be read.
 pub const UNREADABLE_SETTINGS: &str = "min-replicas-to-write and min-replicas-max-lag cannot be \
      read, because CONFIG is renamed: no lock is granted until lock.min-replicas and lock.max-lag \
      have the same values in redis.conf and the server is restarted";
 
-/// Logs the quarantine that the node is in, if it is in one, and sets the alarm for its end.
+/// Logs the current quarantine, if there is one, and sets the alarm for its end.
 pub fn announce() {
     let left = node::with(|node| node.table.quarantine.left(clock::mono()));
     if let Some((left, reason)) = left {
@@ -31,7 +31,7 @@ pub fn announce() {
     }
 }
 
-/// Stops granting while a setting that decides how long a quarantine has to be cannot be read;
+/// Stops granting while a setting that decides the length of a quarantine cannot be read. Returns
 /// whether that has changed.
 pub fn settings_are_news() -> bool {
     let readable = config::replica_rule() != ReplicaRule::Unknown;
@@ -41,7 +41,7 @@ pub fn settings_are_news() -> bool {
     })
 }
 
-/// Looks at settings that may have changed.
+/// Checks settings that may have changed.
 pub fn notice_settings() {
     if !settings_are_news() {
         return;

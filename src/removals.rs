@@ -1,5 +1,5 @@
-//! Held locks that something other than their holders ended: counted, and logged for operators.
-//! Never with a token.
+//! Held locks that something other than their holders ended: counted, and logged for operators. The
+//! log never contains a token.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -10,12 +10,12 @@ use redislock_core::token::Key;
 
 use crate::ffi::{Ctx, Level};
 
-/// Lines in one second; what is more is counted.
+/// The most lines in one second; further removals are only counted.
 const LINES_A_SECOND: u64 = 10;
 const SECOND: Micros = Micros(1_000_000);
-/// Bytes of a key or a label that a line shows.
+/// The most bytes of a key or a label in a line.
 const SHOWN: usize = 128;
-/// Holders that are counted; that there are more is said.
+/// The most holders that are counted; the line says if there are more.
 const COUNTED: usize = 1000;
 
 /// What ended the holds.
@@ -24,7 +24,7 @@ pub enum Cause {
     Force,
     Deletion,
     Eviction,
-    /// An overwrite, an EXPIRE: the server does not report it.
+    /// An overwrite or an EXPIRE: the server does not report it.
     Other,
 }
 
@@ -58,9 +58,8 @@ pub struct Removal {
 }
 
 impl Removal {
-    /// What there is to say about a lock before it is gone; none if nobody holds it at `now` on the
-    /// lease clock. Of several holders the first is named; of very many, the first of those that
-    /// end last.
+    /// Describes a lock before it is gone; none if nobody holds it at `now` on the lease clock. Of
+    /// several holders, the first is named; of very many, the first of those that end last.
     pub fn of(table: &Table, id: LockId, cause: Cause, now: LeaseTime) -> Option<Self> {
         let key = table.key(id)?;
         let holds = table.running_holds(id, now, COUNTED + 1);
@@ -105,7 +104,7 @@ impl Removal {
     }
 }
 
-/// Bytes of a client as a log may show them: escaped, and not too many.
+/// Bytes from a client in a form that is safe to log: escaped and shortened.
 fn shown(bytes: &[u8]) -> String {
     let text = bytes.iter().take(SHOWN).copied();
     let text: String = text
@@ -116,7 +115,7 @@ fn shown(bytes: &[u8]) -> String {
     text + rest
 }
 
-/// How much was logged in the present second.
+/// How much was logged in the current second.
 struct Budget {
     began: MonoTime,
     lines: u64,

@@ -1,4 +1,4 @@
-//! The replies to outcomes: one text for each condition, for waiters and for all others.
+//! The replies to outcomes: one text for each condition, for waiters and for other callers.
 
 use redislock_core::fence::FenceError;
 use redislock_core::lock::Refusal;
@@ -7,15 +7,15 @@ use redislock_core::table::{Answer, Denial, Granted};
 
 use crate::ffi::Ctx;
 
-/// Why a command ends with an error. The texts never contain what the client sent.
+/// Why a command ends with an error. The texts never contain bytes from the client.
 pub enum Failure {
-    /// The server words it.
+    /// The server has the text.
     Arity,
     /// A constant text.
     Text(&'static str),
     /// A text with numbers in it.
     Made(String),
-    /// Core's word.
+    /// An outcome of core.
     Denied(Denial),
 }
 
@@ -31,12 +31,12 @@ impl From<&'static str> for Failure {
     }
 }
 
-/// What the reply to a granted request looks like.
+/// The form of the reply to a granted request.
 #[derive(Clone, Default)]
 pub struct Shape {
-    /// An array of fences, a key each.
+    /// An array of fences, one for each key.
     pub several: bool,
-    /// The token that the server made, to be sent with the fence.
+    /// The token that the server made, and the fence.
     pub made_token: Option<String>,
 }
 
@@ -64,7 +64,7 @@ pub fn granted(ctx: Ctx, granted: &Granted, shape: &Shape) {
     }
 }
 
-/// Replies to one who waited.
+/// Replies to a waiter.
 pub fn answer(ctx: Ctx, answer: &Answer, shape: &Shape) {
     match answer {
         Answer::Granted(fences) => granted(ctx, fences, shape),
@@ -119,7 +119,7 @@ fn denied(ctx: Ctx, denial: Denial) {
     }
 }
 
-/// Why there is a quarantine, in words.
+/// The reason for a quarantine, as part of an error.
 pub fn why(reason: Reason) -> &'static str {
     match reason {
         Reason::Start => "after a start",

@@ -1,9 +1,9 @@
-//! What the server allows and how it is configured, for what is done outside a command.
+//! What the server allows and how it is configured, for work outside a command.
 //!
 //! An administrator may rename any command, so nothing here depends on the name of one: INFO is
-//! read through the module API, and whether a write would be refused is asked with a command of our
-//! own. Only some settings have no other source than CONFIG. They are read at the start and after
-//! each change; without CONFIG they are unknown, never "not set".
+//! read through the module API, and a command of this module finds out whether a write would be
+//! refused. Only some settings have no other source than CONFIG. They are read at the start and
+//! after each change; without CONFIG they are unknown, never "not set".
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,10 +13,10 @@ use redis_module::raw;
 
 use crate::ffi::{Ctx, OwnedString, ServerInfo, api};
 
-/// Does nothing. Whether the server would run it tells whether a write on its key is allowed.
+/// The command that does nothing. If the server would run it, a write to its key is allowed.
 pub const PROBE: &CStr = c"lock._probe";
 
-/// Settings that only CONFIG shows; none of what cannot be read.
+/// Settings that only CONFIG shows; none for those that cannot be read.
 #[derive(Clone, Copy, Debug, Default)]
 struct Settings {
     /// min-replicas-to-write and min-replicas-max-lag.
@@ -37,7 +37,7 @@ fn settings() -> Settings {
     *SETTINGS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many replicas a master needs for a write, and how long ago they may have been heard of.
+/// How many replicas a master needs for a write, and how long ago each may have last replied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MinReplicas {
     /// min-replicas-to-write.
@@ -53,12 +53,12 @@ pub enum ReplicaRule {
     Off,
     /// It does.
     On(MinReplicas),
-    /// It does, but how many and how recent cannot be read.
+    /// It does, but the number and the lag cannot be read.
     Unknown,
 }
 
-/// Reads what only CONFIG shows: at the start, and when the configuration has changed. Says whether
-/// from now on, and not before, every write is followed by fsync.
+/// Reads the settings that only CONFIG shows: at the start, and when the configuration has changed.
+/// Returns whether every write is followed by fsync now, and was not before.
 pub fn read_settings(ctx: Ctx) -> bool {
     let number = |name| ctx.config(name)?.parse().ok();
     let is = |name, value: &str| Some(ctx.config(name)? == value);
@@ -80,13 +80,13 @@ pub fn read_settings(ctx: Ctx) -> bool {
     before.syncs_always != Some(true) && read.syncs_always == Some(true)
 }
 
-/// What the server says about replicas, or our own options for a server without CONFIG; none if
-/// neither does.
+/// The server's settings about replicas, or the module's own options if CONFIG cannot be read; none
+/// if neither is known.
 pub fn min_replicas(fallback: Option<MinReplicas>) -> Option<MinReplicas> {
     settings().min_replicas.or(fallback)
 }
 
-/// Whether this node needs replicas to write. `fallback` is what our own options say, for a server
+/// Whether this node needs replicas to write. `fallback` are the module's own options, for a server
 /// without CONFIG.
 pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
     let on = |rule: MinReplicas| rule.needed > 0 && rule.max_lag > 0;
@@ -100,7 +100,7 @@ pub fn replica_rule(fallback: Option<MinReplicas>) -> ReplicaRule {
     if let Some(given) = fallback.filter(|given| on(*given)) {
         return ReplicaRule::On(given);
     }
-    // The server shows this field exactly while its rule is on.
+    // The server shows this field if and only if its rule is on.
     match ServerInfo::read(c"replication").number(c"min_slaves_good_slaves") {
         Some(_) => ReplicaRule::Unknown,
         None => ReplicaRule::Off,
@@ -121,8 +121,8 @@ pub fn is_cluster() -> bool {
     IS_CLUSTER.load(Ordering::Relaxed)
 }
 
-/// Looks whether this node follows a master: at the start, when its role has changed, and now and
-/// then.
+/// Checks whether this node follows a master: at the start, when its role has changed, and
+/// periodically.
 pub fn note_role(ctx: Ctx) {
     let is_replica = !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER);
     IS_REPLICA.store(is_replica, Ordering::Relaxed);
@@ -145,22 +145,21 @@ fn avoids_traffic() -> bool {
     unsafe { api!(RedisModule_AvoidReplicaTraffic()) != 0 }
 }
 
-/// Whether the server would let a command of a client write at this key: enough replicas, a disk
-/// that works, a cluster that is up. The server decides it, as it does for a script that calls a
-/// command.
+/// Whether the server would let a client write to this key: enough replicas, a working disk, a
+/// cluster that is up. The server decides this as for a script that calls a command.
 pub fn may_grant(ctx: Ctx, key: &[u8]) -> bool {
-    // A key whose slot is elsewhere says nothing about other keys; its waiters are redirected by
-    // the server.
+    // A key whose slot is on another node says nothing about other keys; the server redirects its
+    // waiters.
     matches!(probe(ctx, key), Probe::Allowed | Probe::Elsewhere)
 }
 
-/// Whether a key is another node's: its slot has moved, or the key has, while its slot is being
-/// moved.
+/// Whether a key belongs to another node: its slot has moved, or the slot is being moved and the
+/// key has moved already.
 pub fn is_elsewhere(ctx: Ctx, key: &[u8]) -> bool {
     matches!(probe(ctx, key), Probe::Elsewhere)
 }
 
-/// Why the server refuses a new lock, whatever the module would decide.
+/// Why the server itself refuses a new lock, before the module can decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// maxmemory is used up.
@@ -169,7 +168,7 @@ pub enum Refusal {
     Disk,
     /// Fewer replicas than min-replicas-to-write are connected.
     Replicas,
-    /// CLIENT PAUSE or a failover holds writes back.
+    /// CLIENT PAUSE or a failover delays writes.
     Paused,
     /// The cluster is down.
     Cluster,
@@ -178,8 +177,8 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Its name, and its number for monitoring that reads numbers only. Both are documented and
-    /// stay.
+    /// Its name, and its number for monitoring that reads only numbers. Both are documented and
+    /// must not change.
     pub fn told(refusal: Option<Self>) -> (&'static str, u64) {
         match refusal {
             None => ("none", 0),
@@ -192,7 +191,7 @@ impl Refusal {
         }
     }
 
-    /// What the first word of an error says.
+    /// The reason for an error, from its first word.
     fn read(error: &[u8], number: Option<i32>) -> Self {
         match error {
             b"OOM" => Self::Memory,
@@ -204,7 +203,8 @@ impl Refusal {
     }
 }
 
-/// Why the server refuses a new lock now. A replica, and a node that loads, grants nothing anyway.
+/// Why the server refuses a new lock now. None on a replica or a node that is loading, because
+/// these grant nothing anyway.
 pub fn refusal(ctx: Ctx) -> Option<Refusal> {
     let flags = ctx.flags();
     let never = raw::REDISMODULE_CTX_FLAGS_LOADING | raw::REDISMODULE_CTX_FLAGS_ASYNC_LOADING;
@@ -217,21 +217,21 @@ pub fn refusal(ctx: Ctx) -> Option<Refusal> {
     if let Probe::Refused(why) = call_probe(ctx, MEMORY, None) {
         return Some(why);
     }
-    // Whether the cluster is down is said only for keys of slots that this node or another serves.
+    // The server reports that the cluster is down only for keys of slots that some node serves.
     let is_down = |key: &&[u8]| matches!(probe(ctx, key), Probe::Refused(Refusal::Cluster));
     let spread = if is_cluster() { &SPREAD[..] } else { &[] };
     spread.iter().any(is_down).then_some(Refusal::Cluster)
 }
 
-/// Keys in each quarter of the slots: a slot that nobody serves does not tell whether the cluster
+/// Keys in each quarter of the slots: a slot that no node serves does not show whether the cluster
 /// is down.
 const SPREAD: [&[u8]; 4] = [b"a", b"b", b"c", b"d"];
 
-/// What the probe is asked for: whether a write is allowed, and whether there is memory for it.
+/// What the probe checks: whether a write is allowed, and whether there is memory for it.
 const WRITE: &CStr = c"write";
 pub const MEMORY: &CStr = c"memory";
 
-/// What the server says to a write.
+/// The server's answer to a write.
 enum Probe {
     Allowed,
     Elsewhere,
@@ -242,7 +242,7 @@ fn probe(ctx: Ctx, key: &[u8]) -> Probe {
     call_probe(ctx, WRITE, Some(key))
 }
 
-/// Makes the server run the probe. Without a key, a cluster redirects it nowhere.
+/// Makes the server run the probe. Without a key, a cluster does not redirect it.
 fn call_probe(ctx: Ctx, what: &CStr, key: Option<&[u8]>) -> Probe {
     let key = key.map(OwnedString::new);
     let (format, key) = match &key {
@@ -250,7 +250,7 @@ fn call_probe(ctx: Ctx, what: &CStr, key: Option<&[u8]>) -> Probe {
         None => (c"SEc", std::ptr::null_mut()),
     };
     // SAFETY: a valid context; the format names the checks of a script (S), errors as replies (E),
-    // a C string (c) and, if there is a key, that (s). The reply is read and freed here.
+    // a C string (c) and the key (s), if there is one. The reply is read and freed here.
     unsafe {
         let reply = api!(RedisModule_Call(
             ctx.raw(),
@@ -278,9 +278,9 @@ fn call_probe(ctx: Ctx, what: &CStr, key: Option<&[u8]>) -> Probe {
     }
 }
 
-/// Whether the server would refuse, for want of memory, what needs some. The context is that of a
-/// command: only there the server says what it found when the running command began, and not what
-/// is used in this moment, which is above the limit before each eviction.
+/// Whether the server would refuse a command that needs memory. The context must be that of a
+/// command: there, the server reports the state at the start of the command. Otherwise it reports
+/// the memory used right now, which is above the limit before each eviction.
 pub fn lacks_memory(ctx: Ctx) -> bool {
     // SAFETY: a valid context; the format names the check of memory (M), errors as replies (E) and
     // a C string (c). The reply is read and freed here.
@@ -315,15 +315,15 @@ unsafe fn first_word<'a>(reply: *mut raw::RedisModuleCallReply) -> &'a [u8] {
     text.split(|byte| *byte == b' ').next().unwrap_or_default()
 }
 
-/// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for one that
-/// may come back.
+/// Whether nobody gets what is replicated: there is no AOF, no replica, and no backlog for a
+/// replica that may reconnect.
 ///
-/// Making an effect and handing it over is a third of what a command costs, so it is left out while
-/// nobody would get it. That is safe because nobody begins to listen unnoticed: a replica that
-/// finds no backlog starts from a snapshot, an AOF that is turned on from a rewrite, and both begin
-/// with a fork, of which the server tells before it runs another command. Whatever else may bring a
-/// backlog (a load, a change of roles) is taken for a listener until the next look. In a cluster a
-/// slot may be listened to while it moves, so there it is never left out.
+/// Making and sending an effect is a third of the cost of a command, so it is skipped while nobody
+/// would get it. This is safe because nobody starts to listen unnoticed. A replica without a
+/// backlog starts from a snapshot, and an AOF that is turned on starts from a rewrite; both begin
+/// with a fork, which the server reports before it runs another command. Anything else that may
+/// create a backlog (a load, a change of roles) counts as a listener until the next check. In a
+/// cluster, a node may listen to a slot that moves, so effects are never skipped there.
 pub fn nobody_listens(ctx: Ctx) -> bool {
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF)
         || !ctx.has(raw::REDISMODULE_CTX_FLAGS_MASTER)
@@ -338,12 +338,12 @@ pub fn nobody_listens(ctx: Ctx) -> bool {
 /// Whether a restart would find the whole dataset in the AOF, as of [`note_aof`].
 static AOF_IS_WHOLE: AtomicBool = AtomicBool::new(false);
 
-/// Looks whether the AOF is whole: at the start, when it may have been turned off or on, and now
-/// and then.
+/// Checks whether the AOF is complete: at the start, when it may have been turned off or on, and
+/// periodically.
 ///
-/// An AOF that is turned on (by CONFIG SET, or after a full resynchronisation) is worth nothing
-/// until its first rewrite is done. Until then a rewrite is always in progress or scheduled; later
-/// rewrites take nothing away.
+/// An AOF that is turned on (by CONFIG SET, or after a full resynchronisation) is incomplete until
+/// its first rewrite is done. Until then, a rewrite is always in progress or scheduled. During
+/// later rewrites, the AOF stays complete.
 pub fn note_aof(ctx: Ctx) {
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) {
         AOF_IS_WHOLE.store(false, Ordering::Relaxed);
@@ -356,7 +356,8 @@ pub fn note_aof(ctx: Ctx) {
     }
 }
 
-/// The size of the AOF when grants were last known that may not be on disk; `u64::MAX` for none.
+/// The size of the AOF when some grants were last known to be possibly not on disk; `u64::MAX` if
+/// there are none.
 static UNSYNCED_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 
 fn aof_size() -> u64 {
@@ -364,16 +365,16 @@ fn aof_size() -> u64 {
     info.number(c"aof_current_size").unwrap_or(u64::MAX)
 }
 
-/// Grants that were acknowledged may not be on disk yet: fsync was not called after each write, or
-/// another process wrote them. The next write is followed by fsync, which is for the whole file.
+/// Acknowledged grants may not be on disk yet: fsync was not called after each write, or another
+/// process wrote them. The next write is followed by fsync, which covers the whole file.
 pub fn note_unsynced() {
     UNSYNCED_AT.store(aof_size(), Ordering::Relaxed);
 }
 
-/// Whether every grant that was acknowledged is on disk, and would be found there after a crash.
+/// Whether every acknowledged grant is on disk, and would survive a crash.
 pub fn is_durable(ctx: Ctx) -> bool {
     if aof_size() != UNSYNCED_AT.load(Ordering::Relaxed) {
-        // Something was written since, or a rewrite is done, which ends with fsync too.
+        // Something was written since then, or a rewrite is done, which also ends with fsync.
         UNSYNCED_AT.store(u64::MAX, Ordering::Relaxed);
     }
     let is_synced = UNSYNCED_AT.load(Ordering::Relaxed) == u64::MAX;
@@ -388,8 +389,8 @@ pub fn keeps_grants(ctx: Ctx) -> bool {
         && ServerInfo::read(c"persistence").text(c"aof_last_write_status") == Some("ok")
 }
 
-/// Whether a rewrite of the AOF may be without an RDB preamble, which is the only place for the
-/// fence counter.
+/// Whether the AOF may be rewritten without an RDB preamble, which is the only place for the fence
+/// counter.
 pub fn may_rewrite_without_preamble() -> bool {
     settings().rdb_preamble != Some(true)
 }
@@ -398,14 +399,13 @@ pub fn may_rewrite_without_preamble() -> bool {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct ResetMarks {
     total_commands: u64,
-    /// How often CONFIG RESETSTAT ran, and how long it took, µs. A call that was refused changes
-    /// neither.
+    /// How often CONFIG RESETSTAT ran, and how long it took, µs. A refused call changes neither.
     calls: u64,
     micros: u64,
 }
 
-/// Whether CONFIG RESETSTAT ran since this was asked last. No event reports it. It makes a total
-/// fall that nothing else does, and its own call is the first that is counted afterwards.
+/// Whether CONFIG RESETSTAT ran since the last call. No event reports it. Only CONFIG RESETSTAT
+/// makes this total fall, and its own call is the first one that is counted afterwards.
 pub fn statistics_were_reset() -> bool {
     static SEEN: Mutex<ResetMarks> = Mutex::new(ResetMarks {
         total_commands: 0,
@@ -431,7 +431,7 @@ pub fn statistics_were_reset() -> bool {
     now.total_commands < before.total_commands || ran
 }
 
-/// The policy by which the server evicts keys.
+/// The server's eviction policy.
 pub fn eviction_policy() -> Option<String> {
     let memory = ServerInfo::read(c"memory");
     memory.text(c"maxmemory_policy").map(str::to_owned)

@@ -1,12 +1,13 @@
-//! Connections that wait: the server parks them, core says when they are answered.
+//! Connections that wait: the server parks them, core decides when they are answered.
 //!
-//! A connection is parked in one of two ways ([`parks_on_keys`]). Where a slot may move, it is
-//! blocked on its keys, so that the server redirects it then; the key's callback never serves it.
-//! Elsewhere it is just blocked, which saves 2,600 of the 30,500 instructions of a hand-over.
-//! [`on_turn`] lets the server go on with it at the end of a turn of the event loop; upon which the
-//! server calls [`answer`], the only one that replies. The module keeps the deadline itself: the
-//! server's own follows the wall clock and is late. Whatever ends the wait, the server frees the
-//! private data last: there it is known whether the client was answered.
+//! A connection is parked in one of two ways ([`parks_on_keys`]). If a slot may move, the
+//! connection is blocked on its keys, so that the server redirects it then; the key's callback
+//! never serves it. Otherwise it is blocked without keys, which saves 2,600 of the 30,500
+//! instructions of a hand-over. [`on_turn`] lets the server resume it at the end of a turn of the
+//! event loop. The server then calls [`answer`], the only function that replies. The module keeps
+//! the deadline itself: the server's own timeout follows the wall clock and is late. Whatever ends
+//! the wait, the server frees the private data last; at that point it is known whether the client
+//! was answered.
 
 mod parked;
 
@@ -29,12 +30,12 @@ use crate::node::{self, Notice};
 use crate::reply::{self, Shape};
 use crate::{alarm, server};
 
-/// A connection that waits no more, until the server frees its private data.
+/// A connection whose wait has ended, until the server frees its private data.
 struct Ended {
     id: WaiterId,
-    /// What it is to be told, and how; none once it has a reply.
+    /// Its answer and the form of the reply; none once it has a reply.
     answer: Option<(Answer, Shape)>,
-    /// How it has ended, as far as core is concerned.
+    /// How the wait has ended for core.
     end: End,
 }
 
@@ -44,26 +45,26 @@ enum End {
     Pending,
     /// It was answered.
     Answered,
-    /// It has left without an answer, which core has been told.
+    /// It has left without an answer, and core knows.
     Left,
 }
 
-/// The private data that carries the number of a waiter.
+/// Stores the number of a waiter in private data.
 fn data_of(id: WaiterId) -> *mut c_void {
     std::ptr::without_provenance_mut(id.0 as usize)
 }
 
-/// The waiter whose number the private data is; none if it is null.
+/// The waiter whose number is stored in the private data; none if it is null.
 fn waiter_of(data: *mut c_void) -> Option<WaiterId> {
     (!data.is_null()).then(|| WaiterId(data.addr() as u64))
 }
 
 /// Whether connections are blocked on their keys.
 ///
-/// In a cluster they are, so that the server redirects them. From Redis 7.2 on, they are elsewhere,
-/// too: the server does not go on with connections at the end of a turn but before that, and one
-/// that is not blocked on keys would have to wait for the next turn, in which CLIENT UNBLOCK would
-/// take it out of its wait without a reply.
+/// In a cluster they are, so that the server redirects them. Since Redis 7.2, they always are: the
+/// server resumes connections before the end of a turn. A connection that is not blocked on keys
+/// would have to wait for the next turn, and CLIENT UNBLOCK could end its wait without a reply
+/// meanwhile.
 fn parks_on_keys() -> bool {
     server::is_cluster() || alarm::is_turn_over_before_event()
 }
@@ -71,23 +72,23 @@ fn parks_on_keys() -> bool {
 /// Everything about the waiters that the server does not keep.
 #[derive(Default)]
 struct Waiters {
-    /// From the moment they are blocked until their wait ends.
+    /// Connections from the moment they are blocked until their wait ends.
     parked: AllParked,
-    /// Those of them who are not blocked on keys: their private data is null until their wait ends.
+    /// Those that are not blocked on keys: their private data is null until their wait ends.
     by_client: HashMap<Blocked, WaiterId>,
-    /// The server frees their private data in this order.
+    /// Connections whose wait has ended, in the order in which the server frees their private data.
     ended: VecDeque<Ended>,
-    /// Answers to those who are still blocked.
+    /// Answers for connections that are still blocked.
     answers: Vec<(WaiterId, Answer)>,
-    /// Those who are still blocked and are to come again: very many may be at once.
+    /// Connections that are still blocked and must try again. There may be very many at once.
     dismissed: VecDeque<WaiterId>,
     turn: Turn,
-    /// Whether somebody was answered since [`look_for_quiet`] looked last.
+    /// Whether a waiter was answered since [`look_for_quiet`] last checked.
     has_answered: bool,
 }
 
 impl Waiters {
-    /// The wait of a connection ends; none if it has ended before.
+    /// Ends the wait of a connection; none if it has ended before.
     fn end(&mut self, id: WaiterId, answer: Option<Answer>) -> Option<Parked> {
         let mut parked = self.parked.remove(id)?;
         if !parked.on_keys {
@@ -104,8 +105,8 @@ impl Waiters {
         Some(parked)
     }
 
-    /// Where a connection is among those whose wait has ended: it is the last one when it is
-    /// answered at once, else the first one.
+    /// The position of a connection among those whose wait has ended: the last one if it is
+    /// answered at once, otherwise the first one.
     fn place(&self, id: WaiterId) -> Option<usize> {
         let ended = &self.ended;
         if ended.back()?.id == id {
@@ -114,7 +115,7 @@ impl Waiters {
         ended.iter().position(|ended| ended.id == id)
     }
 
-    /// Gives the memory of very many waiters back when nobody waits.
+    /// Frees the memory of very many waiters when nobody waits.
     fn give_back(&mut self) {
         let most = self.by_client.capacity().max(self.ended.capacity());
         if !(self.ended.is_empty() && self.parked.is_empty() && most > KEPT) {
@@ -136,15 +137,15 @@ impl Waiters {
 /// This many waiters get `-UNBLOCKED` in one iteration of the event loop.
 const DISMISSED_AT_ONCE: usize = 32;
 
-/// When nobody was answered for so long, the server need not call at the end of each turn. While a
-/// lock is handed over again and again it stays so: to ask for the calls and to give them up for
-/// each hand-over took 900 instructions, and another turn of the event loop 2,500.
+/// When no waiter was answered for this long, the server stops calling the module at the end of
+/// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
+/// for each hand-over took 900 instructions, and another turn of the event loop took 2,500.
 const QUIET: Millis = Millis(100);
 
-/// Where the server is in its turn of the event loop, as far as is known.
+/// The server's position in its turn of the event loop, as far as it is known.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 enum Turn {
-    /// Nobody tells, as the module has not asked to be called.
+    /// Unknown, because the module has not asked to be called.
     #[default]
     Untold,
     /// The module is called at the end of this turn, if it is not over yet.
@@ -158,7 +159,7 @@ enum Turn {
 
 static WAITERS: LazyLock<Global<Waiters>> = LazyLock::new(|| Global::new(Waiters::default()));
 
-/// Parks the connection of this command until its waiter is answered.
+/// Parks the connection of this command until its waiter gets an answer.
 pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
     let on_keys = parks_on_keys();
     let client = if on_keys {
@@ -192,7 +193,7 @@ pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item =
     });
 }
 
-/// What the server calls to reply, whatever has ended the wait.
+/// The server calls this to reply, whatever has ended the wait.
 type Reply = unsafe extern "C" fn(
     *mut raw::RedisModuleCtx,
     *mut *mut raw::RedisModuleString,
@@ -207,7 +208,7 @@ fn reply() -> Reply {
     ) -> c_int, or refuse(ctx))
 }
 
-/// What the server calls last.
+/// The server calls this last.
 fn free() -> unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void) {
     edge!(free_parked as fn(ctx: *mut raw::RedisModuleCtx, data: *mut c_void))
 }
@@ -248,9 +249,9 @@ fn block_on_keys<'a>(ctx: Ctx, id: WaiterId, keys: impl Iterator<Item = Arg<'a>>
 
 /// Replies to the waiters as soon as the server has finished its current work.
 ///
-/// Not at once: in the same step a client may still be killed or unblocked (in a pipeline, in
-/// EXEC), and then the answer is not the one that counts. So it waits for the end of the turn. If
-/// that may have passed already, the server takes another turn before it sleeps.
+/// Not at once: in the same step, a client may still be killed or unblocked (in a pipeline, in
+/// EXEC), and then this answer does not count. So it waits for the end of the turn. If that may
+/// have passed already, the server takes another turn before it sleeps.
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
     let before = WAITERS.with(|waiters| {
         for (id, answer) in answers {
@@ -300,7 +301,7 @@ fn look_again_for_quiet() {
     );
 }
 
-/// Ends the calls of [`on_turn`] when nobody was answered for a while.
+/// Ends the calls of [`on_turn`] when no waiter was answered for a while.
 fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
     let is_quiet = WAITERS.with(|waiters| {
         let has_answered = std::mem::take(&mut waiters.has_answered);
@@ -323,7 +324,7 @@ fn unblock_answered() {
     for (id, answer) in answers.drain(..) {
         tell(id, answer);
     }
-    // Its memory is used again.
+    // Its memory is reused.
     WAITERS.with(|waiters| {
         if waiters.answers.is_empty() {
             waiters.answers = answers;
@@ -345,22 +346,22 @@ fn unblock_dismissed(most: usize) {
 fn tell(id: WaiterId, answer: Answer) {
     match WAITERS.with(|waiters| waiters.end(id, Some(answer))) {
         Some(parked) => unblock(parked.client, id),
-        // Gone before it could be told.
+        // It left before it could get its answer.
         None => has_left(id),
     }
 }
 
-/// The server goes on with a connection whose wait has ended.
+/// Lets the server resume a connection whose wait has ended.
 fn unblock(client: Blocked, id: WaiterId) {
-    // SAFETY: the server frees the handle only after this, and this is done once: by the function
-    // that ends the wait.
+    // SAFETY: the server frees the handle only after this call, and only the function that ends the
+    // wait makes this call, once.
     unsafe {
         api!(RedisModule_UnblockClient(client.0, data_of(id)));
     }
 }
 
-/// The server itself has ended a wait: the waiter leaves the queue at once. Whether it had not
-/// ended before.
+/// The server itself has ended a wait: the waiter leaves the queue at once. Returns false if the
+/// wait had ended before.
 fn end_without_answer(id: WaiterId) -> bool {
     let Some(parked) = WAITERS.with(|waiters| waiters.end(id, None)) else {
         return false;
@@ -373,7 +374,7 @@ fn end_without_answer(id: WaiterId) -> bool {
     true
 }
 
-/// The module has failed and grants nothing any more: those who wait are told so.
+/// The module has failed and grants nothing any more: all waiters get that error.
 pub fn give_up() {
     unblock_answered();
     let all = WAITERS.with(|waiters| waiters.parked.ids());
@@ -388,7 +389,7 @@ fn has_left(id: WaiterId) {
     alarm::wake_soon();
 }
 
-/// A key that is waited for was made: it is not for the server to say who gets it.
+/// A key that somebody waits for was created. The server must not decide who gets it.
 fn key_is_ready(
     _: *mut raw::RedisModuleCtx,
     _: *mut *mut raw::RedisModuleString,
@@ -411,7 +412,7 @@ fn answer(ctx: *mut raw::RedisModuleCtx, _: *mut *mut raw::RedisModuleString, _:
     };
     let to_reply = WAITERS.with(|waiters| {
         if waiters.parked.contains(id) {
-            // Not to be looked for among those whose wait has ended: very many may have.
+            // Do not search the connections whose wait has ended: there may be very many.
             return None;
         }
         let place = waiters.place(id)?;
@@ -450,7 +451,7 @@ fn disconnected(ctx: *mut raw::RedisModuleCtx, client: *mut raw::RedisModuleBloc
     }
 }
 
-/// The last that is heard of a parked connection.
+/// The last callback about a parked connection.
 fn free_parked(_: *mut raw::RedisModuleCtx, data: *mut c_void) {
     let Some(id) = waiter_of(data) else {
         return;

@@ -5,16 +5,16 @@ use crate::ffi::Ctx;
 use crate::server::{self, ReplicaRule};
 use crate::{config, node, quarantine, replication};
 
-/// What a node that keeps nothing over a crash risks.
+/// The risk of a node that loses everything in a crash.
 const MAY_LOSE_GRANTS: &str = "this node is neither durable (appendonly yes, appendfsync \
      always) nor quarantined (lock.quarantine): a crash may lose grants, and then two clients can \
      hold one lock";
 
-/// What a node that may be replaced risks.
+/// The risk of a node that may be replaced.
 const NO_QUARANTINE: &str = "min-replicas-to-write is set, but not lock.quarantine: after a \
                              failover two clients may hold one lock";
 
-/// All that applies now.
+/// All warnings that apply now.
 pub fn collect(ctx: Ctx) -> Vec<String> {
     let mut warnings = Vec::new();
     if node::with(|node| node.table.quarantine.lacks_settings()) {

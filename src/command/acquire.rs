@@ -1,6 +1,6 @@
 //! `LOCK.ACQUIRE key token ttl-ms [SHARED [LIMIT n]] [BLOCK ms] [ONCE] [FENCE at-least] [MAXHOLD
-//! ms] [EPHEMERAL] [OWNER label]`: the fence, or null. With the token `*` an array: the token that
-//! the server made, and the fence.
+//! ms] [EPHEMERAL] [OWNER label]`: replies with the fence, or null. With the token `*` it replies
+//! with an array: the token that the server made, and the fence.
 
 use redis_module::raw;
 use redislock_core::lock::Terms;
@@ -24,10 +24,11 @@ pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     request.ask(ctx, &own, &[own[0].wanted()], std::iter::once(key))
 }
 
-/// A request for one lock or several, read whole before anything is touched.
+/// A request for one lock or several. All of it is parsed before anything is changed.
 pub struct Request {
     terms: Terms,
-    /// How long to wait; zero is forever. Where the server denies blocking, there is none.
+    /// How long to wait; zero means forever. None if the server does not allow this client to
+    /// block.
     block: Option<Millis>,
     shape: Shape,
 }
@@ -56,8 +57,8 @@ impl Request {
             None => options::token(token)?,
         };
         let ttl = options::ttl(ttl)?;
-        // To ask for them takes 130 instructions. A request that does not wait needs them only for
-        // an ephemeral hold, its own or one that it enters again.
+        // Reading them takes 130 instructions. A request that does not wait needs them only for an
+        // ephemeral hold: a new one, or one that it re-enters.
         let needs_flags = options.ephemeral || options.block.is_some() || node::has_ties();
         let flags = needs_flags.then(|| ctx.flags());
         let has = |flag| flags.is_some_and(|flags| flags & flag != 0);

@@ -1,7 +1,7 @@
-//! `LOCK._APPLY effect [key …]`: what was decided elsewhere, for the master's link, the AOF and
-//! slot import alone.
+//! `LOCK._APPLY effect [key …]`: applies what another node decided. Only the master's link, the AOF
+//! and a slot import may use it.
 //!
-//! An effect is a version, the fence counter, what quarantine has to remember, and a change for
+//! An effect consists of a version, the fence counter, the data of the quarantine, and a change for
 //! each key. It is checked like any input.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use crate::{clock, keyspace, node};
 
 const MALFORMED: Failure = Failure::Text("ERR malformed LOCK._APPLY payload");
 
-/// What a replica replies, which the server logs.
+/// The reply of a replica. The server logs it.
 const NEWER: Failure =
     Failure::Text("ERR the master has a newer version of redislock: upgrade this replica");
 
@@ -39,8 +39,8 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Ends the start of a server whose AOF was written by a newer version: without the locks in it,
-/// two clients could hold one. The server itself does the same at a command that it does not know.
+/// Stops a server that starts with an AOF of a newer version: without the locks in it, two clients
+/// could hold the same lock. The server itself stops at an unknown command in the same way.
 fn refuse_newer_aof(ctx: Ctx) {
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         ctx.log(Level::Warning, NEWER_AOF);
@@ -48,7 +48,7 @@ fn refuse_newer_aof(ctx: Ctx) {
     }
 }
 
-/// Says once that locks may be missing: the server drops the reply to what it reads from its AOF.
+/// Logs once that locks may be missing, because the server drops replies to commands from its AOF.
 fn report_damaged_aof(ctx: Ctx) {
     static REPORTED: AtomicBool = AtomicBool::new(false);
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) && !REPORTED.swap(true, Ordering::Relaxed) {

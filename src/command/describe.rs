@@ -1,6 +1,6 @@
 //! What COMMAND DOCS, COMMAND GETKEYSANDFLAGS, redis-cli's hints and the ACL know about a command.
 //!
-//! The arguments are read off the grammar that LOCK.HELP shows, so that the two cannot differ.
+//! The arguments are derived from the grammar that LOCK.HELP shows, so the two cannot differ.
 
 use std::ffi::{CStr, CString, c_char, c_int};
 
@@ -50,8 +50,8 @@ pub fn register(ctx: Ctx, command: &Command) -> Result<(), &'static str> {
             args.as_mut_ptr()
         },
     };
-    // SAFETY: a command that was just created; the server copies what it is told. Categories exist
-    // on newer servers only.
+    // SAFETY: a command that was just created; the server copies the description. Only newer
+    // servers have categories.
     unsafe {
         if api!(RedisModule_SetCommandInfo(created, &raw const info))
             != raw::REDISMODULE_OK as c_int
@@ -69,7 +69,7 @@ pub fn register(ctx: Ctx, command: &Command) -> Result<(), &'static str> {
 
 /// One argument of a grammar.
 struct Argument {
-    /// What has to be written in front of the value, or alone.
+    /// The keyword, in front of the value or alone.
     token: Option<CString>,
     name: CString,
     /// Whether a value follows the token.
@@ -173,7 +173,7 @@ impl Argument {
     }
 }
 
-/// What ends a list of arguments.
+/// The end of a list of arguments.
 const END: raw::RedisModuleCommandArg = raw::RedisModuleCommandArg {
     name: std::ptr::null(),
     type_: raw::RedisModuleCommandArgType_REDISMODULE_ARG_TYPE_STRING,
@@ -187,7 +187,7 @@ const END: raw::RedisModuleCommandArg = raw::RedisModuleCommandArg {
     display_text: std::ptr::null(),
 };
 
-/// The key specification of a command, and what ends the list.
+/// The key specification of a command, and the end of the list.
 fn specs(keys: Keys) -> [raw::RedisModuleCommandKeySpec; 2] {
     let (flags, at) = match keys {
         Keys::None => (0, None),

@@ -1,5 +1,5 @@
-//! `LOCK._ENTRIES`: how often the node's state was borrowed so far, and how often the keyspace let
-//! core decide. For tests: release builds do not have it.
+//! `LOCK._ENTRIES`: how often the node's state was borrowed so far, and how often the keyspace
+//! called core. For tests: release builds do not have it.
 
 use std::sync::atomic::Ordering;
 

@@ -1,4 +1,4 @@
-//! `LOCK.EXTEND key token ttl-ms [FENCE at-least]`: the hold's fence, or null.
+//! `LOCK.EXTEND key token ttl-ms [FENCE at-least]`: replies with the hold's fence, or null.
 
 use redislock_core::slots::LockId;
 use redislock_core::table::{Denial, Extended};

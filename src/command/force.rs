@@ -1,5 +1,5 @@
-//! `LOCK.FORCE key`: ends every hold of the key; how many holders there were, or null. For
-//! administrators.
+//! `LOCK.FORCE key`: ends every hold of the key, and replies with the number of holders, or null.
+//! For administrators.
 
 use redis_module::raw;
 
@@ -37,14 +37,14 @@ pub fn force(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Where modules can set ACL categories, the server has checked @admin and @dangerous. Elsewhere
-/// (7.0) a user who may flush all data, or run another command like that, may end a lock. A call by
-/// another module without a user may do everything.
+/// Where modules can set ACL categories, the server has checked @admin and @dangerous. On other
+/// servers (7.0), a user that may flush all data, or run a similar command, may end a lock. A call
+/// by another module without a user may do everything.
 fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     if there!(RedisModule_SetCommandACLCategories) || !has_user(ctx, key) {
         return true;
     }
-    // SAFETY: functions of the server's, called with valid arguments, for a client that has a user;
+    // SAFETY: functions of the server, called with valid arguments, for a client that has a user;
     // the user is freed here.
     unsafe {
         let name = api!(RedisModule_GetCurrentUserName(ctx.raw()));
@@ -75,13 +75,13 @@ fn is_administrator(ctx: Ctx, key: Arg<'_>) -> bool {
     }
 }
 
-/// What only administrators may run. The first that the server has decides, as any command may be
-/// renamed.
+/// Commands that only administrators may run. The first one that exists decides, because any
+/// command may be renamed.
 const FOR_ADMINISTRATORS: [&[u8]; 5] = [b"flushall", b"flushdb", b"swapdb", b"shutdown", b"debug"];
 
-/// Whether the caller has a user. 7.0 reads the name of one that is not there, and crashes; so it
-/// is asked to run something with the rights of the user, which it refuses in a way of its own if
-/// there is none.
+/// Whether the caller has a user. Redis 7.0 crashes when it is asked for the name of a missing
+/// user. So the server is asked to run something with the rights of the user: without a user, it
+/// refuses that with an error of its own.
 fn has_user(ctx: Ctx, key: Arg<'_>) -> bool {
     if ctx.has_connection() {
         return true;

@@ -13,27 +13,27 @@ use crate::global::Global;
 use crate::keyspace::{Opened, decide_deferring_events};
 use crate::reply::Failure;
 
-/// What the names of our own commands begin with.
+/// The prefix of our own commands.
 const OURS: &[u8] = b"lock.";
 
-/// Where the inner command begins.
+/// The position of the inner command.
 const INNER: usize = 3;
 
 const UNKNOWN: Failure = Failure::Text("ERR the guarded command is unknown to this server");
-/// Without COMMAND it is not known which commands block, and one that does would stop the server.
+/// Without COMMAND it is unknown which commands block, and one that blocks would stop the server.
 const UNCHECKED: Failure =
     Failure::Text("ERR LOCK.GUARD needs the server's COMMAND command, which is renamed here");
 
-/// What matters about a command that is to be guarded.
+/// What LOCK.GUARD must know about a command.
 #[derive(Clone, Copy)]
 enum Kind {
     Ordinary,
-    /// It may wait.
+    /// It may block.
     Blocks,
     Unknown,
 }
 
-/// The commands of the server, each asked for once.
+/// The known commands of the server. Each is looked up once.
 static KINDS: LazyLock<Global<HashMap<Vec<u8>, Kind>>> =
     LazyLock::new(|| Global::new(HashMap::default()));
 
@@ -75,14 +75,14 @@ pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     }
 }
 
-/// The name of a command in small letters, with the zero that ends it.
+/// The name of a command in lower case, with a terminating zero.
 struct Name([u8; Name::ROOM]);
 
 impl Name {
-    /// More than the name of any command has.
+    /// Longer than the name of any command.
     const ROOM: usize = 128;
 
-    /// None if it is none: too long, or with a zero in it.
+    /// None if it cannot be a name: it is too long, or contains a zero.
     fn of(bytes: &[u8]) -> Option<Self> {
         let mut name = [0; Self::ROOM];
         let (_zero, room) = name.split_last_mut()?;
@@ -97,8 +97,8 @@ impl Name {
     }
 }
 
-/// The flags of the call: the caller's rights (C), what a script could do (S), within memory (M),
-/// errors as replies (E), replicated (!), in the caller's protocol (0).
+/// The flags of the call: with the caller's rights (C), the checks of a script (S) and of memory
+/// (M), errors as replies (E), replicated (!), in the caller's protocol (0).
 struct Formats {
     one: &'static CStr,
     two: &'static CStr,
@@ -130,7 +130,7 @@ fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
         ctx.reply_error("ERR the guarded command could not be run");
     } else if reply.sent().is_empty() {
         // Valkey loses some errors (of GETDEL and GETSET, for a key of another type). Without a
-        // reply the client would take the next one for it.
+        // reply, the client would take the next reply for this one.
         ctx.reply_error("ERR the server has lost the reply to the guarded command");
     } else if DENIED.iter().any(|denied| reply.starts_with(denied)) {
         ctx.reply_error("NOPERM the user may not run the guarded command, or not with these keys");
@@ -142,23 +142,22 @@ fn run(ctx: Ctx, name: &CStr, args: Args<'_>) {
     }
 }
 
-/// Whether the caller certainly has a user. Then the command itself has replied with the words of
-/// the server: it has run, and must not run again with all rights.
+/// Whether the caller certainly has a user. Then the text below is the reply of the command itself:
+/// it has run, and must not run again with all rights.
 fn has_user(ctx: Ctx) -> bool {
     ctx.has(raw::REDISMODULE_CTX_FLAGS_LUA) || ctx.has_connection()
 }
 
-/// What the server says, before it runs anything, when there is no user whose rights could be asked
-/// for.
+/// The server's error, before it runs anything, if there is no user whose rights it could check.
 const NO_USER: &[u8] = b"-ERR cannot run as user";
-/// What servers say when the user lacks rights.
+/// The server's errors if the user lacks rights.
 const DENIED: [&[u8]; 2] = [b"-ERR acl verification failed", b"-NOPERM"];
 
 fn call(ctx: Ctx, name: &CStr, args: Args<'_>, formats: &Formats) -> Reply {
     let (ctx, argv, name) = (ctx.raw(), args.raw(), name.as_ptr());
-    // The server makes room for as many arguments as the format has letters: for a vector it makes
-    // it twice. SAFETY: a valid context; the formats say flags, and strings or a vector of strings
-    // with its length.
+    // The server allocates room for as many arguments as the format has letters; for a vector it
+    // allocates twice. SAFETY: a valid context; the formats describe flags, and strings or a vector
+    // of strings with its length.
     Reply(unsafe {
         match *argv {
             [one] => api!(RedisModule_Call(ctx, name, formats.one.as_ptr(), one)),
@@ -182,7 +181,7 @@ fn call(ctx: Ctx, name: &CStr, args: Args<'_>, formats: &Formats) -> Reply {
 struct Reply(*mut raw::RedisModuleCallReply);
 
 impl Reply {
-    /// What will be sent.
+    /// The bytes that will be sent.
     fn sent(&self) -> &[u8] {
         if self.0.is_null() {
             return &[];
@@ -217,8 +216,8 @@ impl Drop for Reply {
 fn tell_keys(ctx: Ctx, args: Args<'_>) {
     ctx.key_at(1, super::READ);
     let inner = args.from(INNER);
-    // A command of ours is refused when it comes to that; asking it for its keys would lead back
-    // here without end.
+    // Our own commands are refused later; asking one for its keys would call this function again
+    // without end.
     if inner.get(0).is_none_or(|name| is_ours(name.bytes())) {
         return;
     }
@@ -266,7 +265,7 @@ fn is_ours(command: &[u8]) -> bool {
         .is_some_and(|prefix| prefix.eq_ignore_ascii_case(OURS))
 }
 
-/// What the server says about a command.
+/// The server's description of a command.
 fn kind_of(ctx: Ctx, command: &[u8]) -> Result<Kind, Failure> {
     if let Some(known) = KINDS.with(|known| known.get(command).copied()) {
         return Ok(known);

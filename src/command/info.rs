@@ -1,5 +1,5 @@
-//! `LOCK.INFO key [token | [COUNT n] [WAITERS n]]`: a map about the lock, or about one holder of
-//! it; null if there is nothing to say. Never a token.
+//! `LOCK.INFO key [token | [COUNT n] [WAITERS n]]`: replies with a map about the lock, or about one
+//! holder; null if there is nothing to report. It never shows a token.
 
 use redislock_core::lock::{Hold, Lock, Mode};
 use redislock_core::queue::Waiter;
@@ -16,14 +16,14 @@ use crate::{keyspace, node};
 
 /// Digits of a fingerprint.
 const DIGITS: usize = 8;
-/// The longest part of a queue that is shown: a queue may be very long.
+/// The most waiters that are shown: a queue may be very long.
 const MAX_QUEUE: i64 = 1_000;
 
-/// What a request wants to see.
+/// What a request asks about.
 enum Shown {
     /// The hold of one token.
     Hold(Token),
-    /// The lock: this many holders, and of the queue none or this many.
+    /// The lock: at most this many holders, and none or at most this many waiters.
     Lock {
         holders: usize,
         queue: Option<usize>,
@@ -154,7 +154,7 @@ fn show_waiter(ctx: Ctx, waiter: &Waiter, mono: MonoTime) {
     number(ctx, "wait", mono.since(waiter.since).whole_millis().0);
 }
 
-/// Distinguishes tokens without showing them.
+/// A number that tells tokens apart without showing them.
 fn fingerprint(ctx: Ctx, token: &Token) {
     let digits = format!("{:016x}", node::fingerprint(token.secret()));
     let digits = digits.as_bytes().get(..DIGITS).unwrap_or_default();

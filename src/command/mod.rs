@@ -1,5 +1,5 @@
-//! The commands: one table, one edge. Each file has its grammar in the first lines, parses, asks
-//! core and replies.
+//! The commands: one table, and one way for the server to call them. The first lines of each file
+//! show the grammar; the file parses the request, asks core and replies.
 
 mod acquire;
 mod apply;
@@ -41,13 +41,13 @@ enum Keys {
     None,
     /// The first argument, used with these `REDISMODULE_CMD_KEY_*`.
     First(u32),
-    /// As many as the first argument says, behind it.
+    /// The first argument is their number; they follow it.
     Numbered(u32),
     /// All from the second argument on.
     FromSecond(u32),
 }
 
-/// All there is to say about a command.
+/// Everything that the module and the server need to know about a command.
 pub struct Command {
     name: &'static CStr,
     handler: Handler,
@@ -55,26 +55,26 @@ pub struct Command {
     categories: &'static CStr,
     arity: c_int,
     keys: Keys,
-    /// Behind the name; empty for a command that users do not see.
+    /// What follows the name; empty for a command that users do not see.
     grammar: &'static str,
     summary: &'static CStr,
     complexity: &'static CStr,
 }
 
-/// Where a command is served.
+/// Where a command may run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Served {
     /// It changes locks for a client: on a master that has not failed, even if the server lets a
     /// replica write.
     OnMaster,
-    /// The same; and wherever it comes from the master or the AOF.
+    /// The same, and on any node if it comes from the master or the AOF.
     OnMasterOrReplicated,
-    /// Everywhere, and after a failure too: it grants nothing.
+    /// Everywhere, even after an internal failure: it grants nothing.
     Everywhere,
 }
 
-/// Makes what the server calls out of the function of a command. One that changes locks for a
-/// client is a `handler!(master ...)`.
+/// Wraps the function of a command for the server. A command that changes locks for a client is a
+/// `handler!(master ...)`.
 macro_rules! handler {
     (master $function:path) => {
         handler!($function, Served::OnMaster)
@@ -190,7 +190,7 @@ pub static COMMANDS: &[Command] = &[
         flags: c"write getkeys-api",
         categories: c"write slow",
         arity: -4,
-        // Which keys follow depends on the inner command: the server is told to ask the handler.
+        // Which keys follow depends on the inner command, so the server asks the handler for them.
         keys: Keys::First(READ | raw::REDISMODULE_CMD_KEY_VARIABLE_FLAGS),
         grammar: "key token command [arg ...]",
         summary: c"Runs a command if and only if the token holds the lock at that moment",
@@ -332,32 +332,32 @@ fn run(
     raw::REDISMODULE_OK as c_int
 }
 
-/// The id of the client by which the server feeds itself its AOF.
+/// The id of the client that the server uses to load its AOF.
 const AOF_CLIENT: u64 = u64::MAX;
 
-/// Whether a command may come from elsewhere than a client: a cheap question before
+/// Whether a command may come from somewhere other than a client: a cheap check before
 /// [`is_replicated`].
 fn may_be_replicated(ctx: Ctx) -> bool {
     server::is_replica() || server::is_cluster() || ctx.client() == AOF_CLIENT
 }
 
-/// Whether a command comes from the master, the AOF, or a slot that is being imported. That the
-/// server is loading is not enough: it listens to its clients meanwhile.
+/// Whether a command comes from the master, the AOF, or a slot that is being imported. It is not
+/// enough that the server is loading: it serves clients meanwhile.
 fn is_replicated(ctx: Ctx) -> bool {
     let flags = ctx.flags();
     flags & raw::REDISMODULE_CTX_FLAGS_REPLICATED != 0
         || flags & raw::REDISMODULE_CTX_FLAGS_LOADING != 0 && ctx.client() == AOF_CLIENT
 }
 
-/// What a replica answers to every command that would change a lock: its master grants the same
+/// The reply of a replica to every command that would change a lock: its master grants the same
 /// locks.
 const REPLICA: &str = "READONLY a replica does not change locks, send the command to its master";
 
-/// The error for another module that calls a LOCK command while one is at work.
+/// The error for another module that calls a LOCK command while one is running.
 const IN_THE_MIDDLE: &str = "ERR a LOCK command cannot run in the middle of another one: \
      call it from the lock.* event, which is sent when all changes are made";
 
-/// Replies when a command has failed from within.
+/// Replies after an internal failure in a command.
 fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
     // SAFETY: the context of the command.
     let ctx = unsafe { Ctx::new(ctx) };
@@ -367,7 +367,7 @@ fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
     raw::REDISMODULE_OK as c_int
 }
 
-/// Creates one command with the server.
+/// Registers one command with the server.
 fn create(ctx: Ctx, command: &Command) -> Result<*mut raw::RedisModuleCommand, &'static str> {
     let (first, last, step) = match command.keys {
         Keys::None | Keys::Numbered(_) => (0, 0, 0),

@@ -1,4 +1,4 @@
-//! `LOCK.NODE`: a map about this node.
+//! `LOCK.NODE`: replies with a map about this node.
 
 use redis_module::raw;
 use redislock_core::time::{Micros, MonoTime};
@@ -24,7 +24,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let (refusal, _) = Refusal::told(server::refusal(ctx));
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
-        // What a request would find out is shown, too.
+        // Check the same conditions as a request, so that their result is shown, too.
         replication::check(ctx, now.mono);
     }
     node::with(|node| {
@@ -58,8 +58,8 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How many replicas must confirm that this is the only master and how many do, since when the rule
-/// has held and how old its evidence is, ms.
+/// The number of replicas that must confirm that this is the only master, the number that do, for
+/// how long enough of them have, and the age of their confirmations, ms.
 fn tell_replicas(ctx: Ctx, now: MonoTime) {
     let standing = node::with(|node| {
         let lease = node.table.replication.as_ref();

@@ -1,4 +1,4 @@
-//! The options behind the fixed arguments: in any order, in any case, each at most once.
+//! The options after the fixed arguments: in any order, in upper or lower case, each at most once.
 
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::Mode;
@@ -27,8 +27,8 @@ pub struct Options<'a> {
 const MAX_BLOCK: i64 = 100 * 366 * 86_400_000;
 
 impl<'a> Options<'a> {
-    /// Reads the arguments from `at` on. `args` still has the command's name at 0, so positions
-    /// count as users do.
+    /// Reads the arguments from `at` on. `args` has the command's name at 0, so positions are as
+    /// users count them.
     pub fn parse(args: Args<'a>, mut at: usize) -> Result<Self, Failure> {
         let mut options = Self::default();
         let mut seen: u16 = 0;
@@ -93,7 +93,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The options that there are.
+/// All options.
 #[derive(Clone, Copy)]
 enum Name {
     Shared,
@@ -117,7 +117,7 @@ const KNOWN: [(&str, Name); 8] = [
     ("OWNER", Name::Owner),
 ];
 
-/// An argument that is no option. The error names its position, not its bytes.
+/// The error for an argument that is not an option. The error names its position, not its bytes.
 pub fn unknown(at: usize) -> Failure {
     Failure::Made(format!(
         "ERR unknown option at argument {at}, see LOCK.HELP"
@@ -139,14 +139,14 @@ pub fn number(arg: Arg<'_>, name: &str, min: i64, max: i64) -> Result<u64, Failu
     }
 }
 
-/// The token of a request; `*` is none.
+/// The token of a request. `*` is not a token.
 pub fn token(arg: Arg<'_>) -> Result<Token, Failure> {
     Token::new(arg.bytes()).ok_or(Failure::Text(
         "ERR a token has 1 to 256 bytes and is not a single *",
     ))
 }
 
-/// The lease that a request asks for: whole, or not at all.
+/// The lease that a request asks for. It is never shortened: a lease that is too long is an error.
 pub fn ttl(arg: Arg<'_>) -> Result<Micros, Failure> {
     let ttl = Millis(number(arg, "ttl-ms", 1, MAX_TTL.0 as i64)?);
     let (longest, option) = config::longest_lease();

@@ -1,5 +1,5 @@
-//! `LOCK._PROBE write|memory [key]`: does nothing. The module makes the server run it, and learns
-//! whether a write is allowed, and whether there is memory for it.
+//! `LOCK._PROBE write|memory [key]`: does nothing. The module makes the server run it, to find out
+//! whether a write is allowed and whether there is memory for it.
 
 use crate::ffi::{Args, Ctx};
 use crate::reply::Failure;

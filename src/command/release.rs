@@ -1,6 +1,6 @@
-//! `LOCK.RELEASE key token [ALL]`: how many holds were taken off, or null.
+//! `LOCK.RELEASE key token [ALL]`: replies with the number of entries that were released, or null.
 //!
-//! From the master, the AOF or a slot that is imported it says that the key is free.
+//! From the master, the AOF or a slot import, it means that the key is free.
 
 #[cfg(feature = "failpoints")]
 use redislock_core::token::Token;
@@ -34,7 +34,7 @@ pub fn release(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The token of the present holder, if this process does not compare tokens.
+/// The token of the current holder, if this process does not compare tokens.
 #[cfg(feature = "failpoints")]
 fn any_token(node: &Node, own: &Opened<'_>, token: Token) -> Token {
     let lock = own.lock().and_then(|id| node.table.lock(id));
@@ -54,7 +54,7 @@ pub fn reply(ctx: Ctx, taken: u32) {
     }
 }
 
-/// Whether `ALL`, and nothing else, stands at `at`.
+/// Whether the only argument from `at` on is `ALL`.
 pub fn all(args: Args<'_>, at: usize) -> Result<bool, Failure> {
     match args.get(at) {
         None => Ok(false),

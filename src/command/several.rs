@@ -1,7 +1,7 @@
 //! Several keys at once. `LOCK.MACQUIRE numkeys key [key …] token ttl-ms [options of
-//! LOCK.ACQUIRE]`: an array of fences, all keys or none, or null. `LOCK.MRELEASE numkeys
-//! key [key …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token ttl-ms [FENCE at-least]`:
-//! an array of the replies that each key would get by itself.
+//! LOCK.ACQUIRE]`: replies with an array of fences if all keys are granted, otherwise with null.
+//! `LOCK.MRELEASE numkeys key [key …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token
+//! ttl-ms [FENCE at-least]`: reply with an array of the replies that each key would get by itself.
 
 use std::collections::HashSet;
 
@@ -60,7 +60,7 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let ttl = options::ttl(ttl)?;
     let (own, usable) = open_each(ctx, keys);
     let extensions = extend::prolong(ctx, &own, &token, ttl, fence);
-    // What keeps the whole node from serving is one error, not one for each key.
+    // A condition of the whole node is one error, not one for each key.
     if let Some(Extended::Denied(denial @ Denial::Quarantined(..))) = extensions.first() {
         return Err((*denial).into());
     }
@@ -72,7 +72,8 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Tells the server which arguments are keys: 7.0 does not ask the key specification for routing.
+/// Tells the server which arguments are keys: Redis 7.0 does not use the key specification for
+/// routing.
 fn tell_keys(ctx: Ctx, args: Args<'_>, flags: u32) -> Result<(), Failure> {
     let numkeys = args
         .get(1)
@@ -108,8 +109,8 @@ fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
     })
 }
 
-/// Opens keys, and once more if another module has changed locks when the server told it of a key
-/// whose time is up: what was seen at the first keys counts no more.
+/// Opens keys. The server may notify another module of a key that has expired; if that module
+/// changes locks, all keys are opened again, because what was seen at the first keys is outdated.
 fn unchanged<T>(open: impl Fn() -> T) -> T {
     let before = foreign_changes();
     let opened = open();
@@ -120,7 +121,7 @@ fn unchanged<T>(open: impl Fn() -> T) -> T {
     open()
 }
 
-/// One of several keys does not stay open while the next one is opened.
+/// Closes each of several keys before the next one is opened.
 fn open_one<'a>(ctx: Ctx, key: Arg<'a>, keys: usize) -> Result<Opened<'a>, Denial> {
     let opened = Opened::new(ctx, key)?;
     if keys > 1 {
@@ -129,7 +130,8 @@ fn open_one<'a>(ctx: Ctx, key: Arg<'a>, keys: usize) -> Result<Opened<'a>, Denia
     Ok(opened)
 }
 
-/// The keys that may be locks, and which of all of them are so: one that is not concerns no other.
+/// The keys that may be locks, and which of all keys they are. A key of another type does not
+/// affect the others.
 fn open_each<'a>(ctx: Ctx, keys: Args<'a>) -> (Vec<Opened<'a>>, Vec<bool>) {
     unchanged(|| {
         let mut own = Vec::with_capacity(keys.len());
@@ -144,7 +146,7 @@ fn open_each<'a>(ctx: Ctx, keys: Args<'a>) -> (Vec<Opened<'a>>, Vec<bool>) {
     })
 }
 
-/// Replies for each key in its place: what came of it, or that it is no lock.
+/// Replies for each key in its place: its outcome, or that it holds another type of value.
 fn reply_each<T>(ctx: Ctx, usable: &[bool], outcomes: Vec<T>, reply: impl Fn(Ctx, T)) {
     ctx.reply_array(usable.len());
     let mut outcomes = outcomes.into_iter();

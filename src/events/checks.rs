@@ -1,5 +1,5 @@
-//! What the module watches by itself, because no event reports it: settings, statistics, listeners,
-//! removed locks.
+//! What the module polls, because no event reports it: settings, statistics, listeners, removed
+//! locks.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,13 +9,12 @@ use crate::alarm::wake_soon;
 use crate::ffi::Ctx;
 use crate::{clock, node, quarantine, removals, server};
 
-/// Time between two looks.
+/// The time between two checks.
 const LOOK_EVERY: Micros = Micros(900_000);
-/// Removed locks that are logged at once.
+/// The number of removed locks that are logged in one step.
 const BATCH: usize = 32;
 
-/// Checks what the server does not report, about once a second. The cron comes by `hz`
-/// times a second.
+/// Checks what the server does not report, about once a second. The cron runs `hz` times a second.
 pub fn run_periodic_checks(ctx: Ctx, now: MonoTime) {
     static LOOKED: AtomicU64 = AtomicU64::new(0);
     if now.since(MonoTime(LOOKED.load(Ordering::Relaxed))) >= LOOK_EVERY {
@@ -40,12 +39,12 @@ fn look(ctx: Ctx) {
 /// Counts and logs locks that were removed while they were held, some at a time.
 pub fn tell_removals(ctx: Ctx) {
     let some = node::with(|node| node.take_removals(BATCH));
-    // What a replica is told to remove, its master has logged.
+    // The master has logged what it tells its replicas to remove.
     if some.is_empty() || server::is_replica() {
         return;
     }
     for removal in some {
-        // In a cluster a lock goes away when its slot moves: it is not lost, but elsewhere.
+        // In a cluster, a lock disappears when its slot moves: it is not lost, but on another node.
         if server::is_cluster() && server::is_elsewhere(ctx, removal.key().name()) {
             continue;
         }

@@ -17,7 +17,7 @@ pub fn on_client_change(
     if change != raw::REDISMODULE_SUBEVENT_CLIENT_CHANGE_DISCONNECTED {
         return;
     }
-    // SAFETY: with this event comes this structure.
+    // SAFETY: this event comes with this structure.
     let Some(info) = (unsafe { info.cast::<raw::RedisModuleClientInfo>().as_ref() }) else {
         return;
     };
@@ -25,7 +25,7 @@ pub fn on_client_change(
     node::when_whole(move || has_closed(id, now));
 }
 
-/// A connection has closed then: its ephemeral holds end.
+/// A connection was closed at `now`: its ephemeral holds end.
 fn has_closed(id: u64, now: Now) {
     let bound = node::with(|node| {
         let bound = node.table.is_bound(id);

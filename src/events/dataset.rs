@@ -30,7 +30,7 @@ pub fn on_loading(
     });
 }
 
-/// Loading has begun or ended then.
+/// Loading has begun or ended at `now`.
 fn loads(ctx: Ctx, stage: u64, now: MonoTime) {
     if stage != raw::REDISMODULE_SUBEVENT_LOADING_ENDED
         && stage != raw::REDISMODULE_SUBEVENT_LOADING_FAILED
@@ -41,12 +41,12 @@ fn loads(ctx: Ctx, stage: u64, now: MonoTime) {
     standstill::note_tick(now);
     let waits = node::with(|node| {
         node.table.loading_ended(now);
-        // What the AOF says again was logged when it happened.
+        // What the AOF repeats was logged when it happened.
         node.removals = VecDeque::new();
         node.counter_is_due = true;
         node.listened_to = true;
         if is_master {
-            // What is remembered may be longer than what is configured.
+            // The saved quarantine may be longer than the configured one.
             node.table.quarantine.enter(Reason::Start, now);
         }
         node.table.quarantine.left(now).is_some()
@@ -58,7 +58,7 @@ fn loads(ctx: Ctx, stage: u64, now: MonoTime) {
     wake_soon();
 }
 
-/// Grants may not be on disk yet. The fence counter is written once more: what follows is fsync.
+/// Grants may not be on disk yet. The fence counter is written again, so that an fsync follows.
 pub fn may_be_unsynced(ctx: Ctx) {
     let has_granted = node::with(|node| node.table.fence() > 0);
     if has_granted && ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) {
@@ -86,10 +86,10 @@ pub fn on_flush(
     wake_soon();
 }
 
-/// Counts and logs what a flush has led to.
+/// Counts and logs the consequences of a flush.
 fn tell_flush() {
     let Flush { locks, quarantines } = node::with(|node| std::mem::take(&mut node.flush));
-    // A replica that takes its master's data over flushes its own.
+    // A replica flushes its own data before it loads that of its master.
     if locks > 0 && !server::is_replica() {
         node::with(|node| node.table.counters.removed += locks as u64);
         log(Level::Warning, &format!("a flush removed {locks} locks"));
@@ -110,8 +110,9 @@ pub fn on_swap(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, in
 }
 
 /// The server saves, rewrites or hands a slot over in a child. A rewrite without an RDB preamble
-/// has no place for the fence counter, so it goes into the stream once more. Only then: an effect
-/// without keys is of no slot, and Valkey 9 gives a slot's migration up when it meets one.
+/// has no place for the fence counter, so the counter is sent into the stream again. Only then: an
+/// effect without keys belongs to no slot, and Valkey 9 aborts the migration of a slot when it
+/// finds one.
 pub fn on_fork(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, stage: u64, _: *mut c_void) {
     if stage == raw::REDISMODULE_SUBEVENT_FORK_CHILD_BORN {
         let counter_is_due = server::may_rewrite_without_preamble();

@@ -1,4 +1,4 @@
-//! What the server reports about keys that others remove, move or change.
+//! Events about keys that others remove, move or change.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -44,7 +44,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
     Ok(())
 }
 
-/// Values that come under another name, deletions and evictions, and changes of strings.
+/// Values that get another name, deletions and evictions, and changes of strings.
 fn on_keyspace(
     ctx: *mut raw::RedisModuleCtx,
     _: c_int,
@@ -100,9 +100,9 @@ fn on_keyspace(
     raw::REDISMODULE_OK as c_int
 }
 
-/// Lets core look at the strings that were changed or whose time is up, at most at this many.
-/// In a cluster such a key may have moved to another node: its waiters come again, as
-/// with a lock that has moved.
+/// Lets core check strings that were changed or that have expired, at most this many. In a cluster,
+/// such a key may have moved to another node: then its waiters must try again, as with a lock that
+/// has moved.
 pub fn look_at_strings(ctx: Ctx, most: usize) -> More {
     let (more, due) = node::with(|node| {
         let more = node.note_changed_strings(most);

@@ -1,5 +1,5 @@
-//! What the server reports to the module without a request of a client: time, roles, loading,
-//! flushes, disconnects, keys that others change. And checks of what no event reports.
+//! What happens without a request of a client: time, roles, loading, flushes, disconnects, keys
+//! that others change, and checks of what no event reports.
 
 mod checks;
 mod clients;
@@ -23,7 +23,7 @@ use crate::edge::on_event;
 use crate::ffi::{self, Ctx, Level, api};
 use crate::{clock, node, quarantine, replication, server, warnings};
 
-/// Subscribes to everything below.
+/// Subscribes to all events.
 pub fn register(ctx: Ctx) -> Result<(), String> {
     alarm::register(catch_up);
     let events: [(u64, OnEvent); 9] = [
@@ -63,7 +63,7 @@ pub fn register(ctx: Ctx) -> Result<(), String> {
     keys::register(ctx)
 }
 
-/// The module was loaded: what it may have granted before, it does not know.
+/// The module was loaded. It does not know what it granted before.
 pub fn started(ctx: Ctx) {
     let now = clock::mono();
     node::with(|node| {
@@ -74,7 +74,7 @@ pub fn started(ctx: Ctx) {
     server::read_settings(ctx);
     if ctx.has(raw::REDISMODULE_CTX_FLAGS_AOF) && server::may_rewrite_without_preamble() {
         // The AOF has no counter if a replica has rewritten it while there was no lock. No fence
-        // that it may have seen is further ahead than this.
+        // that it may have seen is higher than this.
         let ahead = clock::wall().plus(MAX_LEAD);
         node::with(|node| node.table.raise_fence(ahead.0));
     }

@@ -1,4 +1,4 @@
-//! The server has become a master or a replica.
+//! The server becomes a master or a replica.
 
 use std::ffi::c_void;
 

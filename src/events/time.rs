@@ -1,4 +1,4 @@
-//! Time passes: the alarm rings, or the server's cron comes by.
+//! Time passes: the alarm fires, or the server's cron runs.
 
 use std::ffi::c_void;
 
@@ -13,15 +13,15 @@ use crate::replication::{self, standstill};
 use crate::server::{self, may_write};
 use crate::{clock, edge, effects, keyspace, removals, waiters};
 
-/// A slice ends when it has taken this long, so that clients are served in between. What was
-/// begun is ended first: all in all it takes less than 1 ms of the main thread.
+/// A slice ends after this time, so that clients are served in between. The current step is
+/// finished first; altogether a slice takes less than 1 ms of the main thread.
 const SLICE: Micros = Micros(300);
-/// Between two slices of what nobody waits for.
+/// The pause between two slices of work that nobody waits for.
 const PAUSE: Micros = Micros(3000);
-/// What is done between two looks at the clock: leases that end, keys that are looked at, …
+/// The number of steps between two readings of the clock: leases that end, keys that are checked, …
 const BATCH: usize = 32;
 
-/// Wakes the module when the next wait is up.
+/// Wakes the module when the next wait ends.
 fn wake_for_waits() {
     if let Some(next) = node::with(|node| node.table.next_timeout()) {
         wake_at(next);
@@ -56,13 +56,13 @@ pub fn on_cron(ctx: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, _: u64, 
     }
 }
 
-/// Does what is due: ends waits and leases, takes back what could not be delivered, serves those
-/// who wait.
+/// Does what is due: ends waits and leases, takes back grants that could not be delivered, and
+/// serves waiters.
 pub fn catch_up(ctx: Ctx) {
     if edge::has_failed() {
         return waiters::give_up();
     }
-    // First of all: the first use of the table reads the notices of callbacks.
+    // This comes first, because the first use of the table reads the notices of callbacks.
     let slice = Slice::begin();
     checks::tell_removals(ctx);
     let mut more = slice.spend(ctx, SLICE, |node, now, _| {
@@ -72,7 +72,7 @@ pub fn catch_up(ctx: Ctx) {
             More::No
         }
     });
-    // Nobody waits for this: half of the slice is for what follows.
+    // Nobody waits for this, so half of the slice is left for what follows.
     more = more.max(slice.spend(ctx, SLICE / 2, |node, _, _| node.forget(BATCH)));
     let writes = may_write(ctx);
     if writes {
@@ -81,14 +81,14 @@ pub fn catch_up(ctx: Ctx) {
     slice.end();
     wake_for(more);
     if !writes {
-        // Nothing else can be done here; for the rest the cron comes by.
+        // Nothing else can be done here. The next cron does the rest.
         wake_for_waits();
     } else if let Some(next) = node::with(|node| node.table.next_deadline()) {
         wake_at(next.max(clock::mono()));
     }
 }
 
-/// Does what changes locks: leases end, the waiters are served.
+/// Does what changes locks: ends leases and serves waiters.
 fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         effects::send_header(ctx, node::with(|node| node.table.header()));
@@ -123,7 +123,7 @@ fn wake_for(more: More) {
     }
 }
 
-/// Time of the main thread that is spent on what was not asked for.
+/// The main thread's time for work that no client asked for.
 struct Slice {
     begin: MonoTime,
     begin_cpu: Micros,
@@ -137,7 +137,7 @@ impl Slice {
         }
     }
 
-    /// Decides until there is no more to do or so much of the slice is spent.
+    /// Works until nothing is left to do or this part of the slice is used up.
     fn spend(
         &self,
         ctx: Ctx,

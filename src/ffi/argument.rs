@@ -1,4 +1,4 @@
-//! Strings of the server: what a command was given, and what the module makes.
+//! Strings of the server: the arguments of a command, and strings that the module creates.
 
 use std::ffi::c_int;
 use std::marker::PhantomData;
@@ -7,10 +7,10 @@ use redis_module::raw;
 
 use super::api;
 
-/// A number of this many digits fits into 64 bits.
+/// A number with this many digits fits into 64 bits.
 const SURE_DIGITS: usize = 18;
 
-/// A string of the server's, at least as long as `'a`.
+/// A string of the server that lives at least as long as `'a`.
 #[derive(Clone, Copy)]
 pub struct Arg<'a>(*mut raw::RedisModuleString, PhantomData<&'a [u8]>);
 
@@ -36,9 +36,9 @@ impl<'a> Arg<'a> {
         }
     }
 
-    /// It as a number, in the server's strict reading.
+    /// Its value as a number, by the server's strict rules.
     pub fn number(self) -> Option<i64> {
-        // Faster than the server's own, which is for all that is unusual.
+        // This is faster than the server's own function, which handles all unusual input.
         let bytes = self.bytes();
         if bytes == b"0" {
             return Some(0);
@@ -60,13 +60,13 @@ impl<'a> Arg<'a> {
         (status == raw::REDISMODULE_OK as c_int).then_some(number)
     }
 
-    /// The server's own.
+    /// The server's own function.
     pub fn raw(self) -> *mut raw::RedisModuleString {
         self.0
     }
 }
 
-/// A string that the module made.
+/// A string that the module created.
 pub struct OwnedString(*mut raw::RedisModuleString);
 
 impl OwnedString {

@@ -6,11 +6,11 @@ use redis_module::raw;
 
 use super::{Ctx, api};
 
-/// One section of INFO, as of the moment at which it was read.
+/// One section of INFO, as it was when it was read.
 pub struct ServerInfo(*mut raw::RedisModuleServerInfoData);
 
 impl ServerInfo {
-    /// Reads a section of the server's own (`replication`, `persistence`, ...).
+    /// Reads a section of the server itself (`replication`, `persistence`, ...).
     pub fn read(section: &CStr) -> Self {
         // SAFETY: no context, so that the data is not tied to one; freed by `drop`.
         Self(unsafe {
@@ -53,7 +53,7 @@ impl Drop for ServerInfo {
 }
 
 impl Ctx {
-    /// The value of a server's configuration option; none if CONFIG does not answer.
+    /// The value of a configuration option of the server; none if CONFIG does not answer.
     pub fn config(self, name: &str) -> Option<String> {
         let reply = self.ask(c"CONFIG", &[b"GET", name.as_bytes()])?;
         String::from_utf8(reply.into_iter().nth(1)?).ok()

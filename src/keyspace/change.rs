@@ -1,4 +1,4 @@
-//! How the keys are changed: by an output of core, and by an effect that was decided elsewhere.
+//! How keys are changed: by an output of core, and by an effect from another node.
 
 use redislock_core::Table;
 use redislock_core::slots::LockId;
@@ -16,7 +16,7 @@ use crate::{clock, node, server};
 
 /// Where the key of a touched lock is.
 pub(super) enum Place {
-    /// It is one of those that the command has open.
+    /// It is one of the keys that the command has open.
     Own(usize),
     /// The command did not name it.
     Elsewhere(Key),
@@ -25,7 +25,7 @@ pub(super) enum Place {
 
 /// Finds the keys of all touched locks.
 pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> SmallList<Place> {
-    // Nearly always it is the only key that the command has open.
+    // It is nearly always the only key that the command has open.
     if let ([opened], [touched]) = (own, &output.touched[..])
         && is_at(table, opened, touched)
     {
@@ -34,7 +34,7 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
     let mut next = 0;
     let place = |touched: &Touched| {
         let is_own = |opened: &&Opened<'_>| is_at(table, opened, touched);
-        // Core touches the keys of a command in their order, so the next one is nearly always it.
+        // Core touches the keys of a command in their order, so it is nearly always the next one.
         let own = if own.get(next).as_ref().is_some_and(is_own) {
             Some(next)
         } else {
@@ -51,17 +51,17 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
     output.touched.iter().map(place).collect()
 }
 
-/// Whether this open key is the one of a touched lock.
+/// Whether this open key belongs to a touched lock.
 fn is_at(table: &Table, opened: &Opened<'_>, touched: &Touched) -> bool {
     match (touched.presence, opened.lock) {
         (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
-        // A lock that core does not know is no lock: it is written over.
+        // A value that core does not know is not a lock: it is overwritten.
         (Presence::New, _) => table.is_at(touched.id, opened.db, opened.name.bytes()),
         _ => false,
     }
 }
 
-/// Changes the keys and replicates it; the events about it are left to the caller.
+/// Changes the keys and replicates the changes. The caller sends the keyspace events.
 pub(super) fn change_keys<'a>(
     ctx: Ctx,
     own: &[Opened<'a>],
@@ -99,7 +99,7 @@ pub(super) fn change_keys<'a>(
                 (applied, key.db(), Name::Made(name))
             }
             Place::Nowhere => {
-                // Changes are sent by their range, which must not contain this one.
+                // Changes are sent as a range, which must not contain this one.
                 if let Some(effects) = &mut effects {
                     effects.send(ctx);
                 }
@@ -138,26 +138,27 @@ pub(super) fn change_keys<'a>(
     if let Some(mut effects) = effects {
         effects.send(ctx);
     } else {
-        // Either the command says it all, or nobody listens: then nothing is sent, and this only
-        // counts the change, for the server's save points.
+        // Either the command itself is replicated, or nobody listens: then nothing is sent, and
+        // this only counts the change for the server's save points.
         ctx.replicate_as_is();
     }
     followup
 }
 
-/// What became of the key of a touched lock.
+/// The state of the key of a touched lock after the change.
 enum Applied {
     /// It is as core decided.
     Changed,
-    /// The same, but replicas have to make the key again: theirs may have a TTL, or be gone.
+    /// The same, but replicas must create the key again: theirs may have a TTL, or be gone.
     MadeAgain,
-    /// Something else is there, or nothing: the lock is gone, and the change with it.
+    /// The key holds another value, or nothing: the lock is gone, and the change does not apply.
     LeftAlone,
 }
 
-/// Makes or deletes the key of a touched lock. It is open for writing, and empty or with this lock.
+/// Creates or deletes the key of a touched lock. The key is open for writing, and empty or with
+/// this lock.
 ///
-/// A TTL that somebody has set on the key ends the holds of that time. It must not end a later one.
+/// A TTL that somebody has set on the key ends the current holds. It must not end a later one.
 fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) -> Applied {
     let mut applied = Applied::Changed;
     match touched.presence {
@@ -172,8 +173,8 @@ fn change_key(ctx: Ctx, touched: &Touched, name: Arg<'_>, key: &OpenKey) -> Appl
     applied
 }
 
-/// The same for a key that is not open. Something else may be there by now: then it is left alone.
-/// If a TTL is over, the server deletes the key at this moment.
+/// The same for a key that is not open. If it holds another value meanwhile, it stays unchanged. If
+/// its TTL has passed, the server deletes the key when it is opened.
 fn change_closed_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
     let id = touched.id;
     if touched.presence == Presence::Kept {
@@ -190,7 +191,7 @@ fn change_closed_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
         }
         // Nobody can reach the new lock.
         (Presence::New, _) => node::removed(id, name.bytes()),
-        // It is gone, as core decided; replicas must be notified.
+        // It is gone, as core decided, but replicas must be notified.
         (_, Found::Nothing) => {
             ctx.signal_modified(name);
             return Applied::Changed;
@@ -201,8 +202,8 @@ fn change_closed_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
     Applied::LeftAlone
 }
 
-/// Opens the key of a lock that stays. If the server deletes it meanwhile, because its TTL is over,
-/// a hold that was just granted is put there again; others end with the key.
+/// Opens the key of a lock that stays. If the server deletes the key at that moment because its TTL
+/// has passed, a hold that was just granted is stored again. Other holds end with the key.
 fn keep_key(ctx: Ctx, touched: &Touched, name: Arg<'_>) -> Applied {
     let id = touched.id;
     let (key, was_deleted) = node::opening(id, || OpenKey::new(ctx, name, For::Writing));
@@ -227,7 +228,7 @@ fn is_known(id: LockId) -> bool {
     node::with(|node| node.table.lock(id).is_some())
 }
 
-/// Applies an effect that was decided elsewhere: a change for each of these keys.
+/// Applies an effect from another node: a change for each of these keys.
 pub fn apply_effect(
     ctx: Ctx,
     header: Header,
@@ -243,7 +244,7 @@ pub fn apply_effect(
             Found::Nothing => None,
             Found::Lock(id) => Some(id),
             Found::LegacyString(_) | Found::Other => {
-                // A client has written to this replica. The other keys are not concerned.
+                // A client has written to this replica. The other keys are not affected.
                 result = Err(Denial::WrongType);
                 continue;
             }
@@ -260,13 +261,13 @@ pub fn apply_effect(
         }
         ctx.signal_modified(name);
     }
-    // Its own AOF and replicas get it as it came.
+    // This node's own AOF and replicas get the effect unchanged.
     ctx.replicate_as_is();
     result
 }
 
-/// Frees a key whose lock was released elsewhere, without a look at its holder: what is decided
-/// is not decided again.
+/// Frees a key whose lock was released on another node. The holder is not checked: the decision was
+/// made there.
 pub fn free(ctx: Ctx, name: Arg<'_>) -> Result<(), Denial> {
     let _changing = Changing::begin();
     let key = OpenKey::new(ctx, name, For::Writing);

@@ -1,5 +1,5 @@
-//! What is left to do when a change is whole: its keyspace events are sent, and the alarm is set
-//! for what comes next.
+//! What is left to do when a change is complete: send its keyspace events, and set the alarm for
+//! what is due next.
 
 use std::ffi::CStr;
 
@@ -33,11 +33,11 @@ pub(super) struct KeyEvents<'a> {
     pub(super) events: Events,
 }
 
-/// What is left to do when a change is whole.
+/// The work that is left when a change is complete.
 #[derive(Default)]
 #[must_use]
 pub struct Followup<'a> {
-    /// Nearly always there is one, which needs no allocation.
+    /// There is nearly always one, which needs no allocation.
     first: Option<KeyEvents<'a>>,
     more: Vec<KeyEvents<'a>>,
     pub(super) wake: Option<Wake>,
@@ -52,8 +52,8 @@ impl<'a> Followup<'a> {
         }
     }
 
-    /// Sends the keyspace events and sets the alarm. Listeners may do anything,
-    /// so no key stays open.
+    /// Sends the keyspace events and sets the alarm. Listeners may do anything, so no key may be
+    /// open.
     pub fn finish(self, ctx: Ctx, own: &[Opened<'_>]) {
         let wake = self.wake;
         self.send_events(ctx, own);
@@ -62,8 +62,8 @@ impl<'a> Followup<'a> {
         }
     }
 
-    /// Sends the keyspace events. Outside of a command the caller sets the alarm, as it knows what
-    /// can be done by then.
+    /// Sends the keyspace events. Outside of a command, the caller sets the alarm, because it knows
+    /// what it will still do itself.
     pub(super) fn send_events(self, ctx: Ctx, own: &[Opened<'_>]) {
         let Some(first) = self.first else {
             return;

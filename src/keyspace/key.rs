@@ -1,4 +1,4 @@
-//! Keys that are open, and what is found at them.
+//! Open keys, and their values.
 
 use std::cell::Cell;
 use std::ffi::c_int;
@@ -18,8 +18,8 @@ use crate::ffi::{Arg, Ctx, api};
 pub(super) enum For {
     Reading,
     Writing,
-    /// To see what is there, and nothing else: no event is sent, nothing is deleted because its
-    /// time is up (7.0 deletes it all the same).
+    /// Only to look at the value: no event is sent, and an expired key is not deleted (Redis 7.0
+    /// deletes it all the same).
     Looking,
 }
 
@@ -32,8 +32,8 @@ impl OpenKey {
         let mode = match purpose {
             For::Reading => raw::REDISMODULE_READ | raw::REDISMODULE_OPEN_KEY_NOTOUCH,
             For::Writing => raw::REDISMODULE_READ | raw::REDISMODULE_WRITE,
-            // To open for writing sends no event about a missing key, on 7.0 too, which does not
-            // know the other flags.
+            // Opening for writing sends no event about a missing key. This is also true on Redis
+            // 7.0, which does not know the other flags.
             For::Looking => {
                 raw::REDISMODULE_READ
                     | raw::REDISMODULE_WRITE
@@ -48,12 +48,12 @@ impl OpenKey {
         Self(Cell::new(key.cast()))
     }
 
-    /// Whether it is open. For writing, a missing key can be open, too.
+    /// Whether it is open. A missing key can be open for writing, too.
     pub(super) fn is_open(&self) -> bool {
         !self.0.get().is_null()
     }
 
-    /// Whether anything is at the key.
+    /// Whether the key exists.
     pub(super) fn exists(&self) -> bool {
         let key = self.0.get();
         // SAFETY: an open key.
@@ -61,7 +61,7 @@ impl OpenKey {
             && unsafe { api!(RedisModule_KeyType(key)) } != raw::REDISMODULE_KEYTYPE_EMPTY as c_int
     }
 
-    /// What is at the key.
+    /// The value of the key.
     pub(super) fn found(&self) -> Found {
         let key = self.0.get();
         if !self.exists() {
@@ -83,8 +83,8 @@ impl OpenKey {
         }
     }
 
-    /// The database that it is in. Inside EXEC, Valkey 9.1 takes the database of the transaction
-    /// for the selected one, whatever was selected for a callback; a key knows better.
+    /// The database that it is in. Inside EXEC, Valkey 9.1 reports the database of the transaction
+    /// as the selected one, even in a callback for another database; the key has the right one.
     pub(super) fn db(&self) -> Option<u32> {
         let key = self.0.get();
         if key.is_null() {
@@ -94,7 +94,7 @@ impl OpenKey {
         u32::try_from(unsafe { api!(RedisModule_GetDbIdFromModuleKey(key)) }).ok()
     }
 
-    /// Puts a lock there. The key is open for writing, and empty or without a known lock.
+    /// Stores a lock. The key is open for writing, and empty or without a known lock.
     pub(super) fn set(&self, id: LockId) {
         // SAFETY: an open key, our own type; the value is a handle that the type's callbacks
         // understand.
@@ -107,7 +107,7 @@ impl OpenKey {
         }
     }
 
-    /// Removes the TTL of the key; whether it had one. It is open for writing.
+    /// Removes the TTL of the key, which is open for writing. Returns whether it had one.
     pub(super) fn clear_ttl(&self) -> bool {
         let none = raw::REDISMODULE_NO_EXPIRE as raw::mstime_t;
         // SAFETY: an open key.
@@ -128,7 +128,7 @@ impl OpenKey {
         }
     }
 
-    /// Closes the key: nothing may be done with it any more.
+    /// Closes the key. It must not be used afterwards.
     pub(super) fn close(&self) {
         let key = self.0.replace(std::ptr::null_mut());
         if !key.is_null() {
@@ -144,8 +144,8 @@ impl Drop for OpenKey {
     }
 }
 
-/// A string that lasts so long, or has no TTL. The server ends it a millisecond after
-/// nothing is left.
+/// A string with this TTL, or without one. The server deletes it one millisecond after its TTL
+/// reaches zero.
 fn string_with(left: Option<Millis>) -> LegacyString {
     let more = Millis(1).to_micros();
     let end = left.map(|left| clock::mono().plus(left.to_micros()).plus(more));

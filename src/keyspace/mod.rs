@@ -1,13 +1,13 @@
-//! The only place that opens keys, applies what core has decided, replicates it and sends events
-//! about it.
+//! The only place that opens keys, applies core's decisions, replicates them and sends keyspace
+//! events.
 //!
-//! Another module may listen to keyspace events and call LOCK commands from there. So ours are sent
-//! last: when all keys are changed, the effect is replicated, and nothing is borrowed or open. The
-//! server sends events of its own earlier (a new key, a key whose time is up). A LOCK command that
-//! is called from one of these meets a request that has looked at some of its keys, or a change
-//! that is half made, and is refused ([`is_changing`]).
-//! Other commands are not, and may delete any key. The server keeps a pointer to the value of an
-//! open key, so no key stays open while another one is opened or changed.
+//! Another module may listen to keyspace events and call LOCK commands from there. So our events
+//! are sent last: when all keys are changed, the effect is replicated, and nothing is borrowed or
+//! open. The server sends its own events earlier (a new key, an expired key). A LOCK command that
+//! is called from such an event would run in the middle of a request or of a change, so it is
+//! refused ([`is_changing`]). Other commands are not refused, and may delete any key. The server
+//! keeps a pointer to the value of an open key, so no key stays open while another one is opened or
+//! changed.
 
 mod change;
 mod followup;
@@ -41,8 +41,8 @@ pub struct Opened<'a> {
 }
 
 impl<'a> Opened<'a> {
-    /// Opens a key of the selected database. If its time is up, the server deletes it and tells
-    /// other modules. What these change meanwhile is seen here: the key is opened again then.
+    /// Opens a key of the selected database. If it has expired, the server deletes it and notifies
+    /// other modules. If they change locks meanwhile, the key is opened again.
     pub fn new(ctx: Ctx, name: Arg<'a>) -> Result<Self, Denial> {
         let open = || {
             let _changing = Changing::begin();
@@ -70,7 +70,7 @@ impl<'a> Opened<'a> {
         })
     }
 
-    /// The key, as core wants it named.
+    /// The name of the key, in core's form.
     pub fn wanted(&self) -> Wanted<'a> {
         Wanted {
             db: self.db,
@@ -80,29 +80,29 @@ impl<'a> Opened<'a> {
         }
     }
 
-    /// The lock at it.
+    /// The lock at this key.
     pub fn lock(&self) -> Option<LockId> {
         self.lock
     }
 
-    /// Closes the key, so that others may change it. If it is to be changed, it is opened again.
+    /// Closes the key, so that others may change it. To change it, it is opened again.
     pub fn close(&self) {
         self.key.close();
     }
 }
 
-/// What is at a key of the selected database, for a command that only reads.
+/// The value of a key of the selected database, for a command that only reads.
 pub fn find(ctx: Ctx, name: Arg<'_>) -> Found {
     OpenKey::new(ctx, name, For::Reading).found()
 }
 
-/// Whether anything is at a key of the selected database. Nobody hears of the look: the server may
+/// Whether a key of the selected database exists. The lookup sends no event, because the server may
 /// be in the middle of a deletion.
 pub fn is_there(ctx: Ctx, name: Arg<'_>) -> bool {
     OpenKey::new(ctx, name, For::Looking).exists()
 }
 
-/// The lock at a key that an event is about, and the key.
+/// The lock at the key of an event, and the key.
 pub fn lock_at(ctx: Ctx, name: Arg<'_>) -> Option<(LockId, Key)> {
     let key = OpenKey::new(ctx, name, For::Reading);
     match (key.found(), key.db()) {
@@ -111,7 +111,7 @@ pub fn lock_at(ctx: Ctx, name: Arg<'_>) -> Option<(LockId, Key)> {
     }
 }
 
-/// The keyspace as core may ask it.
+/// The keyspace, as core may query it.
 pub struct Keys<'a> {
     ctx: Ctx,
     own: &'a [Opened<'a>],
@@ -140,7 +140,8 @@ pub fn note_foreign_change() {
     FOREIGN_CHANGES.store(changes, Ordering::Relaxed);
 }
 
-/// Another number if others have changed locks: what was seen at keys before counts no more.
+/// A number that changes whenever others change locks. What was seen at keys before is outdated
+/// then.
 pub fn foreign_changes() -> u64 {
     FOREIGN_CHANGES.load(Ordering::Relaxed)
 }
@@ -148,12 +149,12 @@ pub fn foreign_changes() -> u64 {
 /// Whether a change has begun and is not whole yet.
 static CHANGING: AtomicBool = AtomicBool::new(false);
 
-/// Whether a change has begun and is not whole yet: then the caller was called in the middle of it.
+/// Whether a change is in progress: then the server called the caller in the middle of it.
 pub fn is_changing() -> bool {
     CHANGING.load(Ordering::Relaxed)
 }
 
-/// A change, as long as it is not whole.
+/// A change in progress.
 struct Changing {
     /// Whether it is part of another one.
     is_inner: bool,
@@ -161,7 +162,7 @@ struct Changing {
 
 impl Changing {
     fn begin() -> Self {
-        // No swap: that is a locked instruction, and one thread at a time comes here.
+        // Not a swap, which is a locked instruction: only one thread at a time runs this.
         let is_inner = CHANGING.load(Ordering::Relaxed);
         CHANGING.store(true, Ordering::Relaxed);
         Self { is_inner }
@@ -174,7 +175,7 @@ impl Drop for Changing {
     }
 }
 
-/// Lets core decide about a command, applies what follows, sends the events and sets the alarm.
+/// Lets core decide about a command, applies the decision, sends the events and sets the alarm.
 /// `own` are the keys that the command has open; they may be closed afterwards.
 pub fn decide<R>(
     ctx: Ctx,
@@ -186,10 +187,9 @@ pub fn decide<R>(
     result
 }
 
-/// [`decide`] for a command that says by itself that its key is free afterwards. If that is all
-/// that follows, it is replicated as it came (see [`free`]), which is shorter and cheaper than an
-/// effect.
-/// It gives no fence itself: the wall clock is read only if a waiter may be given one.
+/// [`decide`] for a command after which its key is free. If the decision changes nothing else, the
+/// command itself is replicated (see [`free`]), which is shorter and cheaper than an effect. The
+/// command itself needs no fence, so the wall clock is read only if a waiter may get one.
 pub fn decide_release<R>(
     ctx: Ctx,
     own: &[Opened<'_>],
@@ -200,8 +200,8 @@ pub fn decide_release<R>(
     result
 }
 
-/// [`decide_release`] with effects in any case, for a caller that has more to do before anybody may
-/// be notified.
+/// [`decide_release`] that always replicates effects, for a caller that has more to do before
+/// events may be sent.
 pub fn decide_deferring_events<'a, R>(
     ctx: Ctx,
     own: &[Opened<'a>],
@@ -213,7 +213,7 @@ pub fn decide_deferring_events<'a, R>(
 /// Whether a waiter may be granted a lock when these keys become free.
 fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
     |Node { table, .. }: &Node| {
-        // A key that is free may have a queue of requests that also wait for other keys.
+        // A free key may have a queue of requests that also wait for other keys.
         let has_queue = |lock: Option<LockId>| match lock {
             Some(lock) => table.is_waited_for(lock),
             None => table.waiters() > 0,
@@ -222,8 +222,8 @@ fn may_serve(own: &[Opened<'_>]) -> impl FnOnce(&Node) -> bool {
     }
 }
 
-/// Lets core decide about what no client has asked for, applies what follows and sends the events.
-/// The caller sets the alarm: it knows what can be done by then.
+/// Lets core decide about something that is not a request, applies the decision and sends the
+/// events. The caller sets the alarm, because it knows what it will still do itself.
 pub fn decide_event<R>(ctx: Ctx, decide: impl FnOnce(&mut Node, Now, &mut Keys<'_>) -> R) -> R {
     let (result, followup) = decide_at(ctx, &[], Occasion::Event, |_| true, decide);
     followup.send_events(ctx, &[]);
@@ -239,7 +239,7 @@ enum Occasion {
     Event,
 }
 
-/// An output that was applied: its memory is used again.
+/// An output that was applied. Its memory is reused.
 static SPARE: Global<Option<Box<Output>>> = Global::new(None);
 
 fn decide_at<'a, R>(
@@ -262,7 +262,7 @@ fn decide_at<'a, R>(
         };
         let now = Now { mono, wall };
         let result = decide(node, now, &mut Keys { ctx, own });
-        // Keys that are open are not what they were, if databases are not.
+        // Open keys are outdated if a database was flushed or swapped.
         let own = if node.have_databases_moved() {
             &[]
         } else {
@@ -271,7 +271,7 @@ fn decide_at<'a, R>(
         if !node.table.has_output() {
             return (result, node.table.wake(None, now), None);
         }
-        // Outside of a command an effect is always made: nobody else counts the change.
+        // Outside of a command, an effect is always made: nothing else counts the change.
         let listened_to = node.listened_to || occasion == Occasion::Event;
         let lock = own.first().and_then(Opened::lock);
         let says_it =

@@ -8,7 +8,7 @@ use redislock_core::slots::LockId;
 
 static TYPE: AtomicPtr<raw::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
 
-/// The type, as the server knows it.
+/// The server's handle of the type.
 pub(super) fn redis_type() -> *mut raw::RedisModuleType {
     TYPE.load(Ordering::Relaxed)
 }

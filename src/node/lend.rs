@@ -1,4 +1,4 @@
-//! The table while core looks at a key: others may read it, and what would change it waits.
+//! The table while core looks up a key: others may read it, and changes wait.
 
 use std::sync::atomic::{AtomicBool, AtomicPtr, Ordering};
 
@@ -7,13 +7,13 @@ use redislock_core::Table;
 use super::{Node, Notice, notices, post, with};
 use crate::global::Global;
 
-/// The table, while core looks at a key: see [`lend`].
+/// The table, while core looks up a key: see [`lend`].
 static LENT: AtomicPtr<Table> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Looks at a key for core, which has the table borrowed. Redis 7.0 deletes a key whose time is up
-/// even then, and tells other modules, which may read locks ([`read`]).
+/// Looks up a key for core, which has the table borrowed. Redis 7.0 deletes an expired key even
+/// then, and notifies other modules, which may read locks ([`read`]).
 pub fn lend<R>(table: &Table, look: impl FnOnce() -> R) -> R {
-    /// Takes it back, after a panic too.
+    /// Takes the table back, also after a panic.
     struct Lent;
     impl Drop for Lent {
         fn drop(&mut self) {
@@ -25,12 +25,12 @@ pub fn lend<R>(table: &Table, look: impl FnOnce() -> R) -> R {
     look()
 }
 
-/// Whether core looks at a key, so that the table can only be read.
+/// Whether core is looking up a key, so that the table can only be read.
 pub fn is_lent() -> bool {
     !LENT.load(Ordering::Relaxed).is_null()
 }
 
-/// Reads the table, also while core looks at a key.
+/// Reads the table, also while core looks up a key.
 pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
     // SAFETY: it is set only while `lend` has the table borrowed for reading. A caller that comes
     // here then was called from there, on the thread that holds the server's global lock, or is a
@@ -41,12 +41,12 @@ pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
     }
 }
 
-/// What is to be done when the decision is whole in which core looks at a key.
+/// What to do when the decision that looks up a key is complete.
 static LATER: Global<Vec<Box<dyn FnOnce()>>> = Global::new(Vec::new());
 static HAS_LATER: AtomicBool = AtomicBool::new(false);
 
-/// Does something that uses the node's state: now, or if core looks at a key, when its decision is
-/// whole.
+/// Does something that uses the node's state: now, or, if core is looking up a key, when its
+/// decision is complete.
 pub fn when_whole(run: impl FnOnce() + 'static) {
     if is_lent() {
         LATER.with(|later| later.push(Box::new(run)));
@@ -56,7 +56,7 @@ pub fn when_whole(run: impl FnOnce() + 'static) {
     }
 }
 
-/// A decision is whole.
+/// A decision is complete.
 #[inline]
 pub fn is_whole() {
     if HAS_LATER.load(Ordering::Relaxed) {
@@ -67,17 +67,17 @@ pub fn is_whole() {
     }
 }
 
-/// Whether databases were flushed or swapped while core looked at a key.
+/// Whether databases were flushed or swapped while core looked up a key.
 static MOVED: AtomicBool = AtomicBool::new(false);
 
-/// Databases are flushed or swapped, which core has to know before anything is done in them.
+/// Databases are flushed or swapped. Core must learn this before anything is done in them.
 pub fn move_databases(notice: Notice) {
     MOVED.store(is_lent(), Ordering::Relaxed);
     post(notice);
     read_notices();
 }
 
-/// Reads the notices now, before they become very many, unless core looks at a key.
+/// Reads the notices now, before they become very many, unless core is looking up a key.
 pub fn read_notices() {
     if !is_lent() {
         with(|_| ());
@@ -85,9 +85,10 @@ pub fn read_notices() {
 }
 
 impl Node {
-    /// Takes in what happened to databases while core looked at keys; whether something did.
+    /// Applies flushes and swaps that happened while core looked up keys. Returns whether there
+    /// were any.
     pub fn have_databases_moved(&mut self) -> bool {
-        // A plain load: this is asked in every decision, and a swap is a locked instruction.
+        // Not a swap, which is a locked instruction: this runs in every decision.
         let moved = MOVED.load(Ordering::Relaxed);
         if moved {
             MOVED.store(false, Ordering::Relaxed);

@@ -1,8 +1,8 @@
 //! This node's state: the table of locks, and the notices that callbacks leave for it.
 //!
-//! The server calls back at any moment: in the middle of a deletion of ours, on a background
-//! thread. So these callbacks never touch the table. They leave a notice, and the next use
-//! of the table reads the notices first. `global.rs` states the thread model.
+//! The server may call back at any moment: in the middle of one of our deletions, or on a
+//! background thread. So these callbacks never touch the table. They leave a notice, and the next
+//! use of the table reads the notices first. `global.rs` states the thread model.
 
 mod lend;
 mod notices;
@@ -30,58 +30,58 @@ use crate::clock;
 use crate::global::Global;
 use crate::removals::{Caller, Cause, Removal};
 
-/// Whether more is to be done than fits into a slice.
+/// Whether work is left after a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum More {
     No,
-    /// For everybody it is as if it were done.
+    /// Work is left, but nobody can notice it.
     Later,
-    /// Somebody waits for it, and the server has to deliver grants before.
+    /// Somebody waits for it, and the server must deliver grants first.
     NextTurn,
     /// Somebody waits for it.
     Soon,
 }
 
-/// What a flush has led to.
+/// The consequences of a flush.
 #[derive(Clone, Copy, Default)]
 pub struct Flush {
     /// How many locks it removed.
     pub locks: usize,
-    /// Whether there is a quarantine because of it.
+    /// Whether it caused a quarantine.
     pub quarantines: bool,
 }
 
 /// Everything that belongs to this node.
 pub struct Node {
     pub table: Table,
-    /// Grants that could not be delivered, to be taken back when writing is allowed.
+    /// Grants that could not be delivered. They are taken back when writing is allowed.
     pub undeliverable: Vec<WaiterId>,
-    /// Strings that somebody waits for and that were changed, to be looked at: each once, as often
-    /// as it was changed.
+    /// Strings that somebody waits for and that were changed. Each must be checked once, however
+    /// often it was changed.
     changed_strings: BTreeSet<Key>,
-    /// Locks whose values were freed, to be forgotten.
+    /// Locks whose values were freed. They must be removed from the table.
     freed: Vec<Vec<LockId>>,
-    /// What removed the keys of those of them that are not forgotten yet, and who, where it is
-    /// known.
+    /// For locks that are still to be removed from the table: what removed their keys, and who, if
+    /// that is known.
     removed_by: HashMap<LockId, (Cause, Option<Caller>)>,
-    /// Locks that were removed while they were held, to be counted and logged.
+    /// Locks that were removed while they were held. They must be counted and logged.
     pub removals: VecDeque<Removal>,
     /// Consequences of flushes that are still to be reported.
     pub flush: Flush,
-    /// Whether the AOF or a replica may be listening to what is replicated; see
+    /// Whether the AOF or a replica may need what is replicated; see
     /// [`crate::server::nobody_listens`].
     pub listened_to: bool,
-    /// The fence counter is to go into the stream once more.
+    /// Whether the fence counter must be replicated again.
     pub counter_is_due: bool,
-    /// Random, new with each start.
+    /// A random number, new at each start.
     pub incarnation: String,
     /// The longest slice of expiry so far.
     pub longest_slice: Micros,
-    /// The most time that the main thread itself has spent in a slice.
+    /// The most CPU time of the main thread in one slice so far.
     pub longest_slice_cpu: Micros,
 }
 
-/// Room for so many of what comes and goes is kept: lists and maps do not shrink by themselves.
+/// Lists and maps do not shrink by themselves. They are shrunk to room for this many elements.
 const KEPT: usize = 1024;
 
 lazy_static! {
@@ -103,7 +103,8 @@ lazy_static! {
 }
 static ANYONE_WAITS: AtomicBool = AtomicBool::new(false);
 static HAS_TIES: AtomicBool = AtomicBool::new(false);
-/// Uses the node's state. Inside, nothing may be called by which the server calls back into `with`.
+/// Uses the node's state. The closure must not call anything that makes the server call back into
+/// `with`.
 pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
     #[cfg(feature = "failpoints")]
     crate::edge::failpoint::BORROWS.fetch_add(1, Ordering::Relaxed);
@@ -118,8 +119,8 @@ pub fn with<R>(use_it: impl FnOnce(&mut Node) -> R) -> R {
     })
 }
 
-/// A waiter has received its grant. Mostly the node is not in use: then no notice has to be left
-/// for it, which takes 450 instructions.
+/// A waiter has received its grant. If the node is not in use, as is usual, this does not need a
+/// notice, which takes 450 instructions.
 pub fn delivered(id: WaiterId) {
     let noted = NODE.try_change(|node| node.table.delivered(id));
     if noted.is_none() {
@@ -133,20 +134,20 @@ pub fn anyone_waits() -> bool {
     ANYONE_WAITS.load(Ordering::Relaxed)
 }
 
-/// Whether a hold ends with a connection, as of the last use of the table.
+/// Whether there are ephemeral holds, as of the last use of the table.
 pub fn has_ties() -> bool {
     HAS_TIES.load(Ordering::Relaxed)
 }
 
-/// Whether somebody waits until the string at a key is gone; yes if that is unknown now. For
+/// Whether somebody waits for the string at a key to go away; yes if that is unknown. For
 /// callbacks.
 pub fn waits_for_string(key: &Key) -> bool {
     NODE.try_with(|node| node.table.waits_for_string(key))
         .unwrap_or(true)
 }
 
-/// A number that tells byte strings apart and says nothing about them: keyed again with each start,
-/// never 0.
+/// A fingerprint that tells byte strings apart and reveals nothing about them. It has a new secret
+/// key at each start, and is never 0.
 pub fn fingerprint(bytes: &[u8]) -> u64 {
     FINGERPRINTS.hash_one(bytes) | 1
 }
@@ -161,8 +162,8 @@ impl Node {
         self.flush.quarantines |= before != table.quarantine.left(now.mono);
     }
 
-    /// The role of this node has changed. What concerns the locks and their clients is decided in
-    /// [`Table::role_changed`]; what callbacks have left for it goes with it.
+    /// The role of this node has changed. [`Table::role_changed`] decides about the locks and their
+    /// clients; the work that callbacks have left for the old role is dropped.
     pub fn role_changed(&mut self) {
         // Each field is named, so that a new one cannot be forgotten here.
         let Self {
@@ -182,20 +183,20 @@ impl Node {
         table.role_changed();
         undeliverable.clear();
         changed_strings.clear();
-        // What its master removed is for the master to report.
+        // The master reports what it removed.
         removals.clear();
-        // A change of roles may bring a backlog.
+        // A change of roles may create a backlog.
         *listened_to = true;
     }
 
-    /// CONFIG RESETSTAT: counts begin again.
+    /// CONFIG RESETSTAT: counters start again at zero.
     pub fn reset_statistics(&mut self) {
         self.table.reset_statistics();
         self.longest_slice = Micros::ZERO;
         self.longest_slice_cpu = Micros::ZERO;
     }
 
-    /// Whether something is left to do that no deadline covers.
+    /// Whether work is left that has no deadline.
     pub fn has_work(&self) -> bool {
         let Self {
             table,
@@ -214,7 +215,7 @@ impl Node {
         of_table || to_forget || to_tell || *counter_is_due
     }
 
-    /// Notes of strings that were changed that they are due, of at most this many.
+    /// Marks strings that were changed as due to be checked, at most this many.
     pub fn note_changed_strings(&mut self, most: usize) -> More {
         for _ in 0..most {
             match self.changed_strings.pop_first() {
@@ -225,7 +226,7 @@ impl Node {
         More::Soon
     }
 
-    /// Forgets what nobody can reach any more, of at most this many locks or holds.
+    /// Removes data that nobody can reach any more, of at most this many locks or holds.
     pub fn forget(&mut self, most: usize) -> More {
         self.table.clear_remains(most);
         let freed = self.forget_freed(most);
@@ -236,7 +237,7 @@ impl Node {
         }
     }
 
-    /// Forgets locks whose values were freed, at most this many.
+    /// Removes locks whose values were freed, at most this many.
     fn forget_freed(&mut self, most: usize) -> More {
         for _ in 0..most {
             match self.freed.last_mut().map(Vec::pop) {
@@ -257,7 +258,7 @@ impl Node {
 
     /// Notes that a lock is gone, if it was held and its key was removed.
     fn note_removal(&mut self, id: LockId) {
-        // Nearly always there is none: then nothing is hashed.
+        // There is nearly always none; then nothing is hashed.
         let by = if self.removed_by.is_empty() {
             None
         } else {
@@ -276,7 +277,7 @@ impl Node {
         }
     }
 
-    /// Takes some of the locks that were removed while they were held, to tell of them.
+    /// Takes some of the locks that were removed while they were held, to report them.
     pub fn take_removals(&mut self, most: usize) -> Vec<Removal> {
         let many = self.removals.len().min(most);
         let some = self.removals.drain(..many).collect();
@@ -286,7 +287,7 @@ impl Node {
         some
     }
 
-    /// Goes on with what is done in slices: `most` things of those that are due.
+    /// Continues the work that is done in slices, with at most `most` steps.
     pub fn run_slice(&mut self, most: usize, now: Now, keys: &mut dyn Keyspace) -> More {
         let Self {
             table,
@@ -296,7 +297,7 @@ impl Node {
         let kinds = [table.is_closing(), table.is_sweeping()];
         // Leases end all the time.
         let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
-        // All of them: an owner that was refused must not find that it holds the lock.
+        // All of them, because an owner that was refused must not find that it holds the lock.
         for waiter in undeliverable.drain(..) {
             table.undeliverable(waiter, now, keys);
         }

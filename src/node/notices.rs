@@ -12,16 +12,16 @@ use super::{More, Node, fingerprint};
 use crate::removals::{Caller, Cause};
 use crate::server;
 
-/// What a callback has to say.
+/// What a callback reports.
 pub enum Notice {
-    /// The key of a lock was removed by something else than us.
+    /// Something other than this module removed the key of a lock.
     Unlinked(LockId),
-    /// The value of a lock stands at this key now.
+    /// The value of a lock is at this key now.
     Attached(LockId, Key),
     /// What removed the key of a lock, and who.
     RemovedBy(LockId, Cause, Option<Caller>),
-    /// The server saves, rewrites or hands a slot over in a child; whether the fence counter has to
-    /// go into the stream for it.
+    /// The server saves, rewrites or hands a slot over in a child; whether the fence counter must
+    /// be replicated for it.
     Forked { counter_is_due: bool },
     /// A waiter is gone.
     Left(WaiterId),
@@ -29,7 +29,7 @@ pub enum Notice {
     Delivered(WaiterId),
     /// The string at a key was removed or changed, or its TTL was.
     StringChanged(Key),
-    /// A database, or every one, was flushed then.
+    /// A database, or all of them, was flushed at this time.
     Flushed(Option<u32>, Now),
     /// Two databases have changed places.
     Swapped(u32, u32),
@@ -38,7 +38,7 @@ pub enum Notice {
 static NOTICES: Mutex<Vec<Notice>> = Mutex::new(Vec::new());
 static FREED: Mutex<Vec<LockId>> = Mutex::new(Vec::new());
 
-/// The server itself; its children only read.
+/// The process id of the server itself; its children only read.
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
 static HAS_NOTICES: AtomicBool = AtomicBool::new(false);
 /// The name of the last lock that was removed, as a fingerprint, the lock, and the command.
@@ -46,13 +46,14 @@ static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// This many freed locks are forgotten whenever the table is used, and more when there is time.
+/// This many freed locks are removed from the table whenever it is used, and more when there is
+/// time.
 const FORGOTTEN_AT_ONCE: usize = 16;
 
 /// Room for this many notices is kept.
 const KEPT_NOTICES: usize = 1024;
 
-/// The lock that we are deleting ourselves; what the server calls back about it is no news.
+/// The lock that the module itself is deleting. Callbacks about it are ignored.
 static OURS: AtomicU64 = AtomicU64::new(0);
 /// Whether the server has unlinked it.
 static OURS_UNLINKED: AtomicBool = AtomicBool::new(false);
@@ -83,8 +84,8 @@ pub fn post(notice: Notice) {
     }
 }
 
-/// The value of a lock was freed, on any thread. A flush frees very many of them, and nobody can
-/// reach them any more: they are forgotten a few at a time.
+/// The value of a lock was freed, on any thread. A flush frees very many of them. Nobody can reach
+/// them any more, so they are removed from the table a few at a time.
 pub fn freed(id: LockId) {
     if id.to_bits() != OURS.load(Ordering::Relaxed) {
         FREED
@@ -95,8 +96,9 @@ pub fn freed(id: LockId) {
     }
 }
 
-/// Notes which key of a lock was removed, and by which command, for a deletion or an eviction that
-/// may be told of next; whether it is news. `name`: its fingerprint, 0 if it was written over.
+/// Notes which key of a lock was removed, and by which command, because an event about a deletion
+/// or an eviction may follow. Returns whether the removal was not known yet. `name` is the
+/// fingerprint of the key, or 0 if it was overwritten.
 pub fn unlinked(id: LockId, by: u64, name: impl FnOnce() -> u64) -> bool {
     let news = id.to_bits() != OURS.load(Ordering::Relaxed);
     if news {
@@ -110,21 +112,21 @@ pub fn unlinked(id: LockId, by: u64, name: impl FnOnce() -> u64) -> bool {
     news
 }
 
-/// The last lock that was removed, if it had this name and this command removed it. Asked once for
-/// each.
+/// The last lock that was removed, if it had this name and this command removed it. It is returned
+/// only once.
 pub fn just_deleted(name: &[u8], by: u64) -> Option<LockId> {
     let unlinked_by = LAST_UNLINKED_BY.load(Ordering::Relaxed);
     just_unlinked(name).filter(|_| by == unlinked_by)
 }
 
-/// Something else than a deletion happened to the key of this name.
+/// Something other than a deletion happened to the key of this name.
 pub fn is_not_deleted(name: &[u8]) {
     if LAST_UNLINKED.load(Ordering::Relaxed) != 0 {
         just_unlinked(name);
     }
 }
 
-/// The last lock that was removed, if it had this name. Asked once for each.
+/// The last lock that was removed, if it had this name. It is returned only once.
 pub fn just_unlinked(name: &[u8]) -> Option<LockId> {
     let last = LAST_UNLINKED.swap(0, Ordering::Relaxed);
     let is_this_one = last != 0 && last == fingerprint(name);
@@ -138,21 +140,21 @@ pub fn forget_unlinked(id: LockId) {
     }
 }
 
-/// Opens the key of a lock; whether the server has deleted it meanwhile. That is not heard of
-/// otherwise: see [`removed`].
+/// Opens the key of a lock. Returns whether the server has deleted the key meanwhile, which nothing
+/// else reports: see [`removed`].
 pub fn opening<R>(id: LockId, open: impl FnOnce() -> R) -> (R, bool) {
     OURS_UNLINKED.store(false, Ordering::Relaxed);
     let result = deleting(id, open);
     (result, OURS_UNLINKED.load(Ordering::Relaxed))
 }
 
-/// The key of a lock was removed by something else than us, and nobody has told it yet.
+/// Something other than this module removed the key of a lock, and no notice says so yet.
 pub fn removed(id: LockId, name: &[u8]) {
     unlinked(id, 0, || fingerprint(name));
     freed(id);
 }
 
-/// Deletes something of which the server tells us, without hearing it.
+/// Deletes the key of a lock, and ignores the callbacks about it.
 pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
     OURS.store(id.to_bits(), Ordering::Relaxed);
     let result = delete();
@@ -160,11 +162,11 @@ pub fn deleting<R>(id: LockId, delete: impl FnOnce() -> R) -> R {
     result
 }
 
-/// Reads the notices that were left, and forgets some of the locks whose values were freed.
+/// Reads the notices, and removes some of the locks whose values were freed from the table.
 pub(super) fn read_all(node: &mut Node) {
     if std::process::id() != OWN_PROCESS.load(Ordering::Relaxed) {
-        // A child that saves: the thread that may have been writing a notice at the fork is not
-        // here to finish it.
+        // This is a child that saves: a thread that was writing a notice at the fork does not exist
+        // here and cannot finish it.
         return;
     }
     HAS_NOTICES.store(false, Ordering::Release);
@@ -178,8 +180,8 @@ pub(super) fn read_all(node: &mut Node) {
             Notice::Unlinked(id) => {
                 let key = node.table.key(id);
                 node.table.unlinked(id);
-                // In a cluster the lock may live on elsewhere: nobody is granted anything, all come
-                // again.
+                // In a cluster, the lock may exist on another node: nothing is granted, and all
+                // waiters must try again.
                 if let Some(key) = key.filter(|_| server::is_cluster()) {
                     node.table.unblock_queue(&key);
                 }
@@ -194,7 +196,7 @@ pub(super) fn read_all(node: &mut Node) {
             Notice::RemovedBy(id, cause, caller) => {
                 node.table.counters.evicted += u64::from(matches!(cause, Cause::Eviction));
                 if node.table.is_attached(id) {
-                    // It has another name by now, and a value that came after it was removed.
+                    // It has another name now, and the value that replaced it was removed.
                 } else if node.table.lock(id).is_some() {
                     node.removed_by.insert(id, (cause, caller));
                 } else if let Some(removal) = node
@@ -203,7 +205,8 @@ pub(super) fn read_all(node: &mut Node) {
                     .rev()
                     .find(|removal| removal.id == id)
                 {
-                    // It was forgotten a moment ago, so it is the last one or nearly so.
+                    // It was removed from the table a moment ago, so it is near the end of the
+                    // list.
                     (removal.cause, removal.caller) = (cause, caller);
                 }
             }
@@ -215,11 +218,11 @@ pub(super) fn read_all(node: &mut Node) {
             Notice::StringChanged(key) => _ = node.changed_strings.insert(key),
         }
     }
-    // What was unlinked before it was freed has been told of by now.
+    // Everything that was unlinked before it was freed has its notice by now.
     if node.forget_freed(FORGOTTEN_AT_ONCE) != More::No {
         HAS_NOTICES.store(true, Ordering::Release);
     }
-    // Its memory is used again, unless a notice has come meanwhile.
+    // Reuse the memory, unless a notice has arrived meanwhile.
     let mut since = NOTICES.lock().unwrap_or_else(PoisonError::into_inner);
     if since.is_empty() && notices.capacity() <= KEPT_NOTICES {
         *since = notices;

@@ -1,11 +1,11 @@
 //! Whether another node may be a master at the same time: the replication lease of
-//! [`redislock_core::replication_lease`] with the server's list of replicas, and what stands in for
-//! it where no replicas are needed.
+//! [`redislock_core::replication_lease`], fed with the server's list of replicas, and a substitute
+//! for nodes that need no replicas.
 //!
-//! While the rule is on, a timer of its own writes a heartbeat into the replication stream and
-//! reads the list. Between two readings a request pays for one comparison. The heartbeat is
-//! `REPLCONF GETACK *`, by which the server itself asks its replicas for acknowledgements; it goes
-//! to replicas only, and is never sent while writes are not allowed.
+//! While the rule is on, a separate timer writes a heartbeat into the replication stream and reads
+//! the list. Between two readings, a request costs only one comparison. The heartbeat is `REPLCONF
+//! GETACK *`, which the server itself uses to ask its replicas for acknowledgements. It goes only
+//! to replicas, and is never sent while writes are not allowed.
 
 pub mod standstill;
 
@@ -20,26 +20,26 @@ use crate::edge::{self, edge};
 use crate::ffi::{self, Ctx, Level, ServerInfo, api};
 use crate::{alarm, clock, config, node, server};
 
-/// Until when nothing need be asked before a decision, on the monotonic clock: never again while
-/// the rule is off.
+/// Until this time on the monotonic clock, a decision needs no check. While the rule is off, it
+/// never needs one.
 static PERMITTED_UNTIL: AtomicU64 = AtomicU64::new(u64::MAX);
-/// When the list was read last.
+/// When the list was last read.
 static LOOKED_AT: AtomicU64 = AtomicU64::new(0);
-/// A refusal does not read the list again if it was read this recently.
+/// Before a request is refused, the list is read again unless it was read this recently.
 const RECENT: Micros = Micros(2_000);
-/// The timer of the next reading, while there is one, and when it is due.
+/// The timer of the next reading, if there is one, and when it is due.
 static TIMER: AtomicU64 = AtomicU64::new(0);
 static DUE: AtomicU64 = AtomicU64::new(u64::MAX);
-/// A timer that is this late follows a wall clock that was set back.
+/// If a timer is this late, the wall clock was set back.
 const LATE: Micros = Micros(100_000);
-/// Redis 7.0 spins if its next timer is more than 2,147 s away. One that comes early is set
+/// Redis 7.0 spins if its next timer is more than 2,147 s away. A timer that fires early is set
 /// again.
 const LONGEST_DELAY: Millis = Millis(1_000_000);
 /// When the last heartbeat was written.
 static BEAT_AT: AtomicU64 = AtomicU64::new(0);
 /// `min-replicas-max-lag` at the start, µs; `u64::MAX` while it is not known.
 static LAG_AT_START: AtomicU64 = AtomicU64::new(u64::MAX);
-/// What was logged already.
+/// What has been logged already.
 static HELD: AtomicBool = AtomicBool::new(false);
 static HEARTBEAT_FAILED: AtomicBool = AtomicBool::new(false);
 /// Whether the last reading of the list found a replica.
@@ -54,7 +54,7 @@ pub const NO_MAJORITY: &str = "more than 2 x min-replicas-to-write different rep
 pub const NO_LAG: &str = "min-replicas-max-lag is 0, so replicas are not counted: after a failover \
      two clients can hold one lock; set min-replicas-max-lag on every node and restart";
 
-/// The rule that the configuration asks for.
+/// The configured rule.
 fn rule() -> Result<Rule, Off> {
     let Some(read) = server::min_replicas(config::min_replicas()) else {
         return Err(Off::NoReplicasNeeded);
@@ -71,7 +71,7 @@ fn rule() -> Result<Rule, Off> {
     })
 }
 
-/// What an operator should know about the rule.
+/// Warnings about the rule for operators.
 pub fn warnings() -> Vec<&'static str> {
     let no_majority = node::with(|node| {
         let lease = node.table.replication.as_ref();
@@ -82,8 +82,8 @@ pub fn warnings() -> Vec<&'static str> {
     warnings.into_iter().flatten().collect()
 }
 
-/// Follows the configuration and the role: at the start, when one of them has changed, and at each
-/// heartbeat.
+/// Updates the rule from the configuration and the role: at the start, when one of them has
+/// changed, and at each heartbeat.
 pub fn refresh(ctx: Ctx) {
     let rule = rule();
     let asked = rule.ok().filter(|_| !server::is_replica());
@@ -123,8 +123,8 @@ pub fn refresh(ctx: Ctx) {
     }
 }
 
-/// The node has become a master: no replica counts yet. How long it waits at least; none without
-/// the rule.
+/// The node has become a master: no replica counts yet. Returns how long it waits at least; none
+/// without the rule.
 pub fn promoted(ctx: Ctx) -> Option<Micros> {
     HELD.store(false, Ordering::Relaxed);
     node::with(|node| node.table.replication = None);
@@ -137,9 +137,9 @@ pub fn is_on() -> bool {
     PERMITTED_UNTIL.load(Ordering::Relaxed) != u64::MAX
 }
 
-/// Asked before every decision: whether another node may have become the master unnoticed.
+/// Checks before every decision whether another node may have become the master unnoticed.
 ///
-/// Where replicas confirm that this is the only master, the list is read once more before a request
+/// If replicas must confirm that this is the only master, the list is read again before a request
 /// is refused.
 pub fn check(ctx: Ctx, now: MonoTime) {
     if now.0 > PERMITTED_UNTIL.load(Ordering::Relaxed)
@@ -150,21 +150,22 @@ pub fn check(ctx: Ctx, now: MonoTime) {
     standstill::check(ctx, now);
 }
 
-/// The server has loaded the module: from now on there may be timers.
+/// The server has loaded the module: timers may be set from now on.
 pub fn loaded(now: MonoTime) {
     if is_on() {
         set_timer(now);
     }
 }
 
-/// The replica list has changed, or the timer was held up: the second wake-up after the timer.
+/// The replica list has changed, or the timer is late: a fallback for the timer.
 pub fn tick_if_late(now: MonoTime) {
     if is_on() && now.since(MonoTime(DUE.load(Ordering::Relaxed))) > LATE {
         set_timer(now);
     }
 }
 
-/// A replica has come or gone. The event does not say which, so the list is compared each time.
+/// A replica has connected or disconnected. The event does not say which, so the list is compared
+/// each time.
 pub fn on_replica_change(
     _: *mut raw::RedisModuleCtx,
     _: raw::RedisModuleEvent,
@@ -199,8 +200,9 @@ fn on_timer(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// Writes a heartbeat if one is due. Without a replica nobody can acknowledge it, and a master that
-/// wrote on after its last replica left could not rejoin the others by a partial resync.
+/// Writes a heartbeat if one is due. Without a replica, nobody can acknowledge it, and a master
+/// that continued to write after its last replica disconnected could not rejoin the others with a
+/// partial resynchronisation.
 fn beat(ctx: Ctx) {
     if !HAS_REPLICAS.load(Ordering::Relaxed) {
         return;
@@ -208,7 +210,7 @@ fn beat(ctx: Ctx) {
     let now = clock::mono();
     let period = node::with(|node| Some(node.table.replication.as_ref()?.rule().heartbeat()));
     let since = now.since(MonoTime(BEAT_AT.load(Ordering::Relaxed)));
-    // A timer may come a little early.
+    // A timer may fire a little early.
     if period.is_none_or(|period| since < period.minus(period / 8)) || !server::may_write(ctx) {
         return;
     }
@@ -230,7 +232,7 @@ fn beat(ctx: Ctx) {
     }
 }
 
-/// Sets the timer for the next reading; one that was set is stopped.
+/// Sets the timer for the next reading, and stops the one that was set before.
 fn set_timer(moment: MonoTime) {
     let Some(ctx) = ffi::detached().filter(|_| !alarm::is_starting()) else {
         return;
@@ -260,7 +262,7 @@ fn set_timer(moment: MonoTime) {
     }
 }
 
-/// Reads the list and decides again; waiters are served if that lets them.
+/// Reads the list and decides again. Waiters are served if that is allowed now.
 fn look(ctx: Ctx) {
     let before = clock::mono();
     let info = ServerInfo::read(c"replication");
@@ -277,7 +279,7 @@ fn look(ctx: Ctx) {
         lease.observe(Look {
             before,
             after,
-            // Without a position nothing that was acknowledged can be dated.
+            // Without a position, it is unknown when an acknowledged position was written.
             position: info.number(c"master_repl_offset").unwrap_or(u64::MAX),
             replicas: &listed,
         });
@@ -310,7 +312,7 @@ fn look(ctx: Ctx) {
     }
 }
 
-/// Tells the path of a request until when it need not ask.
+/// Stores until when requests need no check.
 fn publish() {
     let until = node::with(|node| {
         let lease = node.table.replication.as_ref();
@@ -320,7 +322,7 @@ fn publish() {
     PERMITTED_UNTIL.store(until, Ordering::Relaxed);
 }
 
-/// The replicas that are online: their addresses, and what they have acknowledged.
+/// The replicas that are online: their addresses and acknowledged positions.
 fn online(info: &ServerInfo) -> Vec<(String, u64)> {
     let mut found = Vec::new();
     for at in 0.. {

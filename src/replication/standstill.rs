@@ -1,4 +1,4 @@
-//! A server that stood still: in a cluster another node may have been made the master meanwhile.
+//! A server that stood still: in a cluster, another node may have become the master meanwhile.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -9,21 +9,20 @@ use redislock_core::time::{Micros, MonoTime};
 use crate::ffi::Ctx;
 use crate::{node, quarantine, server};
 
-/// When the server's cron last came by.
+/// When the server's cron last ran.
 static TICKED: AtomicU64 = AtomicU64::new(u64::MAX);
-/// A server whose cron did not come by for this long stood still. (`hz 1` is once a second.)
+/// A server whose cron did not run for this long stood still. (`hz 1` is once a second.)
 const STANDSTILL: Micros = Micros(1_500_000);
-/// How long a node of a cluster that stood still waits for the news that it was replaced.
+/// How long a cluster node that stood still waits, to learn whether it was replaced.
 const REPLACEMENT_NOTICE: Micros = Micros(2_000_000);
 
-/// The server's cron has come by, or the server was busy with what it knows of.
+/// The server's cron has run, or the server was busy with a known task.
 pub fn note_tick(now: MonoTime) {
     TICKED.store(now.0, Ordering::Relaxed);
 }
 
-/// A server that stood still finds what clients have sent meanwhile before it finds that it was
-/// replaced. So in a cluster, where replicas are not asked, it grants nothing until it must have
-/// heard of that.
+/// A server that stood still reads requests of clients before it learns that it was replaced. So in
+/// a cluster without the rule for replicas, it grants nothing until it must have learned that.
 pub fn check(ctx: Ctx, now: MonoTime) {
     let ticked = MonoTime(TICKED.load(Ordering::Relaxed));
     if now.since(ticked) <= STANDSTILL {

@@ -1,4 +1,4 @@
-//! Connections that are parked, and how they are found.
+//! Parked connections, and how they are found.
 
 use foldhash::HashMap;
 use redis_module::raw;
@@ -10,17 +10,17 @@ use crate::reply::Shape;
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Blocked(pub(super) *mut raw::RedisModuleBlockedClient);
 
-/// A connection that waits, in the care of the server. The private data of the blocked client is
-/// the number of its waiter, so nothing is allocated for it.
+/// A connection that waits, blocked by the server. The private data of the blocked client is the
+/// number of its waiter, so nothing is allocated for it.
 pub(super) struct Parked {
     pub(super) client: Blocked,
     pub(super) on_keys: bool,
     pub(super) shape: Shape,
 }
 
-/// Connections that wait, by the slots of their waiters, which saves 150 instructions of a
-/// hand-over over a map. The waiter of one that is not answered yet may have left its slot to
-/// another.
+/// Connections that wait, by the slots of their waiters. This saves 150 instructions of a
+/// hand-over, compared with a map. If a connection is not answered yet, its waiter's slot may
+/// already belong to another waiter.
 #[derive(Default)]
 pub(super) struct AllParked {
     by_slot: Vec<Option<(WaiterId, Parked)>>,
@@ -28,7 +28,7 @@ pub(super) struct AllParked {
     len: usize,
 }
 
-/// Room for so many is kept when nobody waits.
+/// Room for this many is kept when nobody waits.
 pub(super) const KEPT: usize = 1024;
 
 impl AllParked {
