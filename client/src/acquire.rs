@@ -1,4 +1,5 @@
-//! Attempt after attempt, each with a token of its own, until one succeeds or the time is over.
+//! Acquiring: attempts are repeated, each with its own token, until one succeeds or the time is
+//! over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,9 +24,9 @@ use crate::round::{Question, Round};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 /// … and the longest one: at most two requests a second reach a node that cannot serve.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A node that says when to ask again is believed up to this long.
+/// If a node says when to try again, the pause is at most this long.
 const LONGEST_HINT: Duration = Duration::from_secs(5);
-/// Replicas are waited for during this part of the ttl, at most.
+/// The client waits for replicas during at most this part of the ttl.
 const REPLICAS_WITHIN: u32 = 4;
 
 /// Acquires, waiting until `deadline` if that is allowed.
@@ -66,8 +67,8 @@ pub(crate) async fn acquire(
                 let pause = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
                 let until = Moment::now() + pause;
                 let until = deadline.map_or(until, |deadline| deadline.min(until));
-                // A node that comes back ends the pause, but one that comes and goes must not make
-                // it too short.
+                // A node that reconnects ends the pause, but one that reconnects again and again
+                // must not make it too short.
                 tokio::time::sleep(until.remaining() / 2).await;
                 client.fleet.change(until.remaining()).await;
             }
@@ -75,7 +76,7 @@ pub(crate) async fn acquire(
     }
 }
 
-/// The error of an attempt that was the last one.
+/// The error of the last attempt.
 async fn failed(mut attempt: Attempt, outcome: Outcome) -> Error {
     let lock = attempt.spec.name();
     let nodes = match outcome {
@@ -111,7 +112,7 @@ async fn try_or_wait(attempt: &mut Attempt, may_wait: bool, deadline: Option<Mom
     outcome
 }
 
-/// How long to wait before enough nodes that say so can grant again.
+/// How long to wait until enough nodes can grant again, by what they reported.
 fn retry_in(verdicts: &[Verdict]) -> Duration {
     let retry = verdicts.iter().map(|verdict| match verdict {
         Verdict::Quarantined { retry_in } => retry_in.unwrap_or_default(),
@@ -123,19 +124,19 @@ fn retry_in(verdicts: &[Verdict]) -> Duration {
     wait.unwrap_or_default().min(LONGEST_HINT)
 }
 
-/// What nodes have granted, of which replicas are to have a copy.
+/// Grants that must reach replicas.
 struct Grant {
     spec: Arc<Spec>,
     token: Token,
-    /// The lease that each node may be asked for.
+    /// The lease to ask each node for.
     leases: Vec<Duration>,
-    /// What each node said; those that granted are asked for their replicas.
+    /// The verdict of each node. The nodes that granted are asked about their replicas.
     verdicts: Vec<Verdict>,
     valid_until: Moment,
 }
 
-/// Waits until this many replicas of each node of a majority have what this hold was granted, for a
-/// guard that enters it again.
+/// Waits until this many replicas of each node of a majority have the grants of this hold, for a
+/// guard that re-enters it.
 pub(crate) async fn replicate_again(
     hold: &Hold,
     replicas: u32,
@@ -175,7 +176,7 @@ async fn replicate(
     let patience = (longest / REPLICAS_WITHIN).min(grant.valid_until.remaining());
     let patience = deadline.map_or(patience, |deadline| patience.min(deadline.remaining()));
     let deadline = Moment::now() + patience;
-    // On connections of their own, which say nothing about the nodes.
+    // On separate connections: if one of them fails, that says nothing about the node.
     let mut round = Round::unlimited(fleet.nodes.len());
     round.end_in(patience + fleet.node_timeout);
     for (place, node) in fleet.nodes.iter().enumerate() {
@@ -185,8 +186,9 @@ async fn replicate(
         let (node, spec, token) = (Arc::clone(node), Arc::clone(spec), *token);
         let lease = grant.leases[place];
         round.push(Question::new(place, Moment::now()), async move {
-            // WAIT speaks of what this connection has done, so it does something: an extension
-            // comes after the grant. By half of the lease: the whole could end after MAXHOLD.
+            // WAIT covers only writes of its own connection, so this connection writes first: it
+            // extends the lease, which comes after the grant. It extends by half of the lease,
+            // because the whole lease could end after MAXHOLD.
             let extend = command::extend(&spec.keys, token, lease / 2, None);
             let wait = command::wait(&spec, replicas, deadline.remaining());
             confirm(&node, &extend, &wait, replicas).await
@@ -205,7 +207,7 @@ async fn replicate(
     Err(Error::NotReplicated { lock, nodes })
 }
 
-/// Yes, if this many replicas of the node have confirmed.
+/// `Yes` if this many replicas of the node have confirmed.
 async fn confirm(
     node: &Node,
     extend: &command::Request,
@@ -240,7 +242,7 @@ async fn confirm(
     }
 }
 
-/// Extends on a connection that nobody else uses meanwhile.
+/// Extends on a connection that nobody else uses.
 async fn extend_on_own(node: &Node, extend: &command::Request) -> (Option<Own>, Reply) {
     match node.own_connection(Duration::MAX).await {
         Ok(mut own) => {

@@ -1,4 +1,4 @@
-//! One attempt at a lock, with a token of its own. Dropping it at any point releases whatever it
+//! One attempt to acquire a lock, with its own token. Dropping it at any point releases whatever it
 //! may have been granted.
 
 mod queue;
@@ -20,10 +20,10 @@ use crate::round::{Late, Question, Round};
 
 use queue::Blocked;
 
-/// Of this many holders of a lock an error message may name one.
+/// The number of holders that a node reports for an error message, which names one of them.
 const HOLDERS_SHOWN: usize = 8;
 
-/// How an attempt, or a round of it, came out.
+/// The outcome of an attempt, or of one of its rounds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Outcome {
     Won {
@@ -38,36 +38,37 @@ pub(crate) enum Outcome {
     Refused,
 }
 
-/// See the module's text.
+/// See the documentation of this module.
 pub(crate) struct Attempt {
     pub(crate) client: Arc<Client>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) token: Token,
     pub(crate) ballot: Ballot,
-    /// What each node said last.
+    /// The last verdict of each node.
     pub(crate) verdicts: Vec<Verdict>,
-    /// Nodes that may hold something of this token.
+    /// Nodes that may hold a grant of this token.
     pub(crate) owing: NodeSet,
-    /// Of these, nodes that had no connection when they were first asked, with the one that had
-    /// ended: as long as there is no later one, nothing was sent.
+    /// Nodes of these that had no connection when they were first asked, with the generation of the
+    /// one that had ended. Nothing was sent to them until there is a later one.
     unsent: Vec<(usize, u64)>,
-    /// Before this moment nothing was granted.
+    /// Nothing was granted before this moment.
     pub(crate) since: Moment,
-    /// Nodes with a release of this token that may still arrive: it would end what they grant from
-    /// now on, so they are not asked again.
+    /// Nodes at which a release of this token may still arrive. It would end a new grant there, so
+    /// these nodes are not asked again.
     pub(crate) unsettled: NodeSet,
-    /// The node whose answer an attempt that can wait does not overtake, and whether it said no.
+    /// The node where others queue, and whether it refused. An attempt that can wait does not win
+    /// before this node has answered.
     queue_node: Option<usize>,
     overtaking: bool,
-    /// What was not waited for, as the outcome was decided without it.
+    /// Answers that arrive after the outcome was decided.
     pub(crate) late: Late,
-    /// A BLOCK request under way.
+    /// A pending BLOCK request.
     pub(crate) blocked: Option<Blocked>,
     /// The connection that a BLOCK request was granted on: an ephemeral hold ends with it.
     granted_on: Option<(usize, Own)>,
-    /// The shared connection of a single node when this attempt last sent something on it.
+    /// The generation of the shared connection of a single node when this attempt last used it.
     pub(crate) generation: u64,
-    /// How often nodes had been restarted when it began.
+    /// The number of restarts of nodes when the attempt began.
     pub(crate) restarts: u64,
 }
 
@@ -95,8 +96,8 @@ impl Attempt {
     }
 
     /// Asks all nodes at once without waiting in any queue. An attempt that can wait does not win
-    /// against the node where others queue: somebody is ahead there, and may be about to take the
-    /// other nodes.
+    /// if the node where others queue refuses: somebody is ahead there, and may be about to acquire
+    /// the other nodes.
     pub(crate) async fn try_all(&mut self, can_wait: bool) -> Outcome {
         self.queue_node = if can_wait {
             self.client.fleet.queue_node()
@@ -106,8 +107,8 @@ impl Attempt {
         self.round(NodeSet::default()).await
     }
 
-    /// Asks all nodes at once: `held` to extend what they granted, the others to grant. Returns as
-    /// soon as the outcome is decided.
+    /// Asks all nodes at once: those in `held` to extend their grants, the others to grant. Returns
+    /// as soon as the outcome is decided.
     pub(crate) async fn round(&mut self, held: NodeSet) -> Outcome {
         let mut round = self.send(held);
         let outcome = loop {
@@ -152,7 +153,7 @@ impl Attempt {
             let question = Question::new(place, sent);
             match &extend {
                 Some(extend) if held.contains(place) => {
-                    // A node far ahead keeps its own fence; the ballot leaves it out.
+                    // A node whose fence is far ahead keeps it; the ballot ignores this node.
                     let known = earlier.grant_of(place).map(|grant| grant.0);
                     let question = question.about(proposal.max(known));
                     round.ask(&fleet.nodes[place], question, extend);
@@ -163,7 +164,7 @@ impl Attempt {
         round
     }
 
-    /// The node is about to be asked for something that has to be released.
+    /// Notes that the node is about to be asked for something that must be released later.
     fn owe(&mut self, place: usize) {
         let node = &self.client.fleet.nodes[place];
         if !self.owing.contains(place) && !node.is_connected() {
@@ -172,15 +173,15 @@ impl Attempt {
         self.owing.insert(place);
     }
 
-    /// The outcome, if the answers so far decide it; if they call for a write-back, it is sent.
+    /// The outcome, if the answers so far decide it. If they require a write-back, it is sent.
     fn decided(&mut self, round: &mut Round, held: NodeSet) -> Option<Outcome> {
         let open = self.ballot.open();
         match self.ballot.decide(Moment::now()) {
             _ if self.overtaking => Some(Outcome::Busy),
             Decision::Open => None,
             Decision::Won { .. } if self.queue_node.is_some_and(|node| open.contains(node)) => None,
-            // Where the connection was replaced meanwhile, an ephemeral grant may have ended with
-            // the old one.
+            // If the connection was replaced meanwhile, an ephemeral grant may have ended with the
+            // old one.
             Decision::Won { fence, .. } if self.is_unbound() => {
                 self.generation = self.client.fleet.nodes[0].standing().generation;
                 self.raise(round, fence, self.ballot.granted());
@@ -189,7 +190,7 @@ impl Attempt {
             Decision::Won {
                 fence, valid_until, ..
             } => Some(Outcome::Won { fence, valid_until }),
-            // A node that has not answered yet may be one to keep a place at.
+            // The attempt may have to wait at a node that has not answered yet.
             Decision::Failed if !held.is_empty() && !open.is_empty() => None,
             Decision::Failed => Some(self.failure()),
             Decision::WriteBack { fence, to } => {
@@ -199,13 +200,13 @@ impl Attempt {
         }
     }
 
-    /// Whether it is not known on which connection an ephemeral hold was granted.
+    /// Whether it is unknown on which connection an ephemeral hold was granted.
     fn is_unbound(&self) -> bool {
         let standing = self.client.fleet.nodes[0].standing();
         self.spec.ephemeral && standing.generation != self.generation
     }
 
-    /// Asks nodes that have granted to raise their fence to this one, and to keep the lease.
+    /// Asks nodes that have granted to raise their fence to this one and to keep the lease.
     fn raise(&mut self, round: &mut Round, fence: u64, at: NodeSet) {
         let raise = Arc::new(self.extend(Some(fence)));
         for place in at.iter() {
@@ -216,8 +217,8 @@ impl Attempt {
         round.start_again();
     }
 
-    /// How long an extension asks for. What is extended was granted up to two node timeouts ago:
-    /// the whole ttl could end after MAXHOLD or `lock.max-hold`, and nodes refuse that.
+    /// The lease that an extension asks for. The grant may be up to two node timeouts old, so the
+    /// whole ttl could end after MAXHOLD or `lock.max-hold`, which nodes refuse.
     fn extension(&self) -> Duration {
         let since_the_grant = self.client.fleet.node_timeout * 2;
         self.spec.ttl.saturating_sub(since_the_grant)
@@ -266,7 +267,7 @@ impl Attempt {
         if is_shortage(nodes - count(Verdict::is_final), nodes) {
             return Outcome::Refused;
         }
-        // Nodes that were not waited for would have answered, as far as anybody knows.
+        // Nodes whose answers were not needed count as nodes that answer.
         let answered = count(|verdict| {
             matches!(
                 verdict,
@@ -284,11 +285,11 @@ impl Attempt {
         }
     }
 
-    /// The verdicts for an error message. Nodes where somebody else holds the lock are asked for
-    /// whom; of several locks the one is named that is held for longest.
+    /// The verdicts for an error message. Nodes where somebody else holds the lock are asked who
+    /// does. Of several locks, the one with the longest remaining lease is named.
     pub(crate) async fn describe(&mut self) -> Reports {
         let fleet = Arc::clone(&self.client.fleet);
-        // Many locks may take longer than this: that says nothing about the node.
+        // Many locks may take longer than this, so a timeout says nothing about the node.
         let mut round: Round<Verdict> = Round::unlimited(fleet.nodes.len());
         round.end_in(fleet.node_timeout);
         for (place, node) in fleet.nodes.iter().enumerate() {
@@ -314,8 +315,8 @@ impl Attempt {
         self.reports()
     }
 
-    /// Waits for those, too, without whom the outcome was decided: what is wrong with the nodes is
-    /// all that the caller gets.
+    /// Also waits for the nodes whose answers were not needed: the caller gets nothing but the
+    /// errors of the nodes.
     pub(crate) async fn describe_all(&mut self) -> Reports {
         let late = std::mem::take(&mut self.late);
         let mut round = self.client.fleet.round().resume(late);
@@ -331,21 +332,22 @@ impl Attempt {
             .reports(|place| self.verdicts[place].clone())
     }
 
-    /// Keeps the connection that a BLOCK request came back on until the outcome is known.
+    /// Keeps the connection of an answered BLOCK request until the outcome is known.
     pub(crate) fn keep(&mut self, place: usize, own: Own) {
         if let Some((place, own)) = self.granted_on.replace((place, own)) {
             self.client.fleet.nodes[place].keep_idle(own);
         }
     }
 
-    /// The attempt has become a hold, which releases from now on.
+    /// The attempt has become a hold, which is now responsible for the release.
     pub(crate) fn hand_over(&mut self) -> NodeSet {
         std::mem::take(&mut self.owing)
     }
 
-    /// Releases what these nodes granted and goes on with the others.
+    /// Releases the grants of these nodes and continues with the others.
     pub(crate) async fn give_back(&mut self, places: NodeSet) {
-        // What the release does not settle, it delivers in the background, even if this is dropped.
+        // What the release cannot deliver now, it delivers in the background, even if this future
+        // is dropped.
         let release = self.release(places);
         places.iter().for_each(|place| self.unsettled.insert(place));
         let left = release.settle().await;
@@ -375,7 +377,7 @@ impl Drop for Attempt {
                 .background
                 .spawn(blocked.cancel(release, patience));
         }
-        // A question that was not sent so far is never sent.
+        // A request that was not sent so far is never sent.
         self.late.clear();
         for (place, generation) in std::mem::take(&mut self.unsent) {
             if self.client.fleet.nodes[place].standing().generation == generation {

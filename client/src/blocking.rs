@@ -1,8 +1,8 @@
-//! The same names for programs without an async runtime. (Looking at nodes from outside,
-//! `Builder::observe`, is for tools, and async only.)
+//! The same API for programs without an async runtime. (`Builder::observe`, which inspects nodes,
+//! is for tools, and async only.)
 //!
-//! The work is done by a thread of the client. Every call may be made anywhere, inside another
-//! runtime too; there it blocks the thread that makes it.
+//! A thread of the client does the work. Every function may be called anywhere, also inside another
+//! runtime; there it blocks the calling thread.
 //!
 //! ```no_run
 //! use redislock_client::blocking::Redlock;
@@ -25,12 +25,12 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{Error, Held, Moment, Owner, Released};
 
-/// How long the thread goes on after its client for releases that are not delivered yet.
+/// How long the thread outlives its client, to deliver releases.
 const LINGER: Duration = Duration::from_secs(30);
-/// How often it looks whether they are.
+/// How often it checks whether they are delivered.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// A client of one or several masters, with a thread of its own.
+/// A client of one or several masters, with its own thread.
 #[derive(Clone, Debug)]
 pub struct Redlock {
     inner: crate::Redlock,
@@ -94,7 +94,7 @@ macro_rules! settings_of {
     )*};
 }
 
-/// The settings of a client that is yet to be connected; they are those of [`crate::Builder`].
+/// The settings of a client that is not connected yet; they are those of [`crate::Builder`].
 #[derive(Clone)]
 pub struct Builder {
     inner: crate::Builder,
@@ -192,8 +192,8 @@ impl Lock {
     }
 
     /// Runs `work` under the lock and releases it afterwards. A thread cannot be stopped: `work`
-    /// has to look at [`Held::is_valid`] itself, and the error says if the lock was lost before the
-    /// end.
+    /// must check [`Held::is_valid`] itself. If the lock was lost before the end, the result is an
+    /// error.
     pub fn run<T>(&self, work: impl FnOnce(Held) -> T) -> Result<T, Error> {
         let guard = self.acquire()?;
         let held = guard.held();
@@ -213,19 +213,19 @@ impl Lock {
     }
 }
 
-/// A lock that is held, with everything that its view ([`Held`]) has. Dropping the last guard of a
-/// hold releases it before the drop returns, wherever that is.
+/// A lock that is held. It dereferences to its view ([`Held`]). Dropping the last guard of a hold
+/// releases the lock before the drop returns.
 #[derive(Debug)]
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
-    /// Gone only once it is released.
+    /// `None` only after the release.
     inner: Option<crate::Guard>,
     held: Held,
     background: Arc<Background>,
 }
 
 impl Guard {
-    /// Waits until the hold is over, and says why.
+    /// Waits until the hold is over, and returns the reason.
     pub fn lost(&self) -> crate::Loss {
         let held = self.held();
         self.background.run(async move { held.lost().await })
@@ -289,8 +289,7 @@ impl Drop for Guard {
     }
 }
 
-/// The thread that does the work, with a runtime that no other one stops. It ends with the last
-/// handle.
+/// The thread that does the work, with its own runtime. It ends with the last handle.
 #[derive(Debug)]
 struct Background {
     runtime: Handle,
@@ -325,14 +324,14 @@ impl Background {
         }))
     }
 
-    /// Has the thread do the work, and waits for its result. This only blocks the caller's thread,
-    /// while `block_on` panics inside of another runtime.
+    /// Runs the work on the thread, and waits for its result. This only blocks the calling thread,
+    /// while `block_on` panics inside another runtime.
     fn run<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> T {
         let done = self.try_run(work);
         done.expect("the thread of the blocking client panicked")
     }
 
-    /// The same; `None`: the work has panicked.
+    /// The same; `None` if the work has panicked.
     fn try_run<T: Send + 'static>(
         &self,
         work: impl Future<Output = T> + Send + 'static,

@@ -1,5 +1,5 @@
-//! What all locks of a client share: its nodes, the keeper of its holds, what was busy a moment
-//! ago, and the hook for metrics.
+//! What all locks of a client share: its nodes, the keeper of its holds, a record of recently busy
+//! locks, and the hook for metrics.
 
 use std::hash::{BuildHasher, BuildHasherDefault, DefaultHasher};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,8 +14,8 @@ use crate::fleet::Fleet;
 use crate::host::{Background, Moment, locked};
 use crate::keeper::Keeper;
 
-/// A lock that was busy so recently is queued for at once, instead of first asking all nodes in
-/// vain.
+/// For a lock that was busy this recently, the client queues at once instead of first asking all
+/// nodes.
 const BUSY_MEMORY: Duration = Duration::from_millis(100);
 const BUSY_SLOTS: usize = 64;
 
@@ -25,7 +25,7 @@ pub(crate) struct Client {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) background: Background,
     metrics: Option<Arc<dyn Metrics>>,
-    /// When a lock of each hash was last found busy.
+    /// For each hash, when a lock with it was last busy.
     busy: Mutex<[Option<Moment>; BUSY_SLOTS]>,
     hashing: BuildHasherDefault<DefaultHasher>,
     _stop: DropGuard,
@@ -77,14 +77,14 @@ impl Client {
         let Some(metrics) = &self.metrics else {
             return;
         };
-        // A panic here would stop the release of a lock, or the watch over a node.
+        // A panic here would stop the release of a lock, or the monitoring of a node.
         let told = AssertUnwindSafe(|| metrics.record(&spec.keys, event));
         if catch_unwind(told).is_err() {
             tracing::error!(lock = %spec.name(), "the metrics hook has panicked");
         }
     }
 
-    /// Where a lock, or another one of the same hash, is remembered.
+    /// The entry of a lock, which it shares with other locks of the same hash.
     fn busy(&self, spec: &Spec) -> (MutexGuard<'_, [Option<Moment>; BUSY_SLOTS]>, usize) {
         let slot = self.hashing.hash_one(&spec.keys) % BUSY_SLOTS as u64;
         (locked(&self.busy), slot as usize)
@@ -95,26 +95,27 @@ impl Client {
         busy[slot] = Some(Moment::now());
     }
 
-    /// Whether the lock (or one of the same hash: no harm) was busy a moment ago.
+    /// Whether the lock was busy a moment ago. A lock with the same hash gives the same answer,
+    /// which does no harm.
     pub(crate) fn seems_busy(&self, spec: &Spec) -> bool {
         let (busy, slot) = self.busy(spec);
         busy[slot].is_some_and(|last| Moment::now().since(last) < BUSY_MEMORY)
     }
 }
 
-/// Receives what happens to the locks of a client; see
-/// [`Builder::metrics`](crate::Builder::metrics). It is called in the middle of the work, so it
-/// must not block; a panic is caught and logged.
+/// Receives events about the locks of a client; see [`Builder::metrics`](crate::Builder::metrics).
+/// The client calls it in the middle of its work, so it must not block. A panic is caught and
+/// logged.
 pub trait Metrics: Send + Sync + 'static {
-    /// Something has happened to the lock of this name, or to the locks of these names.
+    /// An event about the lock of this name, or about the locks of these names.
     fn record(&self, names: &[Vec<u8>], event: Event<'_>);
 }
 
-/// What has happened.
+/// An event about a lock.
 #[derive(Clone, Copy, Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
-    /// The lock was acquired after waiting for so long.
+    /// The lock was acquired.
     Acquired {
         /// From the call to the guard.
         waited: Duration,

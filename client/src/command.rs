@@ -1,5 +1,4 @@
-//! What is asked for, checked before anything is sent, and the one place that knows the syntax of
-//! every command.
+//! Requests, which are checked before anything is sent, and the syntax of every command.
 
 use std::fmt;
 use std::time::Duration;
@@ -9,28 +8,28 @@ use redis::{Cmd, RedisWrite, ToRedisArgs};
 use crate::error::{Error, invalid_if};
 use crate::host::random;
 
-/// How long a lease lasts unless asked otherwise.
+/// The default lease.
 pub const DEFAULT_TTL: Duration = Duration::from_secs(10);
-/// How long one node may take to answer unless asked otherwise: small against the default ttl.
+/// The default node timeout: small compared with the default ttl.
 pub const DEFAULT_NODE_TIMEOUT: Duration = Duration::from_millis(100);
-/// How long a connection may take to open unless asked otherwise.
+/// The default connect timeout.
 pub const DEFAULT_CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
-/// No node lets a lease be longer, whatever its settings.
+/// No node allows a longer lease, whatever its settings are.
 pub(crate) const LONGEST_TTL: Duration = Duration::from_secs(7 * 86_400);
 /// A ttl must be longer than this many node timeouts: one round, one write-back, and time to use
 /// the lock.
 pub(crate) const TTL_IN_NODE_TIMEOUTS: u32 = 3;
-/// Longest owner label, as the server has it.
+/// The longest owner label that the server accepts.
 pub(crate) const MAX_LABEL: usize = 256;
 /// Leases and waits are whole milliseconds: nothing shorter can be asked for.
 pub(crate) const SHORTEST: Duration = Duration::from_millis(1);
-/// The server refuses to wait for longer than this, a lifetime.
+/// The longest wait that the server accepts: a century.
 const LONGEST_WAIT: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// Room for the arguments of a usual request, so that it does not grow step by step.
+/// Room for the arguments of a usual request, so that the buffer does not grow step by step.
 const USUAL_ARGUMENTS: usize = 12;
 /// Room for their bytes.
 const USUAL_SIZE: usize = 160;
-/// Keys that a node is asked to go through in one step of a listing.
+/// The number of keys that a node scans in one step of a listing.
 #[cfg(feature = "observe")]
 const SCAN_COUNT: usize = 1_000;
 
@@ -73,8 +72,7 @@ impl Spec {
         format!("lock {}", names.join(", "))
     }
 
-    /// What is wrong with this request, for a client of `nodes` nodes that gives each
-    /// `node_timeout`.
+    /// Checks this request, for a client with `nodes` nodes and this `node_timeout`.
     pub(crate) fn check(&self, nodes: usize, node_timeout: Duration) -> Result<(), Error> {
         let none = self.keys.is_empty();
         invalid_if(none, format_args!("no lock is named: give at least one"))?;
@@ -87,7 +85,7 @@ impl Spec {
         self.check_options(nodes)
     }
 
-    /// What of it makes no sense, or does not go together.
+    /// Checks for options that are invalid or contradict each other.
     fn check_options(&self, nodes: usize) -> Result<(), Error> {
         invalid_if(
             self.max_hold.is_some_and(|cap| cap < self.ttl),
@@ -129,7 +127,7 @@ impl Spec {
     }
 }
 
-/// What is wrong with a lease of this length.
+/// Checks the length of a lease.
 pub(crate) fn check_ttl(ttl: Duration, node_timeout: Duration) -> Result<(), Error> {
     let shortest = node_timeout.saturating_mul(TTL_IN_NODE_TIMEOUTS);
     invalid_if(
@@ -152,8 +150,8 @@ pub(crate) fn check_ttl(ttl: Duration, node_timeout: Duration) -> Result<(), Err
     )
 }
 
-/// The owner's secret: 122 random bits, made for every attempt and never used again. Its bearer
-/// owns the hold, so it is sent to the nodes and shown to nobody else.
+/// The owner's secret: 122 random bits, new for every attempt and never reused. Whoever has it owns
+/// the hold, so it is sent only to the nodes and never shown.
 #[derive(Clone, Copy)]
 pub(crate) struct Token([u8; 32]);
 
@@ -182,7 +180,7 @@ impl fmt::Debug for Token {
     }
 }
 
-/// A command, with the key that says where in a cluster it belongs.
+/// A command, with the key that decides where in a cluster it goes.
 #[derive(Clone)]
 pub(crate) struct Request {
     pub(crate) cmd: Cmd,
@@ -193,7 +191,7 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A command that belongs to this key; to every master if there is none.
+    /// A command for this key; without a key, it goes to every master.
     fn new(cmd: Cmd, _key: Option<&[u8]>) -> Self {
         Self {
             cmd,
@@ -212,7 +210,7 @@ pub(crate) enum Wait {
     Forever,
 }
 
-/// As the servers want it; never longer than asked for.
+/// In the unit of the servers, rounded down.
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
@@ -287,7 +285,8 @@ pub(crate) fn extend(
     })
 }
 
-/// `LOCK.RELEASE key token ALL`: repeatable, and cancels what of this token still waits.
+/// `LOCK.RELEASE key token ALL`: it may be repeated, and also cancels pending requests of this
+/// token.
 pub(crate) fn release(keys: &[Vec<u8>], token: impl ToRedisArgs) -> Request {
     request(keys, "LOCK.RELEASE", "LOCK.MRELEASE", |cmd| {
         cmd.arg(token).arg("ALL");
@@ -342,7 +341,7 @@ pub(crate) fn scan(cursor: &[u8], pattern: Option<&str>) -> Request {
     Request::new(cmd, None)
 }
 
-/// A command of the caller's own.
+/// A command of the caller.
 #[cfg(feature = "observe")]
 pub(crate) fn any(cmd: &Cmd) -> Request {
     Request::new(cmd.clone(), None)
@@ -355,7 +354,7 @@ pub(crate) fn wait(spec: &Spec, replicas: u32, patience: Duration) -> Request {
     Request::new(cmd, spec.keys.first().map(Vec::as_slice))
 }
 
-/// Whom to log in as, and with which password.
+/// The user to log in as, and the password.
 pub(crate) type Login<'a> = (Option<&'a str>, &'a str);
 
 /// `AUTH [username] password`.

@@ -19,7 +19,7 @@ use crate::release::Released;
 use crate::reply::LockStatus;
 use crate::round::{Question, Round};
 
-/// Observers look no more often than this …
+/// Observers check the nodes no more often than this …
 const SHORTEST_LOOK: Duration = Duration::from_millis(10);
 /// … and at least this often.
 const LONGEST_LOOK: Duration = Duration::from_secs(86_400);
@@ -34,7 +34,7 @@ pub struct Election {
 }
 
 impl Redlock {
-    /// The election of this name. It is a lock: do not use the name for another one.
+    /// The election with this name. It is a lock: do not use the name for anything else.
     pub fn election(&self, name: impl AsRef<[u8]>) -> Election {
         Election {
             client: self.clone(),
@@ -60,8 +60,8 @@ impl Election {
         self
     }
 
-    /// Waits until elected. Candidates are elected in the order in which they campaign. Dropping
-    /// the future withdraws the candidate.
+    /// Waits until this candidate is elected. Candidates are elected in the order in which they
+    /// campaign. Dropping the future withdraws the candidate.
     pub async fn campaign(&self) -> Result<Leadership, Error> {
         let guard = self.lock().acquire().await?;
         Ok(Leadership { guard })
@@ -73,7 +73,7 @@ impl Election {
         Ok(Leadership { guard })
     }
 
-    /// Every campaign has an owner of its own: a second one is another candidate.
+    /// Every campaign has its own owner, so a second campaign is another candidate.
     fn lock(&self) -> Lock {
         let owner = match &self.candidate {
             Some(name) => Owner::named(name),
@@ -82,15 +82,15 @@ impl Election {
         self.client.lock(&self.name).ttl(self.ttl).owner(&owner)
     }
 
-    /// Who leads at this moment, as a majority of the nodes sees it. It may be over when the answer
-    /// arrives: a resource that compares terms is safe all the same.
+    /// Who leads at this moment, as a majority of the nodes sees it. The leadership may be over
+    /// when the answer arrives. A resource that compares terms is safe all the same.
     pub async fn leader(&self) -> Result<Option<Leader>, Error> {
         let (said, leader) = self.look().await;
         leader.ok_or_else(|| self.no_quorum(said))
     }
 
-    /// Follows the changes of the leader, looking at the nodes this often: every 10 ms at most, and
-    /// every day at least.
+    /// Follows changes of the leader by asking the nodes at this interval: at least 10 ms and at
+    /// most a day.
     pub fn observe(&self, every: Duration) -> Observation {
         Observation {
             election: self.clone(),
@@ -138,13 +138,13 @@ pub struct Leadership {
 }
 
 impl Leadership {
-    /// The term: every leader has a higher one than all before it. Send it along with what the
-    /// leader does, and let the resource refuse lower ones after higher ones.
+    /// The term: every leader has a higher one than all before it. Send it with every action of the
+    /// leader, and let the resource refuse a term that is lower than one it has seen.
     pub fn term(&self) -> u64 {
         self.guard.fence()
     }
 
-    /// Whether this candidate surely leads at this moment.
+    /// Whether this candidate certainly leads at this moment.
     pub fn is_valid(&self) -> bool {
         self.guard.is_valid()
     }
@@ -155,17 +155,18 @@ impl Leadership {
         self.guard.lost()
     }
 
-    /// The same as a token, to be handed to whatever has to stop.
+    /// The same as a cancellation token, for whatever must stop.
     pub fn lost_token(&self) -> CancellationToken {
         self.guard.lost_token()
     }
 
-    /// A view for code that works for the leader, without the power to resign.
+    /// A view for code that works for the leader and must not resign.
     pub fn held(&self) -> Held {
         self.guard.held()
     }
 
-    /// Resigns in favour of the next candidate; returns whether the leadership was held until now.
+    /// Resigns, so that the next candidate can lead. Returns whether the leadership was held until
+    /// now.
     pub async fn resign(self) -> Released {
         self.guard.release().await
     }
@@ -181,7 +182,7 @@ pub struct Leader {
     pub term: u64,
 }
 
-/// The changes of a leader; made by [`Election::observe`].
+/// Changes of the leader; made by [`Election::observe`].
 #[derive(Debug)]
 pub struct Observation {
     election: Election,
@@ -192,8 +193,8 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// At first the present leader, then the next one; `None` while nobody does. A leader whose
-    /// term falls between two looks is not seen. After an error, call it again.
+    /// Returns the current leader first, then each new one; `None` while nobody leads. A leader
+    /// that leads only between two checks is not seen. After an error, call it again.
     pub async fn next(&mut self) -> Result<Option<Leader>, Error> {
         loop {
             tokio::time::sleep_until(self.next_look).await;
@@ -207,11 +208,11 @@ impl Observation {
     }
 }
 
-/// What one node knows of the office.
+/// What one node knows about the leader.
 type Said = Result<Option<LockStatus>, Verdict>;
 
-/// The leader that a majority of all nodes confirms, or that there is none; nothing if those that
-/// did not answer could change that.
+/// The leader that a majority of all nodes confirms, or that there is no leader. `None` if nodes
+/// that did not answer could change the result.
 fn leader_of(said: &[Said]) -> Option<Option<Leader>> {
     let mut claims: Vec<Claim> = Vec::new();
     for status in said.iter().filter_map(|said| said.as_ref().ok()?.as_ref()) {
@@ -241,7 +242,7 @@ fn leader_of(said: &[Said]) -> Option<Option<Leader>> {
     }
 }
 
-/// A candidate that holds the office on some nodes, with the fence of each.
+/// A candidate that leads on some nodes, with the fence of each.
 struct Claim {
     owner: Option<String>,
     terms: Vec<u64>,
@@ -250,7 +251,8 @@ struct Claim {
 impl Claim {
     fn leader(self) -> Leader {
         let shown = |term: u64| self.terms.iter().filter(|other| **other == term).count();
-        // Of terms that as many nodes show, the lowest: a node that granted again has a higher one.
+        // If several terms are shown by the same number of nodes, the lowest counts: a node that
+        // granted again has a higher one.
         let rank = |term: &u64| (shown(*term), Reverse(*term));
         let term = self.terms.iter().copied().max_by_key(rank);
         Leader {
@@ -316,7 +318,7 @@ mod tests {
         assert_eq!(leader_of(&said), leads("a", 7));
         let said = [held_by("a", 7), held_by("a", 9), silent()];
         assert_eq!(leader_of(&said), leads("a", 7));
-        // Without a name only the term tells candidates apart.
+        // Without a name, only the term tells candidates apart.
         let said = [held_by("", 9), held_by("", 7), held_by("", 7)];
         assert_eq!(leader_of(&said), leads("", 7));
         let said = [held_by("", 9), held_by("", 7), held_by("", 8)];

@@ -64,7 +64,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// Null to a request that did not wait: details come later, if anybody wants them.
+    /// Null for a request that did not wait. Details are added later, if they are needed.
     pub(crate) fn held_by_somebody() -> Self {
         Self::Held {
             owner: None,
@@ -73,7 +73,7 @@ impl Verdict {
         }
     }
 
-    /// How long somebody else's lease still runs, as far as the node replied.
+    /// The remaining time of somebody else's lease, if the node reported it.
     pub(crate) fn remaining(&self) -> Option<Duration> {
         match self {
             Self::Held { remaining, .. } => *remaining,
@@ -81,7 +81,7 @@ impl Verdict {
         }
     }
 
-    /// Asking again later cannot help: somebody has to change the request or the node.
+    /// Whether a retry cannot help: somebody must change the request or the node.
     pub(crate) fn is_final(&self) -> bool {
         match self {
             Self::WrongType
@@ -94,7 +94,7 @@ impl Verdict {
         }
     }
 
-    /// There is no connection, for a reason of our own.
+    /// There is no connection, for a reason inside the client.
     pub(crate) fn unreachable(why: &'static str) -> Self {
         Self::Unreachable(RedisError::from((redis::ErrorKind::Io, why)))
     }
@@ -107,7 +107,7 @@ impl Verdict {
     }
 }
 
-/// Refusals of the server that end by themselves.
+/// Errors of the server that are temporary.
 fn is_passing(error: &RedisError) -> bool {
     const PASSING: [&str; 11] = [
         "LOADING",
@@ -228,9 +228,9 @@ impl fmt::Display for Reports {
 pub enum Loss {
     /// The last guard has released it, or was dropped.
     Released,
-    /// The last guard has left it to the bearer of its ticket.
+    /// The last guard was detached: whoever has its ticket owns the hold.
     Detached,
-    /// It was not renewed in time, or not at all: its validity is over or about to end.
+    /// It was not renewed in time, or renewal is off: its validity is over or about to end.
     Expired {
         /// The last verdict of each node.
         nodes: Reports,

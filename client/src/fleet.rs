@@ -1,4 +1,4 @@
-//! All nodes of a client: their first connection, and the watch over them in the background.
+//! All nodes of a client: the first connections, and the background tasks that monitor them.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,31 +17,31 @@ use crate::node::{Known, Node};
 use crate::quorum::{NodeSet, majority, proposal};
 use crate::round::{Nodes, Question, Round};
 
-/// While the client uses a node or holds any lock, the node is asked this often whether it is still
-/// there and still who it was.
+/// While the client uses a node or holds any lock, the node is checked this often: whether it
+/// answers, and whether it is still the same process.
 const PULSE: Duration = Duration::from_millis(500);
 /// The first pause between two attempts to reach a node that is down, doubled each time …
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … up to this one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// A cluster of which a master does not answer is looked at over a new connection no more often
-/// than this: it may only be overloaded.
+/// If a master of a cluster does not answer, the cluster is checked over a new connection, but no
+/// more often than this: the master may only be overloaded.
 const NEW_LOOK: Duration = Duration::from_secs(5);
-/// Clocks further apart than this are worth a warning.
+/// A larger difference of clocks causes a warning.
 const CLOCKS_APART: Duration = Duration::from_secs(1);
 
-/// See the module's text.
+/// See the documentation of this module.
 pub(crate) struct Fleet {
     pub(crate) nodes: Nodes,
     pub(crate) node_timeout: Duration,
     changed: Notify,
-    /// Whether every node was asked once, or had the time to answer.
+    /// Whether every node was asked once, or had enough time to answer.
     asked_all: watch::Sender<bool>,
     /// One answer at a time is compared with those of the other nodes.
     accepting: Mutex<()>,
-    /// When a cluster was last looked at over a new connection.
+    /// When a cluster was last checked over a new connection.
     looked_at: Mutex<Option<Moment>>,
-    /// How often a node has turned out to be another process than before.
+    /// How often a node was a different process than before.
     restarts: AtomicU64,
 }
 
@@ -62,7 +62,7 @@ impl Fleet {
         majority(self.nodes.len())
     }
 
-    /// Whom to ask: those believed up; all of them when that is no majority.
+    /// The nodes to ask: those that seem up; all of them if those are not a majority.
     pub(crate) fn electorate(&self) -> NodeSet {
         let nodes = self.nodes.iter().enumerate();
         let up = nodes.filter(|(_, node)| node.is_up());
@@ -74,8 +74,8 @@ impl Fleet {
         }
     }
 
-    /// Those of these nodes, without some, that something can be sent to: what cannot be sent need
-    /// not be released.
+    /// The nodes of `places`, without those of `but`, that requests can be sent to. What cannot be
+    /// sent need not be released.
     pub(crate) fn askable(&self, places: NodeSet, but: NodeSet) -> NodeSet {
         let places = places.iter().filter(|place| !but.contains(*place));
         places
@@ -83,7 +83,8 @@ impl Fleet {
             .collect()
     }
 
-    /// A round of questions on the shared connections: every node has the node timeout to answer.
+    /// A round of requests on the shared connections. Every node must answer within the node
+    /// timeout.
     pub(crate) fn round<A: From<Verdict> + Send + 'static>(&self) -> Round<A> {
         Round::within(&self.nodes, self.node_timeout)
     }
@@ -92,12 +93,12 @@ impl Fleet {
         (0..self.nodes.len()).collect()
     }
 
-    /// Where waiters queue: the first node that can be reached.
+    /// The node where waiters queue: the first one that can be reached.
     pub(crate) fn queue_node(&self) -> Option<usize> {
         self.nodes.iter().position(|node| node.is_up())
     }
 
-    /// A fence that all nodes would grant as it is.
+    /// A fence that all nodes would grant unchanged.
     pub(crate) fn proposal(&self, now: Moment) -> Option<u64> {
         proposal(self.nodes.iter().map(|node| &node.fences), now)
     }
@@ -111,19 +112,19 @@ impl Fleet {
         Reports(self.nodes.iter().enumerate().map(report).collect())
     }
 
-    /// How often a node was restarted so far. It counts before the holds are notified.
+    /// How often nodes were restarted so far. The count changes before holds are notified.
     pub(crate) fn restarts(&self) -> u64 {
         self.restarts.load(Ordering::SeqCst)
     }
 
-    /// Returns when some node comes back, and after `patience` anyway.
+    /// Returns when a node reconnects, or after `patience`.
     pub(crate) async fn change(&self, patience: Duration) {
         let _ = tokio::time::timeout(patience, self.changed.notified()).await;
     }
 
-    /// Returns when every node was asked once, at `deadline` at the latest, and in any case after
-    /// the time that connecting takes. A client that was not connected before its first request
-    /// knows nothing about its nodes until then.
+    /// Returns when every node was asked once, at the latest at `deadline` or after the connect
+    /// timeout. A client that was not connected before its first request knows nothing about its
+    /// nodes until then.
     pub(crate) async fn first_answers(&self, deadline: Option<Moment>) {
         if *self.asked_all.borrow() {
             return;
@@ -135,8 +136,8 @@ impl Fleet {
         let _ = tokio::time::timeout(patience, asked_all.wait_for(|asked| *asked)).await;
     }
 
-    /// Watches one node until `stop`: asks now and then whether it lives, and reaches it again when
-    /// it does not.
+    /// Monitors one node until `stop`: checks periodically whether it answers, and reconnects if it
+    /// does not.
     pub(crate) async fn watch(
         self: Arc<Self>,
         place: usize,
@@ -157,7 +158,7 @@ impl Fleet {
                         },
                     }
                 }
-                // A subscriber of `tracing` that panics must not end the watch.
+                // A `tracing` subscriber that panics must not end the monitoring.
                 let reached = AssertUnwindSafe(self.reach(place, &keeper));
                 if reached.catch_unwind().await.is_err() {
                     tokio::time::sleep(LONGEST_PAUSE).await;
@@ -172,8 +173,8 @@ impl Fleet {
         }
     }
 
-    /// Tells the holds that end with a connection as soon as it is known to have ended, whatever
-    /// else is under way at the node.
+    /// Notifies ephemeral holds as soon as their connection is known to have ended, whatever else
+    /// the node is doing.
     async fn tell_of_ends(&self, place: usize, keeper: &Keeper) {
         let mut closed = 0;
         loop {
@@ -211,8 +212,8 @@ impl Fleet {
         }
     }
 
-    /// Asks on the connection there is; if that does not answer in time, on a new one too. The old
-    /// one stays if it answers first: holds and places in queues may depend on it.
+    /// Asks on the current connection; if that does not answer in time, also on a new one. If the
+    /// old one answers first, it stays: holds and places in queues may depend on it.
     async fn pulse(&self, place: usize) -> Result<Known, Verdict> {
         let node = &self.nodes[place];
         let Ok(mut shared) = node.shared() else {
@@ -247,7 +248,7 @@ impl Fleet {
     }
 
     /// A master of a cluster does not answer. It may refuse the credentials of this connection, or
-    /// another one may have taken over from it: a new connection finds it.
+    /// another node may have replaced it. A new connection finds out.
     async fn reach_all(&self, place: usize) -> Known {
         let (node, now) = (&self.nodes[place], Moment::now());
         let is_recent = |at: Moment| now.since(at) < NEW_LOOK;
@@ -268,8 +269,8 @@ impl Fleet {
         accepted.unwrap_or(Known::Same)
     }
 
-    /// The node has answered, on a new connection or on the one there is. It does not count if
-    /// another node of the list is the same process.
+    /// The node has answered, on a new connection or on the current one. The answer does not count
+    /// if another node of the list is the same process.
     pub(crate) fn accept(
         &self,
         place: usize,
@@ -291,13 +292,13 @@ impl Fleet {
     }
 }
 
-/// What a node said when it was first asked.
+/// The first answer of a node.
 type First = (Connection, Answers);
 
 impl Fleet {
-    /// Connects to every node at once and checks what they say about themselves. Once a majority is
-    /// connected, the others get as long again, and at least the node timeout. Those that are later
-    /// than that are connected in the background.
+    /// Connects to every node at once and checks their answers. Once a majority is connected, the
+    /// others get the same time again, and at least the node timeout. Slower nodes are connected in
+    /// the background.
     pub(crate) async fn connect(&self) -> Result<(), Error> {
         let started = Moment::now();
         let mut round: Round<Result<First, Verdict>> = Round::unlimited(self.nodes.len());
@@ -335,8 +336,9 @@ impl Fleet {
         Ok(())
     }
 
-    /// One server twice, a replica and a missing module are errors whatever the others say; too few
-    /// nodes are, too. A node that cannot serve right now is like one that cannot be reached.
+    /// A server that is listed twice, a replica and a missing module are errors, whatever the other
+    /// nodes answer. Too few nodes are an error, too. A node that cannot serve right now counts as
+    /// unreachable.
     fn judge(&self, verdicts: &[Option<Verdict>]) -> Result<(), Error> {
         let failed = verdicts.iter().zip(self.nodes.iter());
         for (verdict, node) in failed {
@@ -382,7 +384,7 @@ impl Fleet {
     }
 }
 
-/// What somebody has to change before this node can serve; nothing if waiting may help.
+/// What must be changed before this node can serve; none if waiting may help.
 fn misconfigured(verdict: &Verdict) -> Option<&'static str> {
     match verdict {
         Verdict::SameAs { .. } => Some("one server is listed twice: list each once"),

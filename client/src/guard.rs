@@ -1,4 +1,4 @@
-//! What the holder of a lock has in hand.
+//! Guards and views: what the holder of a lock uses.
 
 use std::fmt;
 use std::ops::Deref;
@@ -15,35 +15,36 @@ use crate::hold::{Hold, Joint, Left, Part};
 use crate::host::Moment;
 use crate::release::Released;
 
-/// A view of a hold: for those who work under the lock, without the power to release it.
+/// A view of a hold, for code that works under the lock and must not release it.
 pub struct Held {
-    /// One hold; several where an owner has entered what it acquired piece by piece.
+    /// One hold; several if an owner has re-entered locks that it acquired one by one.
     holds: Vec<Arc<Hold>>,
-    /// The token for the end of any of several holds.
+    /// The cancellation token for the end of any of several holds.
     joint: OnceLock<Arc<Joint>>,
 }
 
 impl Held {
-    /// The number that a resource compares: of two holders the later one has the higher fence.
+    /// The number that a resource compares: the later of two holders has the higher fence.
     pub fn fence(&self) -> u64 {
         self.holds.iter().map(|hold| hold.fence).max().unwrap_or(0)
     }
 
-    /// Until when the lock is surely held, unless it is renewed. Ask again each time: renewal moves
-    /// it.
+    /// Until when the lock is certainly held, unless it is renewed. Call this each time: renewal
+    /// moves the end.
     pub fn valid_until(&self) -> Moment {
         let ends = self.holds.iter().map(|hold| hold.valid_until());
         ends.min().unwrap_or_else(Moment::now)
     }
 
-    /// Whether the lock is surely held at this moment; false once it is released or lost. A pause
-    /// right after the answer may make it wrong: what must not be done twice needs the fence.
+    /// Whether the lock is certainly held at this moment; false once it is released or lost. A
+    /// pause right after the call may make the result outdated: an action that must not happen
+    /// twice needs the fence.
     pub fn is_valid(&self) -> bool {
         !self.holds.is_empty() && self.holds.iter().all(|hold| hold.is_valid())
     }
 
     /// Completes when the hold is over, with the reason: before its validity ends if it cannot be
-    /// renewed, at once when the nodes say that it is gone, and when it is released.
+    /// renewed, at once when the nodes report that it is gone, and when it is released.
     pub fn lost(&self) -> impl Future<Output = Loss> + Send + use<> {
         let ends: Vec<_> = self
             .holds
@@ -53,7 +54,7 @@ impl Held {
         async move { select_all(ends).await.0 }
     }
 
-    /// The same as a token, to be handed to whatever has to stop. The runtime that the client was
+    /// The same as a cancellation token, for whatever must stop. The runtime that the client was
     /// connected in cancels it, while [`Self::lost`] needs no other task.
     pub fn lost_token(&self) -> CancellationToken {
         match self.holds.as_slice() {
@@ -71,7 +72,7 @@ impl Held {
         })
     }
 
-    /// An error that says that the lock is lost.
+    /// The error for a lost lock.
     pub(crate) fn lost_error(&self) -> Error {
         let over = self.holds.iter().find(|hold| hold.ending.is_set());
         match over.or(self.holds.first()) {
@@ -124,24 +125,24 @@ impl fmt::Debug for Held {
     }
 }
 
-/// A lock that is held, with everything that its view ([`Held`]) has. Dropping the last guard of a
-/// hold releases it in the background.
+/// A lock that is held. It dereferences to its view ([`Held`]). Dropping the last guard of a hold
+/// releases the lock in the background.
 #[must_use = "dropping the guard releases the lock"]
 pub struct Guard {
     held: Held,
-    /// Which locks of each hold it is in.
+    /// Which locks of each hold this guard holds.
     parts: Vec<Part>,
 }
 
 impl Guard {
-    /// Stands for one entry that the hold has already counted.
+    /// A guard for one entry that the hold has already counted.
     pub(crate) fn of(hold: Arc<Hold>, part: Part) -> Self {
         let mut guard = Self::empty();
         guard.add(hold, part);
         guard
     }
 
-    /// Stands for nothing yet.
+    /// A guard without a hold.
     pub(crate) fn empty() -> Self {
         let (holds, joint) = (Vec::with_capacity(1), OnceLock::new());
         Self {
@@ -155,13 +156,13 @@ impl Guard {
         self.parts.push(part);
     }
 
-    /// Stands for what the other one stood for, too.
+    /// Takes over the holds of the other guard.
     pub(crate) fn join(&mut self, mut other: Self) {
         self.held.holds.append(&mut other.held.holds);
         self.parts.append(&mut other.parts);
     }
 
-    /// Whether it is in this lock.
+    /// Whether it holds this lock.
     pub(crate) fn has(&self, key: &[u8]) -> bool {
         let mut entries = self.held.holds.iter().zip(&self.parts);
         entries.any(|(hold, part)| match part {
@@ -175,9 +176,9 @@ impl Guard {
         self.held.clone()
     }
 
-    /// The owner's secret, for `LOCK.GUARD` in a pipeline or script of your own. Its bearer
-    /// owns the lock: keep it out of logs. `None` if this guard stands for several holds, each of
-    /// which has its own.
+    /// The owner's secret, for `LOCK.GUARD` in your own pipeline or script. Whoever has it owns the
+    /// lock: keep it out of logs. `None` if this guard has several holds, each of which has its
+    /// own.
     pub fn token(&self) -> Option<&[u8]> {
         match self.held.holds.as_slice() {
             [hold] => Some(hold.token.as_bytes()),
@@ -186,10 +187,11 @@ impl Guard {
     }
 
     /// Runs a command if and only if the lock is held at that moment, in one atomic step on its
-    /// single node (`LOCK.GUARD`). The error is [`Error::Lost`], and the command has no effect, if
-    /// the lock is not held any more; [`Error::Command`] is the command's own. [`Error::NoQuorum`]
-    /// means that no answer came, as the connection broke or the lock was lost before: the command
-    /// may have run, or may run until the lease ends on the node, and not later. It is sent once.
+    /// single node (`LOCK.GUARD`). If the lock is not held any more, the command has no effect and
+    /// the error is [`Error::Lost`]. [`Error::Command`] is an error of the command itself.
+    /// [`Error::NoQuorum`] means that no answer arrived, because the connection broke or the lock
+    /// was lost before: the command may have run, or may still run until the lease ends on the
+    /// node, but not later. The command is sent once.
     pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, Error> {
         let value = self.held.command(command).await?;
         redis::from_redis_value(value).map_err(|error| Error::Command(error.into()))
@@ -205,7 +207,7 @@ impl Guard {
         self.held.extend(Some(ttl)).await
     }
 
-    /// The last guard leaves without releasing, and takes the token along.
+    /// Ends the hold without releasing the lock, and returns its token, if this is the last guard.
     #[cfg(feature = "observe")]
     pub(crate) fn leave_held(mut self) -> Result<crate::command::Token, Self> {
         let token = match (self.held.holds.as_slice(), self.parts.as_slice()) {
@@ -220,9 +222,8 @@ impl Guard {
         Ok(token)
     }
 
-    /// Releases the lock on every node; returns whether it was held until now. Where the same
-    /// owner has another guard in it, that one keeps it; of several locks, those that have another
-    /// one.
+    /// Releases the lock on every node. Returns whether it was held until now. A lock for which the
+    /// same owner has another guard stays held.
     pub async fn release(mut self) -> Released {
         let mut released = Released::StillHeld;
         while let (Some(hold), Some(part)) = (self.held.holds.pop(), self.parts.pop()) {
@@ -290,8 +291,8 @@ impl Hold {
         let result = tokio::select! {
             biased;
             result = node.ask_once(&request) => result.map_err(no_answer)?,
-            // The server does not run it after the end of the hold; whether it has run it before
-            // is not known.
+            // The server does not run the command after the end of the hold. Whether it has run it
+            // before is unknown.
             () = self.is_over() => {
                 return Err(no_answer(Verdict::TimedOut(Moment::now().since(sent))));
             }
@@ -309,7 +310,7 @@ impl Hold {
         Err(Error::Command(error))
     }
 
-    /// Returns when the hold is not valid any more, without the help of any other task.
+    /// Returns when the hold is not valid any more. It needs no other task.
     async fn is_over(&self) {
         while self.is_valid() {
             let left = self.valid_until().remaining();

@@ -1,4 +1,5 @@
-//! A lock that is held: by which nodes, until when, by how many guards of its owner, and its end.
+//! A lock that is held: the nodes that granted it, its validity, the guards of its owner, and its
+//! end.
 
 mod ends;
 mod entries;
@@ -27,7 +28,7 @@ use entries::Entries;
 pub(crate) use entries::{Left, Part};
 use renewal::first_renewal;
 
-/// The end of a hold, for those who wait for it.
+/// The end of a hold, which others can wait for.
 #[derive(Default)]
 pub(crate) struct Ending {
     loss: OnceLock<Loss>,
@@ -35,8 +36,8 @@ pub(crate) struct Ending {
     joint: Mutex<Vec<Weak<Joint>>>,
 }
 
-/// The token of a guard of several holds, and of its views. It is cancelled by the first end of a
-/// hold, and when nobody is left who could look at it.
+/// The cancellation token of a guard of several holds, and of its views. It is cancelled when the
+/// first of the holds ends, and when no guard or view is left.
 #[derive(Default)]
 pub(crate) struct Joint(pub(crate) CancellationToken);
 
@@ -47,7 +48,7 @@ impl Drop for Joint {
 }
 
 impl Ending {
-    /// Only the first reason counts. Nobody is told yet.
+    /// Stores the reason. Only the first one counts. Nobody is notified yet.
     fn set(&self, loss: Loss) -> bool {
         self.loss.set(loss).is_ok()
     }
@@ -59,7 +60,7 @@ impl Ending {
         joint.for_each(|joint| joint.0.cancel());
     }
 
-    /// Cancels this token, too.
+    /// Also cancels this token at the end.
     pub(crate) fn also(&self, token: &Arc<Joint>) {
         let mut joint = locked(&self.joint);
         joint.retain(|other| other.strong_count() > 0);
@@ -80,45 +81,45 @@ impl Ending {
     }
 }
 
-/// See the module's text.
+/// See the documentation of this module.
 pub(crate) struct Hold {
     pub(crate) client: Arc<Client>,
     pub(crate) spec: Arc<Spec>,
     pub(crate) token: Token,
     pub(crate) fence: u64,
-    /// Before this moment nothing was granted.
+    /// Nothing was granted before this moment.
     pub(crate) since: Moment,
-    /// Nodes with a release of this token that may still arrive: they are not asked.
+    /// Nodes at which a release of this token may still arrive. They are not asked.
     pub(crate) unsettled: NodeSet,
     pub(crate) ending: Arc<Ending>,
     state: Mutex<State>,
-    /// Answers to the acquisition that nobody has read yet.
+    /// Answers to the acquisition that have not been read yet.
     pub(crate) late: Mutex<Late>,
-    /// Ends a renewal under way.
+    /// Stops a renewal in progress.
     pub(crate) leaving: Notify,
-    /// One renewal at a time: answers of two would mix.
+    /// Allows one renewal at a time: the answers of two would mix.
     pub(crate) turn: tokio::sync::Mutex<()>,
 }
 
 pub(crate) struct State {
-    /// What was asked for, without the locks that are released already.
+    /// The request, without the locks that are released already.
     pub(crate) spec: Arc<Spec>,
     entries: Entries,
     pub(crate) leases: Leases,
-    /// Nodes that may hold something of this token.
+    /// Nodes that may hold a grant of this token.
     pub(crate) asked: NodeSet,
     pub(crate) ttl: Duration,
-    /// The longest lease that was ever asked for: a node may have it, whatever it replied.
+    /// The longest lease that was ever asked for. A node may have granted it, whatever it replied.
     pub(crate) longest: Duration,
-    /// What the leases allowed to claim when they last changed.
+    /// The end of validity, computed when the leases last changed.
     pub(crate) valid_until: Moment,
-    /// `None`: not to be renewed.
+    /// `None` if the hold is not renewed.
     pub(crate) renew_at: Option<Moment>,
-    /// How late its leases may end.
+    /// The latest ends of its leases.
     pub(crate) ends: Ends,
-    /// What the nodes said to the last renewal, if that failed.
+    /// The verdicts of the last renewal, if it failed.
     pub(crate) reports: Option<Reports>,
-    /// Nodes that the last renewal missed, and how often in a row it missed them.
+    /// Nodes that did not confirm the last renewal, and for how many renewals in a row.
     pub(crate) missed: (NodeSet, u32),
     pub(crate) bound: Option<Bound>,
     pub(crate) slot: Option<Slot>,
@@ -126,7 +127,7 @@ pub(crate) struct State {
     pub(crate) over: bool,
 }
 
-/// The connection that an ephemeral hold ends with: it stays open as long as the hold.
+/// The connection of an ephemeral hold, which ends with it. It stays open as long as the hold.
 pub(crate) struct Bound {
     pub(crate) generation: u64,
     /// Kept open, if it has not ended yet.
@@ -135,7 +136,7 @@ pub(crate) struct Bound {
 }
 
 impl Hold {
-    /// Takes over what the attempt has won.
+    /// Makes a hold of a successful attempt.
     pub(crate) fn begin(attempt: &mut Attempt, fence: u64) -> Arc<Self> {
         let asked = attempt.hand_over();
         let nodes = attempt.verdicts.len();
@@ -179,7 +180,7 @@ impl Hold {
             spec,
         });
         hold.schedule();
-        // From here on the keeper notifies the hold; what came before it has to see for itself.
+        // From here on, the keeper notifies the hold. It must check itself what happened before.
         hold.bind(attempt.generation);
         if hold.client.fleet.restarts() != attempt.restarts {
             Arc::clone(&hold).ask_again();
@@ -202,14 +203,14 @@ impl Hold {
         });
         drop(state);
         if node.standing().generation != generation {
-            // Nobody knows on which connection the request went out: ask again, on the new one.
+            // It is unknown on which connection the request was sent, so ask again on the new one.
             Arc::clone(self).ask_again();
         }
         // It may have ended before this hold could be notified.
         self.end_with_connection(node.standing().closed);
     }
 
-    /// The shared connection of this generation, and all before it, have ended.
+    /// The shared connection of this generation and all earlier ones have ended.
     fn end_with_connection(&self, generation: u64) {
         let bound = self.lock().bound.as_ref().map(|bound| bound.generation);
         if bound.is_some_and(|bound| bound <= generation) {
@@ -240,17 +241,17 @@ impl Hold {
             && state.leases.claim(now).is_some()
     }
 
-    /// The hold is over though nobody has released it. A release that came first decides itself.
+    /// The hold is over without a release. If a release has begun, its result counts instead.
     pub(crate) fn lose(&self, loss: Loss) {
         let mut state = self.lock();
         if state.over {
             return;
         }
-        // A hold that expires stays valid for a moment, for its holder to come to an end.
+        // A hold that expires stays valid for a moment, so that its holder can finish.
         if !matches!(loss, Loss::Expired { .. }) {
             state.valid_until = state.valid_until.min(Moment::now());
         }
-        // Before a release can look whether the hold is valid.
+        // This comes before a release can check whether the hold is valid.
         let first = self.ending.set(loss);
         drop(state);
         self.tell_if(first);
@@ -260,7 +261,7 @@ impl Hold {
         self.tell_if(self.ending.set(loss));
     }
 
-    /// Tells those who wait for the end and those who measure, if this is the first reason for it.
+    /// Notifies whoever waits for the end, and the metrics hook, if this is the first reason.
     fn tell_if(&self, first: bool) {
         let Some(loss) = self.ending.loss.get().filter(|_| first) else {
             return;
@@ -274,7 +275,7 @@ impl Hold {
         self.client.record(&self.spec, event);
     }
 
-    /// One more guard, in those of these locks that it holds. `None`: in none of them, or the hold
+    /// Adds a guard for those of these locks that the hold has. `None` if it has none of them, or
     /// is lost.
     pub(crate) fn enter(&self, keys: &[Vec<u8>]) -> Part {
         let mut state = self.lock();
@@ -286,12 +287,13 @@ impl Hold {
         state.entries.enter(wanted.map(|(lock, _)| lock))
     }
 
-    /// One guard less, which has to release what it was the last one in.
+    /// Removes a guard. Returns what it must release: the locks for which it was the last one.
     pub(crate) fn leave(&self, part: &Part) -> Left {
         self.lock().entries.leave(part)
     }
 
-    /// Ends the hold, once: nothing is renewed from here on. Says whether it was valid until now.
+    /// Ends the hold, once: nothing is renewed from here on. Returns whether it was valid until
+    /// now.
     fn end(&self) -> Option<bool> {
         let mut state = self.lock();
         let valid = self.is_valid_by(&state);
@@ -307,7 +309,8 @@ impl Hold {
         Some(valid)
     }
 
-    /// Ends the hold here and leaves it to the bearer of the token; only the last guard can.
+    /// Ends the hold in this client without a release, so that whoever has the token owns it. Only
+    /// the last guard can do this.
     #[cfg(feature = "observe")]
     pub(crate) fn give_up_token(&self, part: &Part) -> Option<Token> {
         if !self.lock().entries.leave_as_last(part) {
@@ -318,7 +321,7 @@ impl Hold {
         Some(self.token)
     }
 
-    /// Waits for a renewal under way, so that nothing it asks for comes after the release.
+    /// Waits for a renewal in progress, so that none of its requests comes after the release.
     async fn final_release(&self) -> Release {
         let _turn = self.turn.lock().await;
         let state = self.lock();
@@ -326,7 +329,7 @@ impl Hold {
         Release::new(&self.client, state.asked, request, state.longest)
     }
 
-    /// Releases on all nodes that may hold something, and says what they said.
+    /// Releases on all nodes that may hold something, and returns the result.
     pub(crate) async fn release(self: &Arc<Self>) -> Released {
         let Some(valid) = self.end() else {
             return Released::Unknown;
@@ -335,7 +338,8 @@ impl Hold {
             hold: Arc::clone(self),
             sent: false,
         };
-        // A renewal whose task is not driven must not hold this up; then the background releases.
+        // A renewal whose task does not run must not delay this. After the timeout, the release is
+        // sent in the background.
         let patience = self.client.fleet.node_timeout;
         let released = match tokio::time::timeout(patience, self.final_release()).await {
             Ok(release) => {
@@ -378,7 +382,7 @@ impl Hold {
         let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
         let (told, released) = tokio::sync::oneshot::channel();
         self.client.background.spawn(async move {
-            // Nobody may be there to hear it.
+            // The caller may have been cancelled.
             let _ = told.send(hold.leave_locks(locks).await);
         });
         let released = tokio::time::timeout(patience, released).await;
@@ -391,7 +395,7 @@ impl Hold {
         })
     }
 
-    /// Whether it is over without having been released.
+    /// Whether it has ended without a release.
     fn is_lost(&self) -> bool {
         let is_released = matches!(
             self.ending.loss.get(),
@@ -400,8 +404,8 @@ impl Hold {
         !is_released && !self.lock().over && !self.is_valid()
     }
 
-    /// Takes the locks out of the hold and releases them. A renewal under way still asks for all of
-    /// them, so this waits for its end.
+    /// Removes the locks from the hold and releases them. A renewal in progress still asks for all
+    /// of them, so this waits for its end.
     pub(crate) async fn leave_locks(self: Arc<Self>, locks: Vec<usize>) -> Released {
         let release = {
             let _turn = self.turn.lock().await;
@@ -425,7 +429,7 @@ impl Hold {
         fleet.reports(|place| fleet.nodes[place].why_down().unwrap_or(verdict.clone()))
     }
 
-    /// An error that says that the hold is over.
+    /// The error for a hold that is over.
     pub(crate) fn lost_error(&self) -> Error {
         let nodes = match self.ending.loss.get() {
             Some(Loss::Expired { nodes } | Loss::Gone { nodes }) => nodes.clone(),
@@ -436,7 +440,7 @@ impl Hold {
     }
 }
 
-/// A hold that is ending: in every case, its release is sent and its end is reported.
+/// A hold that is ending. Whatever happens, its release is sent and its end is reported.
 struct Leaving {
     hold: Arc<Hold>,
     sent: bool,

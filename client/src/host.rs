@@ -1,5 +1,5 @@
-//! What a client takes from the machine that it runs on: the clock by which validity is judged,
-//! randomness, pauses, locks between threads, and a place for background tasks.
+//! What a client needs from its host: the clock for validity, randomness, pauses, locks between
+//! threads, and background tasks.
 
 use std::fmt;
 use std::ops::Add;
@@ -24,7 +24,7 @@ const CLOCK: ClockId = ClockId::Monotonic;
 pub struct Moment(Duration);
 
 impl Moment {
-    /// The present moment.
+    /// The current moment.
     pub fn now() -> Self {
         #[cfg(feature = "simulation")]
         if let Some(host) = crate::simulation::host() {
@@ -41,17 +41,17 @@ impl Moment {
         self.0
     }
 
-    /// How long it is from `earlier` to this moment; zero if it is not earlier.
+    /// The time from `earlier` to this moment; zero if `earlier` is later.
     pub fn since(self, earlier: Self) -> Duration {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// How long it is from now to this moment; zero if it is past.
+    /// The time from now to this moment; zero if it has passed.
     pub fn remaining(self) -> Duration {
         self.since(Self::now())
     }
 
-    /// The moment this long before.
+    /// The moment that is this much earlier.
     pub(crate) fn minus(self, span: Duration) -> Self {
         Self(self.0.saturating_sub(span))
     }
@@ -61,7 +61,7 @@ impl Moment {
         u64::try_from(self.0.as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// A moment at a given distance from the start of the host, for tables of tests.
+    /// A moment at this time after the start of the host, for tests.
     #[cfg(test)]
     pub(crate) fn at_millis(millis: u64) -> Self {
         Self(Duration::from_millis(millis))
@@ -82,8 +82,8 @@ impl fmt::Debug for Moment {
     }
 }
 
-/// Pauses between retries: from `first` on, doubled each time up to `longest`, and up to twice as
-/// long by chance, so that those who failed together do not come back together.
+/// Pauses between retries: `first`, doubled each time up to `longest`, plus a random part of up to
+/// the same length, so that clients that failed together do not retry together.
 pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item = Duration> + Send {
     let endless = ExponentialBuilder::new().without_max_times().with_jitter();
     endless
@@ -92,7 +92,7 @@ pub(crate) fn pauses(first: Duration, longest: Duration) -> impl Iterator<Item =
         .build()
 }
 
-/// Sleeps for so long; `None`: forever.
+/// Sleeps for this time; forever if it is `None`.
 pub(crate) async fn sleep(span: Option<Duration>) {
     match span {
         Some(span) => tokio::time::sleep(span).await,
@@ -100,12 +100,12 @@ pub(crate) async fn sleep(span: Option<Duration>) {
     }
 }
 
-/// Locks what a task changes in one step: it is as good after a panic as before.
+/// Locks data that is always changed in one step, so that it is still consistent after a panic.
 pub(crate) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Random bits of the operating system.
+/// Random bits from the operating system.
 pub(crate) fn random() -> Uuid {
     #[cfg(feature = "simulation")]
     if let Some(host) = crate::simulation::host() {
@@ -114,22 +114,22 @@ pub(crate) fn random() -> Uuid {
     Uuid::new_v4()
 }
 
-/// Where the background work of a client runs: on the runtime that it was started in.
+/// The runtime in which the client was started. Its background work runs there.
 #[derive(Clone)]
 pub(crate) struct Background(Handle);
 
 impl Background {
-    /// The runtime that this code runs in; `None` if it runs in none.
+    /// The current runtime; `None` outside of a runtime.
     pub(crate) fn current() -> Option<Self> {
         Handle::try_current().ok().map(Self)
     }
 
-    /// The runtime that this asynchronous code runs in.
+    /// The current runtime of asynchronous code.
     pub(crate) fn own() -> Self {
         Self(Handle::current())
     }
 
-    /// Runs the task to its end, even if nobody waits for it.
+    /// Runs the task to completion, even if nobody waits for it.
     pub(crate) fn spawn<F>(&self, task: F)
     where
         F: Future + Send + 'static,

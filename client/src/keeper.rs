@@ -1,6 +1,6 @@
-//! The task that looks after all holds of a client: one for all of them, so that a grant costs none
-//! of its own. A delay queue of the runtime would stop while the host is suspended, and leases do
-//! not; so the agenda is kept by CLOCK_BOOTTIME, in a map.
+//! The task that looks after all holds of a client. There is one task for all of them, so that a
+//! grant does not need its own. A delay queue of the runtime would stop while the host is
+//! suspended, but leases do not stop. So the agenda is a map by CLOCK_BOOTTIME.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, Weak};
@@ -11,30 +11,30 @@ use tokio_util::sync::CancellationToken;
 
 use crate::host::{Moment, locked, sleep};
 
-/// Timers of the runtime stop while the host is suspended; looking this often, the keeper notices
-/// soon after.
+/// Timers of the runtime stop while the host is suspended. The keeper wakes up at least this often,
+/// so that it notices a suspension soon afterwards.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// While holds come and go, the keeper sleeps for this part of the node timeout only. Its timer is
-/// then due before that of any request, and setting the latter does not wake the thread of the
+/// then due before the timer of any request, so setting the latter does not wake the thread of the
 /// runtime that sleeps until the next timer.
 const BUSY_SLEEP: u32 = 2;
 
-/// When a hold is to be looked at, and which.
+/// When a hold must be checked, and which hold.
 pub(crate) type Slot = (Moment, u64);
 
-/// A hold, as its keeper sees it. What has to be awaited runs in the background.
+/// A hold, as its keeper sees it. Work that must be awaited runs in the background.
 pub(crate) trait Kept: Send + Sync {
-    /// It is due: it is renewed, or its holder is notified that it ends.
+    /// It is due: renews it, or notifies its holder that it ends.
     fn attend(self: Arc<Self>);
-    /// The nodes are asked whether they still grant it.
+    /// Asks the nodes whether they still grant it.
     fn ask_again(self: Arc<Self>);
-    /// Whether it ends with a connection.
+    /// Whether it ends with its connection.
     fn is_ephemeral(&self) -> bool;
-    /// The shared connection of this generation, and all before it, have ended.
+    /// The shared connection of this generation and all earlier ones have ended.
     fn connection_ended(&self, generation: u64);
 }
 
-/// The holds of a client, by when they have to be looked at next.
+/// The holds of a client, by when they must be checked next.
 pub(crate) struct Keeper {
     agenda: Mutex<Agenda>,
     wake: Notify,
@@ -44,9 +44,9 @@ pub(crate) struct Keeper {
 #[derive(Default)]
 struct Agenda {
     due: BTreeMap<Slot, Weak<dyn Kept>>,
-    /// What was due and is being looked at, until it is on the agenda again or over.
+    /// Holds that were due and are being checked, until they are on the agenda again or over.
     attended: BTreeMap<Slot, Weak<dyn Kept>>,
-    /// When the task looks again by itself; `None`: not before it is woken.
+    /// When the task wakes up by itself; `None` if something else must wake it.
     asleep_until: Option<Moment>,
     /// Whether a hold was put on the agenda since the last sleep began.
     in_use: bool,
@@ -70,8 +70,8 @@ impl Keeper {
         }
     }
 
-    /// Puts the hold on the agenda, in place of where it was. It is one step: a notice to all holds
-    /// misses none that is moved.
+    /// Puts the hold on the agenda, or moves it there. This is one step, so that a notice to all
+    /// holds cannot miss a hold that is being moved.
     pub(crate) fn move_to(&self, at: Moment, hold: Weak<dyn Kept>, from: Option<Slot>) -> Slot {
         let mut agenda = locked(&self.agenda);
         if let Some(from) = from {
@@ -81,7 +81,7 @@ impl Keeper {
         let slot = (at, agenda.serial);
         agenda.due.insert(slot, hold);
         agenda.in_use = true;
-        // Grants that come and go with the same ttl are always due later, and wake nobody.
+        // New grants with the same ttl are always due later, so they do not wake the task.
         let early = agenda.asleep_until.is_none_or(|until| at < until);
         drop(agenda);
         if early {
@@ -100,14 +100,14 @@ impl Keeper {
         agenda.due.is_empty() && agenda.attended.is_empty()
     }
 
-    /// These holds ask again who still grants them.
+    /// Makes these holds ask the nodes whether they still grant them.
     pub(crate) fn ask_again(&self, which: impl Fn(&dyn Kept) -> bool) {
         let holds = self.holds().into_iter();
         let wanted = holds.filter(|hold| which(&**hold));
         wanted.for_each(Kept::ask_again);
     }
 
-    /// The shared connection of this generation has ended, and ephemeral holds with it.
+    /// The shared connection of this generation has ended, and so have its ephemeral holds.
     pub(crate) fn connection_ended(&self, generation: u64) {
         let holds = self.holds().into_iter();
         holds.for_each(|hold| hold.connection_ended(generation));

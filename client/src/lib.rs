@@ -24,7 +24,8 @@ mod observe;
 mod quorum;
 mod redlock;
 mod release;
-// An answer that lacks a field is refused, also where nobody shows that field.
+// All fields of an answer are parsed, also those that this build does not use, so that a missing
+// field is an error.
 #[cfg_attr(not(feature = "observe"), expect(dead_code))]
 mod reply;
 mod round;
@@ -47,7 +48,7 @@ pub use crate::redlock::{Builder, Redlock};
 pub use crate::release::Released;
 #[cfg(feature = "observe")]
 pub use crate::reply::{Holder, LockStatus, NodeStatus};
-/// The commands of [`Guard::command`], and the connection settings, are those of this crate.
+/// The crate for the commands of [`Guard::command`] and the connection settings.
 pub use redis;
-/// What [`Held::lost_token`] returns.
+/// The type that [`Held::lost_token`] returns.
 pub use tokio_util::sync::CancellationToken;

@@ -1,4 +1,4 @@
-//! How a node is reached: a server, a master that Sentinel names, or a whole cluster.
+//! Connections to a node: a server, a master that Sentinel names, or a whole cluster.
 
 #[cfg(feature = "cluster")]
 mod cluster;
@@ -31,10 +31,10 @@ use cluster::Masters;
 pub use settings::Credentials;
 pub(crate) use settings::{Provider, Settings};
 
-/// This many connections are kept for the next caller.
+/// The number of idle connections that are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
-/// Connections that open for waiters at the same time. If all of them begin at once on a busy
-/// machine, none is open in time.
+/// The number of connections that waiters open at the same time. If all of them start at once on a
+/// busy machine, none is open in time.
 const OPENING_CONNECTIONS: usize = 10;
 
 /// This many requests may be queued for the socket before a sender waits: more than a node can
@@ -44,13 +44,13 @@ const PIPELINE: usize = 8192;
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(5);
 /// … every two seconds …
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(2);
-/// … and given up after this many probes without an answer.
+/// … and closed after this many probes without an answer.
 const KEEPALIVE_PROBES: u32 = 3;
-/// The other side must confirm what it was sent, and answer a probe, within this time.
+/// The peer must acknowledge data, and answer a probe, within this time.
 #[cfg(any(target_os = "android", target_os = "fuchsia", target_os = "linux"))]
 const USER_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Where a node is, and how to log in; made by [`Settings`].
+/// The address of a node, and how to log in; made by [`Settings`].
 pub(crate) enum Link {
     Single(Box<Server>),
     #[cfg(feature = "sentinel")]
@@ -74,7 +74,7 @@ pub(crate) enum Connection {
 }
 
 impl Link {
-    /// Whether it leads to a cluster, which replaces broken connections without our doing.
+    /// Whether it is a connection to a cluster, which replaces broken connections by itself.
     pub(crate) fn is_cluster(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
@@ -83,8 +83,8 @@ impl Link {
         }
     }
 
-    /// Whether this shared connection of a cluster logs in to masters with credentials that have
-    /// been replaced. A connection to one server is opened with those of its time.
+    /// Whether this shared connection of a cluster still uses credentials that have been replaced.
+    /// A connection to a single server uses the credentials from when it was opened.
     pub(crate) async fn has_new_login(&self, _shared: &Connection) -> bool {
         match (self, _shared) {
             #[cfg(feature = "cluster")]
@@ -107,9 +107,10 @@ impl Link {
         }
     }
 
-    /// Opens a connection for one request that makes a connection wait: to the master that
-    /// [`Self::open`] has found, without asking Sentinels or other masters again. For a cluster it
-    /// opens with the first request, and in its turn if it is to.
+    /// Opens a connection for one request that blocks its connection: to the master that
+    /// [`Self::open`] has found, without asking Sentinels or other masters again. For a cluster,
+    /// the connection opens with the first request, and takes turns with others if `in_turn` is
+    /// set.
     pub(crate) async fn open_another(
         &self,
         patience: Duration,
@@ -148,8 +149,8 @@ impl Connection {
         }
     }
 
-    /// Sends the request behind what a clone of this connection has under way: the server carries
-    /// them out in this order, even if the connection is closed by then.
+    /// Sends the request after pending requests of a clone of this connection. The server executes
+    /// them in this order, even if the connection is closed meanwhile.
     pub(crate) async fn send_behind(&mut self, request: &Request) -> RedisResult<Value> {
         match self {
             #[cfg(feature = "cluster")]
@@ -158,8 +159,8 @@ impl Connection {
         }
     }
 
-    /// Whether the server that it leads to answers a new connection. Other connections than those
-    /// to one master of a cluster are watched by their node.
+    /// Whether the server of this connection answers a new connection. Only connections to one
+    /// master of a cluster are checked here; their node monitors the others.
     pub(crate) async fn is_served(&self) -> bool {
         match self {
             #[cfg(feature = "cluster")]
@@ -168,8 +169,8 @@ impl Connection {
         }
     }
 
-    /// Asks LOCK.NODE: one answer from a server; from a cluster one for each master, or at least
-    /// one when they do not all answer in half of the time there is.
+    /// Sends LOCK.NODE. A server gives one answer; a cluster gives one for each master, or at least
+    /// one if some masters do not answer in half of the time limit.
     pub(crate) async fn status(&mut self, _patience: Duration) -> Result<Answers, Verdict> {
         let asked = Moment::now();
         match self {
@@ -204,7 +205,7 @@ impl Connection {
     }
 }
 
-/// What was answered to LOCK.NODE.
+/// The answers to LOCK.NODE.
 pub(crate) struct Answers {
     pub(crate) masters: Vec<NodeStatus>,
     /// Whether all masters have answered.
@@ -223,8 +224,8 @@ fn node_status(reply: RedisResult<Value>, asked: Moment) -> Result<NodeStatus, V
     NodeStatus::read(value_of(reply)?, asked)?.checked()
 }
 
-/// A master that has just been replaced may be among those asked; only a cluster of nothing else is
-/// none.
+/// A master that has just been replaced may answer as a replica. It is an error only if all answer
+/// as replicas.
 #[cfg(feature = "cluster")]
 fn master_status(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<NodeStatus>, Verdict> {
     let mut found = Vec::with_capacity(masters.len());
@@ -242,14 +243,14 @@ fn master_status(masters: Vec<(Value, Value)>, asked: Moment) -> Result<Vec<Node
     }
 }
 
-/// A connection: the shared one, or one for commands that make it wait, used by one caller at a
-/// time. The latter is worth keeping as long as the shared one has the same generation.
+/// A connection: the shared one, or one for commands that block it, which one caller uses at a
+/// time. The latter may be kept as long as the shared one has the same generation.
 pub(crate) struct Own {
     pub(crate) generation: u64,
     pub(crate) connection: Connection,
 }
 
-/// Connections on which nothing is under way, kept for the next caller, and since when.
+/// Idle connections that are kept for the next caller, and since when they are idle.
 pub(crate) struct Idle {
     kept: Mutex<Vec<(Moment, Own)>>,
     opening: Semaphore,
@@ -265,18 +266,19 @@ impl Default for Idle {
 }
 
 impl Idle {
-    /// The caller's turn to open another one; it lasts until the result is dropped.
+    /// Waits for the caller's turn to open a connection. The turn lasts until the result is
+    /// dropped.
     pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
         self.opening.acquire().await.ok()
     }
 
-    /// One of this generation that was used no longer ago than this. If the last one was used
-    /// before that, it is closed, as the caller opens another one: they would become ever more.
-    /// Those of another generation are closed.
+    /// An idle connection of this generation that was used within this time. If the most recently
+    /// used one is older, it is closed: the caller opens another one, and their number must not
+    /// grow. Connections of other generations are closed.
     pub(crate) fn take(&self, generation: u64, longest: Duration) -> Option<Own> {
         let (mut idle, now) = (locked(&self.kept), Moment::now());
         idle.retain(|(_, own)| own.generation == generation);
-        // The last one was used last.
+        // The last one is the most recently used one.
         let (since, own) = idle.pop()?;
         (now.since(since) <= longest).then_some(own)
     }
@@ -365,8 +367,9 @@ impl Server {
         self.open(patience).await.map(Connection::Single)
     }
 
-    /// How redis-rs is to connect: without a login, which is our own, as redis-rs calls every
-    /// refusal a wrong password or database; and without limits, which are the caller's.
+    /// The settings for redis-rs. They have no login: this client logs in itself, because redis-rs
+    /// reports every refusal as a wrong password or database. They have no time limits, which the
+    /// caller sets.
     pub(crate) fn bare() -> (RedisConnectionInfo, AsyncConnectionConfig) {
         let config = AsyncConnectionConfig::new()
             .set_connection_timeout(None)
@@ -391,7 +394,7 @@ impl Server {
         in_time(patience, opening).await
     }
 
-    /// One round trip: user and password, database, names.
+    /// Sends user and password, database and names in one round trip.
     pub(crate) async fn log_in(&self, connection: &mut MultiplexedConnection) -> RedisResult<()> {
         let settings = self.info.redis_settings();
         let credentials = match &self.provider {
@@ -422,7 +425,7 @@ impl Server {
         Ok(())
     }
 
-    /// Names for operators. Nothing depends on them: servers before 7.2 know no SETINFO.
+    /// Sets names for operators. Errors are ignored: servers before 7.2 do not have SETINFO.
     fn name(&self, steps: &mut Pipeline) {
         let settings = self.info.redis_settings();
         if !settings.skip_set_lib_name() {
@@ -438,7 +441,7 @@ impl Server {
     }
 }
 
-/// The result of the work, if it takes no longer than this.
+/// Runs the work with this time limit.
 async fn in_time<T>(
     patience: Duration,
     work: impl Future<Output = RedisResult<T>>,
@@ -448,8 +451,8 @@ async fn in_time<T>(
     done.unwrap_or_else(late)
 }
 
-/// A connection that a firewall has forgotten must not look open forever. What the caller has set
-/// stays.
+/// Sets keepalive, so that a connection that a firewall has dropped does not look open forever.
+/// Settings of the caller stay.
 fn with_limits(tcp: TcpSettings) -> TcpSettings {
     let mut tcp = tcp.set_nodelay(true);
     if tcp.keepalive().is_none() {

@@ -1,5 +1,6 @@
-//! A request for a lock, and its owner, who may enter again what it holds already. An owner is a
-//! handle that is passed around, not a thread or a task, and each lock counts by itself.
+//! A request for a lock, and its owner, which may re-enter locks that it holds already. An owner is
+//! a handle that the program passes around, not a thread or a task. Each lock is counted
+//! separately.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -63,14 +64,15 @@ impl Lock {
         self
     }
 
-    /// On behalf of this owner: re-enters what it holds already, and shows its label to others.
+    /// Acquires on behalf of this owner: re-enters locks that it holds already, and shows its label
+    /// to others.
     pub fn owner(mut self, owner: &Owner) -> Self {
         self.spec.label = owner.label().map(str::to_owned);
         self.owner = Some(owner.clone());
         self
     }
 
-    /// No renewal keeps the lock for longer than this after the grant.
+    /// The lock is held for at most this time after the grant, even if it is renewed.
     pub fn max_hold(mut self, cap: Duration) -> Self {
         self.spec.max_hold = Some(cap);
         self
@@ -89,9 +91,9 @@ impl Lock {
         self
     }
 
-    /// Waits after the grant until n replicas of each node of a majority have it, and releases
-    /// the lock if they do not confirm in time: within a quarter of the ttl, and within what
-    /// is left of [`wait`](Lock::wait).
+    /// Waits after the grant until n replicas of each node of a majority have it. If they do not
+    /// confirm in time, the lock is released. The limit is a quarter of the ttl, or what is left of
+    /// [`wait`](Lock::wait) if that is shorter.
     pub fn replicas(mut self, replicas: u32) -> Self {
         self.spec.replicas = Some(replicas);
         self
@@ -109,8 +111,8 @@ impl Lock {
         self.enter(false, None).await
     }
 
-    /// Runs `work` under the lock and releases it afterwards. When the lock is lost on the way,
-    /// `work` is dropped where it stands and the error says so.
+    /// Runs `work` under the lock and releases it afterwards. If the lock is lost meanwhile, `work`
+    /// is dropped at its current await point, and the result is an error.
     pub async fn run<T, F, W>(&self, work: F) -> Result<T, Error>
     where
         F: FnOnce(Held) -> W,
@@ -159,7 +161,7 @@ impl Lock {
         entered
     }
 
-    /// Enters what the owner holds already, lock by lock, and acquires the rest.
+    /// Re-enters the locks that the owner holds already, one by one, and acquires the rest.
     async fn enter_as(
         &self,
         owner: &Owner,
@@ -185,7 +187,7 @@ impl Lock {
         let mut missing = self.spec.clone();
         missing.keys.retain(|key| !guard.has(key));
         if !missing.keys.is_empty() {
-            // Other tasks of the owner may enter what it holds meanwhile.
+            // Meanwhile, other tasks of the owner may re-enter the locks that it holds.
             turns.retain(|turn| !guard.has(&turn.key));
             let hold = acquire(&self.client, Arc::new(missing), may_wait, deadline).await?;
             let new = turns.iter_mut();
@@ -196,7 +198,7 @@ impl Lock {
         Ok(guard)
     }
 
-    /// One more guard of a hold, unless that is lost.
+    /// Adds a guard to a hold, unless the hold is lost.
     async fn re_enter(
         &self,
         guard: &mut Guard,
@@ -221,7 +223,7 @@ impl Lock {
                 None => Ok(()),
             }
         };
-        // As any request, it tries once with no time left to wait.
+        // Like any request, it tries once if no time is left to wait.
         let fleet = &self.client.fleet;
         let patience = deadline.map_or(Duration::MAX, Moment::remaining);
         let patience = patience.max(fleet.node_timeout);
@@ -250,15 +252,15 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// The hold there is of one lock, behind a turn: of two tasks with one owner, the second re-enters
-/// what the first gets.
+/// The current hold of one lock, protected by a turn: of two tasks with the same owner, the second
+/// one re-enters what the first one acquires.
 type Entry = Arc<tokio::sync::Mutex<Weak<Hold>>>;
-/// This many entries are kept without looking whether anybody needs them.
+/// Up to this many entries are kept without a check whether they are still needed.
 const LEAST_ROOM: usize = 16;
 
-/// An owner of locks. With the same handle (or a clone of it) a lock that is held is entered again:
-/// each entry has a guard of its own, and the last one out releases. Every lock counts by itself,
-/// so an owner of `x` and `y` may ask for `y` alone, or for both in another order.
+/// An owner of locks. The same handle (or a clone of it) re-enters a lock that it holds: each entry
+/// has its own guard, and the last guard releases the lock. Locks are counted separately, so an
+/// owner of `x` and `y` may ask for `y` alone, or for both in another order.
 #[derive(Clone, Default)]
 pub struct Owner {
     label: Option<String>,
@@ -268,7 +270,7 @@ pub struct Owner {
 #[derive(Default)]
 struct Known {
     by_lock: HashMap<(usize, Vec<u8>), Entry>,
-    /// How many there may be before those are cleared away that nobody holds or waits for.
+    /// When there are this many entries, those that nobody holds or waits for are removed.
     room: usize,
 }
 
@@ -279,7 +281,7 @@ impl Known {
                 Arc::strong_count(entry) > 1
                     || entry.try_lock().is_ok_and(|hold| hold.strong_count() > 0)
             });
-            // Twice as many as there are: clearing away costs each call little.
+            // Twice the current number, so that removing entries costs each call little.
             self.room = LEAST_ROOM.max(2 * self.by_lock.len());
         }
         let entry = self.by_lock.entry((client, key.to_vec()));
@@ -322,8 +324,8 @@ impl Owner {
         self.label.as_deref()
     }
 
-    /// The turns of this owner at these locks, in the order of their names, so that no two tasks
-    /// wait for each other. `None`: it took too long.
+    /// Waits for the turns of this owner at these locks, in the order of their names, so that no
+    /// two tasks wait for each other. `None` after the deadline.
     pub(crate) async fn turns(
         &self,
         client: usize,

@@ -1,4 +1,4 @@
-//! One node: its connections, and whether it is believed up.
+//! One node: its connections, and whether it seems up.
 
 mod own;
 mod processes;
@@ -19,37 +19,38 @@ use crate::reply::{LockStatus, Reply, knows_no_count, trouble, value_of};
 
 use processes::Processes;
 
-/// Releases that are repeated for a node which does not accept them.
+/// The most releases that are repeated at the same time for a node that does not accept them.
 const OWED_RELEASES: usize = 10_000;
-/// A connection without a reply for so long may have been closed by the server or on the way.
+/// After this time without a reply, the server or the network may have closed a connection.
 const QUIET: Duration = Duration::from_millis(100);
 
-/// One master, or the one Sentinel-named master or cluster of a client with N = 1.
+/// One master. For a client with a single node, it may be a master that Sentinel names, or a
+/// cluster.
 pub(crate) struct Node {
     pub(crate) name: String,
     pub(crate) link: Link,
     pub(crate) connect_timeout: Duration,
     state: Mutex<State>,
     standing: watch::Sender<Standing>,
-    /// What is known of its clock and counter.
+    /// What is known about its clock and counter.
     pub(crate) fences: FenceClock,
     trouble: Notify,
     asked: AtomicBool,
-    /// When the last reply came, ms.
+    /// When the last reply arrived, ms.
     heard_at: AtomicU64,
-    /// Cloned by everybody who depends on the node without sending anything.
+    /// Cloned by everything that depends on the node without sending anything.
     dependents: Arc<()>,
-    /// A permit for each release that is still to be delivered.
+    /// A permit for each release that is not delivered yet.
     owed: Arc<Semaphore>,
     idle: Idle,
 }
 
 struct State {
     connection: Option<Connection>,
-    /// Why the node is believed down; `None`: it is up.
+    /// Why the node seems down; `None` if it is up.
     down: Option<Verdict>,
     processes: Processes,
-    /// The longest lease that it allows, as it said last.
+    /// The longest lease that it allows, as it last reported.
     max_ttl: Option<Duration>,
 }
 
@@ -60,27 +61,27 @@ impl State {
     }
 }
 
-/// What others have to know about a node as soon as it changes.
+/// State of a node that others must learn as soon as it changes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Standing {
     pub(crate) up: bool,
-    /// Counts connections, so that a late complaint about an old one does not harm the new one.
+    /// Counts connections, so that a late error of an old one does not affect the new one.
     pub(crate) generation: u64,
     /// The last connection that is known to have ended.
     pub(crate) closed: u64,
-    /// It has ended while the node was up, and nobody knows yet whether another one can be opened:
-    /// a server may close what nobody uses.
+    /// It has ended while the node was up, and it is not known yet whether another one can be
+    /// opened: a server may close idle connections.
     pub(crate) redialling: bool,
     /// Counts the processes that have answered as this node.
     pub(crate) process: u64,
 }
 
-/// What a node that answered LOCK.NODE turned out to be.
+/// What an answer to LOCK.NODE shows about the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
     /// The same process as before, or seen for the first time.
     Same,
-    /// It was started again: what it had granted does not count until it confirms it.
+    /// It was restarted: its grants do not count until it confirms them.
     Restarted,
 }
 
@@ -126,8 +127,8 @@ impl Node {
         });
     }
 
-    /// Asks to acquire, extend or release. The future owns all that it needs: it may be kept,
-    /// dropped or moved elsewhere.
+    /// Asks to acquire, extend or release. The future owns all its data: it may be kept, dropped or
+    /// moved to another task.
     pub(crate) fn ask(
         self: &Arc<Self>,
         request: Arc<Request>,
@@ -136,7 +137,8 @@ impl Node {
         async move { Reply::of(node.send(&request).await, request.keys) }
     }
 
-    /// Asks for a lock, with this many of its holders; `None`: nobody holds it or waits for it.
+    /// Asks about a lock, with at most this many of its holders; `None` if nobody holds it or waits
+    /// for it.
     pub(crate) async fn lock_status(
         &self,
         key: &[u8],
@@ -149,15 +151,15 @@ impl Node {
         LockStatus::read(answer?)
     }
 
-    /// Sends on the shared connection. A request that finds it closed is sent once more, on the
-    /// next one: all that is sent here may be repeated.
+    /// Sends on the shared connection. If it is closed, the request is sent once more, on the next
+    /// one. Every request that is sent here may be repeated.
     async fn send(&self, request: &Request) -> Result<Value, Verdict> {
         let before = self.standing().generation;
         match self.try_send(request).await {
             Err(Verdict::Unreachable(why)) => {
                 // Boxed, so that the future of a request that is sent once stays small.
                 let again = Box::pin(async {
-                    // Until it is known whether a connection that has ended can be replaced.
+                    // Wait until it is known whether the connection that has ended can be replaced.
                     let now = self.when(|now| !now.redialling).await;
                     if now.generation == before {
                         Err(self.why_down().unwrap_or(Verdict::Unreachable(why)))
@@ -177,7 +179,8 @@ impl Node {
         let result = shared.connection.send(request).await;
         self.heard(shared.generation, &result);
         match value_of(result) {
-            // A cluster settles down; one node of it that was taken for all stays the wrong one.
+            // A cluster recovers. But if one of its nodes is configured as a single server, the
+            // configuration is wrong.
             Err(Verdict::Refused(error))
                 if self.link.is_cluster() && matches!(error.code(), Some("MOVED" | "ASK")) =>
             {
@@ -189,12 +192,13 @@ impl Node {
 
     /// Sends a request that must not be sent twice, and waits for its reply. The shared connection
     /// of a cluster repeats a request whose reply is lost, so there it goes to the master of its
-    /// slot. An error says that no answer came: the server may have carried it out.
+    /// slot. An error means that no answer arrived: the server may have executed the request.
     pub(crate) async fn ask_once(&self, request: &Request) -> Result<RedisResult<Value>, Verdict> {
         let mut own = if self.link.is_cluster() {
             self.own_connection(QUIET).await?
         } else {
-            // It may have been closed meanwhile: something that may be repeated finds out.
+            // The connection may have been closed meanwhile. A request that may be repeated finds
+            // out.
             let heard_at = Duration::from_millis(self.heard_at.load(Relaxed));
             if Moment::now().since_boot().saturating_sub(heard_at) > QUIET {
                 self.send(&command::node()).await?;
@@ -229,7 +233,7 @@ impl Node {
         })
     }
 
-    /// Looks at a result for signs that the connection ended or the node is no longer a master.
+    /// Checks a result for signs that the connection has ended or the node is no longer a master.
     pub(crate) fn heard(&self, generation: u64, result: &RedisResult<Value>) {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
@@ -272,18 +276,18 @@ impl Node {
         }
     }
 
-    /// Whether anything can be sent to it, now or in a moment.
+    /// Whether requests can be sent to it, now or in a moment.
     pub(crate) fn can_be_asked(&self) -> bool {
         self.is_connected() || self.standing().redialling
     }
 
-    /// Whether anything can be sent to it now.
+    /// Whether requests can be sent to it now.
     pub(crate) fn is_connected(&self) -> bool {
         self.state().connection.is_some()
     }
 
-    /// Whether a request that was asked on this connection may have been sent on another one, too:
-    /// then the reply does not say what becomes of the first.
+    /// Whether a request that was sent on this connection may have been sent on another one, too.
+    /// Then the reply says nothing about the first request.
     pub(crate) fn may_have_repeated(&self, generation: u64) -> bool {
         self.link.is_cluster() || self.standing().generation != generation
     }
@@ -292,12 +296,12 @@ impl Node {
         self.standing().up
     }
 
-    /// Why it is believed down.
+    /// Why it seems down.
     pub(crate) fn why_down(&self) -> Option<Verdict> {
         self.state().down.clone()
     }
 
-    /// Returns when this is so, with all that is known then.
+    /// Returns when the condition holds, with the state at that time.
     async fn when(&self, so: impl FnMut(&Standing) -> bool) -> Standing {
         let mut watch = self.standing.subscribe();
         let now = watch.wait_for(so).await.map(|now| *now);
@@ -310,19 +314,19 @@ impl Node {
         self.when(|now| now.up).await;
     }
 
-    /// Returns when the shared connection is another one than `generation`.
+    /// Returns when the shared connection is not `generation` any more.
     pub(crate) async fn reconnected(&self, generation: u64) {
         let other = |now: &Standing| now.up && now.generation != generation;
         self.when(other).await;
     }
 
-    /// Returns when a later connection than `generation` is known to have ended, and says which.
+    /// Returns when a connection after `generation` is known to have ended, with its generation.
     pub(crate) async fn closed_after(&self, generation: u64) -> u64 {
         self.when(|now| now.closed > generation).await.closed
     }
 
-    /// Returns when nothing can come of waiting in the queue of process number `process`: another
-    /// process has taken over, or, if a `stall` is given, the node has been down for so long.
+    /// Returns when waiting in the queue of process number `process` is useless: another process
+    /// has replaced it, or, if a `stall` is given, the node has been down for that long.
     pub(crate) async fn gave_up_on(&self, process: u64, stall: Option<Duration>) {
         let stalled = async {
             let Some(stall) = stall else {
@@ -341,23 +345,22 @@ impl Node {
         }
     }
 
-    /// Something went wrong; the background task looks whether it is the node.
+    /// Reports a problem, so that the background task checks the node.
     pub(crate) fn complain(&self) {
         self.trouble.notify_one();
     }
 
-    /// Returns when somebody complained about the node.
+    /// Returns when a problem with the node was reported.
     pub(crate) fn complaint(&self) -> impl Future<Output = ()> {
         self.trouble.notified()
     }
 
-    /// Whether anybody depends on the node's answering: since the last time of asking, or by
-    /// waiting right now.
+    /// Whether anything depends on the node: since the last call, or because something waits now.
     pub(crate) fn in_use(&self) -> bool {
         self.asked.swap(false, Relaxed) || Arc::strong_count(&self.dependents) > 1
     }
 
-    /// Opens a connection and asks who is there.
+    /// Opens a connection and sends LOCK.NODE.
     pub(crate) async fn dial(&self) -> Result<(Connection, Answers), Verdict> {
         self.timed(async {
             let opened = self.link.open(self.connect_timeout).await;
@@ -375,8 +378,9 @@ impl Node {
         done.unwrap_or(Err(Verdict::TimedOut(self.connect_timeout)))
     }
 
-    /// It has answered LOCK.NODE, on a new connection or on the one there is: it is up, and its
-    /// clock and counter are known. An answer on a connection that has ended since does not count.
+    /// It has answered LOCK.NODE, on a new connection or on the current one: it is up, and its
+    /// clock and counter are known. An answer on a connection that has ended meanwhile does not
+    /// count.
     pub(crate) fn confirm(
         &self,
         answers: &Answers,
@@ -402,7 +406,8 @@ impl Node {
         self.change(&mut state, |standing| {
             (standing.up, standing.redialling) = (true, false);
             standing.generation += u64::from(is_new);
-            // A waiter of a cluster is at one master of many: its own connection tells.
+            // A waiter of a cluster waits at one of many masters: its own connection shows whether
+            // that one is up.
             standing.process += u64::from(known == Known::Restarted && !is_cluster);
         });
         drop(state);
@@ -412,8 +417,8 @@ impl Node {
         Ok(known)
     }
 
-    /// It cannot serve, or not be reached, for this reason. A connection that may still deliver is
-    /// kept.
+    /// It cannot serve or be reached, for this reason. A connection that may still deliver requests
+    /// is kept.
     pub(crate) fn bar(&self, why: Verdict) {
         let mut state = self.state();
         if matches!(
@@ -428,7 +433,7 @@ impl Node {
         });
     }
 
-    /// The longest lease that it allows, or why that is not known.
+    /// The longest lease that it allows, or why that is unknown.
     #[cfg(feature = "observe")]
     pub(crate) fn max_ttl(&self) -> Result<Duration, Verdict> {
         let state = self.state();
@@ -442,20 +447,20 @@ impl Node {
         names.any(|name| state.processes.knows(name))
     }
 
-    /// Whether the connection there is does not lead to all of these processes.
+    /// Whether the current connection does not reach all of these processes.
     pub(crate) fn lacks(&self, answers: &Answers) -> bool {
         let state = self.state();
         state.processes.lack(&answers.names(), answers.all)
     }
 
-    /// Counts a release that is still to be delivered. `None`: there are so many that the leases of
-    /// the others run out.
+    /// Counts a release that is not delivered yet. `None` if there are too many: then the lease
+    /// expires instead.
     pub(crate) fn owe(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.owed).try_acquire_owned().ok()
     }
 
-    /// Somebody depends on this node without sending anything, while the result exists: the node is
-    /// then asked now and then whether it lives.
+    /// While the result exists, something depends on this node without sending anything, so the
+    /// node is checked periodically.
     pub(crate) fn depend(&self) -> Arc<()> {
         Arc::clone(&self.dependents)
     }

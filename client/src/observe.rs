@@ -1,5 +1,5 @@
-//! Looking at nodes and locks from outside: without a quorum, without holding anything. Every node
-//! answers for itself.
+//! Inspecting nodes and locks, without a quorum and without acquiring anything. Every node answers
+//! for itself.
 
 mod ticket;
 
@@ -22,29 +22,29 @@ use crate::round::{Question, Round};
 
 pub use ticket::Ticket;
 
-/// Questions about listed locks that are under way at once.
+/// The number of concurrent requests about listed locks.
 const AT_ONCE: usize = 100;
 
-/// What a node knows of several locks, in their order: `None` for one that is free and that nobody
-/// waits for, an error for one that the node does not report.
+/// What a node knows about several locks, in their order: `None` for a free lock without waiters,
+/// an error for a lock that the node does not report.
 pub type Statuses = Vec<Result<Option<LockStatus>, Verdict>>;
 
-/// Looks at each node by itself; made by [`Builder::observe`](crate::Builder::observe).
+/// Inspects each node separately; made by [`Builder::observe`](crate::Builder::observe).
 pub struct Observer {
     nodes: Vec<Arc<Watched>>,
 }
 
 impl Builder {
-    /// Looks at the nodes without asking them for anything: also at those that cannot serve, and
-    /// without a quorum. Nothing is connected before the first question.
+    /// Inspects the nodes without acquiring locks: also nodes that cannot serve, and without a
+    /// quorum. It connects when the first request is sent.
     pub fn observe(self) -> Result<Observer, Error> {
         Observer::new(self.links()?, self.connect_timeout, self.node_timeout)
     }
 }
 
 impl Redlock {
-    /// The longest lease that each node allows (`lock.max-ttl`), as it said when it was last asked
-    /// who it is. Nothing is sent.
+    /// The longest lease that each node allows (`lock.max-ttl`), from its last answer to LOCK.NODE.
+    /// Nothing is sent.
     pub fn longest_leases(&self) -> Vec<Answer<Duration>> {
         let nodes = self.client.fleet.nodes.iter();
         let answer = |node: &Arc<Node>| Answer::new(node.name.clone(), node.max_ttl());
@@ -52,8 +52,7 @@ impl Redlock {
     }
 }
 
-/// One node, and the connection to it if there is one. Its lock lets one question at a time go to
-/// the node.
+/// One node, and the connection to it, if there is one. Its lock allows one request at a time.
 struct Watched {
     name: String,
     link: Link,
@@ -62,7 +61,7 @@ struct Watched {
     connection: Mutex<Option<Connection>>,
 }
 
-/// What one node answered.
+/// The answer of one node.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Answer<T> {
@@ -111,7 +110,7 @@ impl Observer {
         self.nodes.iter().map(|node| node.name.as_str())
     }
 
-    /// What each node says about itself.
+    /// The status of each node.
     pub async fn nodes(&self) -> Vec<Answer<NodeStatus>> {
         self.each(|node| async move {
             let line = node.line().await?;
@@ -121,7 +120,7 @@ impl Observer {
         .await
     }
 
-    /// What each node knows of this lock; `None`: it is free there, and nobody waits.
+    /// What each node knows about this lock; `None` if it is free there and nobody waits.
     pub async fn lock(&self, name: impl AsRef<[u8]>) -> Vec<Answer<Option<LockStatus>>> {
         let name: Arc<[u8]> = name.as_ref().into();
         self.each(|node| {
@@ -131,8 +130,8 @@ impl Observer {
         .await
     }
 
-    /// What each node knows of these locks, with at most this many holders of each. The questions
-    /// are sent without waiting for one another.
+    /// What each node knows about these locks, with at most this many holders of each. The requests
+    /// are sent without waiting for each other's replies.
     pub async fn statuses(
         &self,
         names: impl Into<Arc<[Arc<[u8]>]>>,
@@ -146,8 +145,8 @@ impl Observer {
         .await
     }
 
-    /// Every lock of each node, or those that match a pattern as `KEYS` understands it, with what
-    /// the node knows of them, in the order of their names.
+    /// Every lock of each node, or those that match a pattern (as in `KEYS`), with what the node
+    /// knows about them, sorted by name.
     pub async fn locks(&self, pattern: Option<&str>) -> Vec<Answer<Vec<(Vec<u8>, LockStatus)>>> {
         self.each(|node| {
             let pattern = pattern.map(str::to_owned);
@@ -156,8 +155,8 @@ impl Observer {
         .await
     }
 
-    /// Ends every hold of this lock on every node, for administrators; each says how many holders
-    /// there were.
+    /// Ends every hold of this lock on every node, for administrators. Each node reports how many
+    /// holders there were.
     pub async fn force(&self, name: impl AsRef<[u8]>) -> Vec<Answer<u64>> {
         let request = Arc::new(command::force(name.as_ref()));
         self.each(|node| {
@@ -186,7 +185,7 @@ impl Observer {
         .await
     }
 
-    /// The same question to all nodes at once; each of its steps has a limit of its own.
+    /// Sends the same request to all nodes at once. Each of its steps has its own time limit.
     async fn each<T, F>(&self, question: impl Fn(Arc<Watched>) -> F) -> Vec<Answer<T>>
     where
         T: Send + 'static,
@@ -200,7 +199,7 @@ impl Observer {
             round.push(Question::new(place, Moment::now()), async move {
                 let result = asked.await;
                 if result.is_err() {
-                    // The next question begins with a new connection.
+                    // The next request opens a new connection.
                     *node.connection.lock().await = None;
                 }
                 result
@@ -214,7 +213,7 @@ impl Observer {
 }
 
 impl Watched {
-    /// The connection there is, or a new one.
+    /// The current connection, or a new one.
     async fn line(&self) -> Result<Line<'_>, Verdict> {
         let mut turn = self.connection.lock().await;
         let connection = match turn.as_ref() {
@@ -263,7 +262,7 @@ impl Line<'_> {
         LockStatus::read(answer?)
     }
 
-    /// Ends at the first question that the node does not reply to.
+    /// Stops at the first request without a reply.
     async fn statuses(&self, names: &[Arc<[u8]>], holders: usize) -> Result<Statuses, Verdict> {
         let looks = names.iter().cloned().map(|name| async move {
             match self.status(&name, Some(holders)).await {

@@ -1,19 +1,19 @@
-//! Who has won: verdicts and clock readings in, a decision out. No I/O, no clock, no randomness.
+//! Decides whether an owner has won, from verdicts and clock readings. No I/O, no clock, no
+//! randomness.
 //!
-//! Of N nodes a majority must have *accepted* one fence T: granted exactly T, or raised their grant
-//! to T while the token still held. Two such majorities share a node, which had one holder at a
-//! time, so the later of the two was granted there above the earlier one's T. No clock takes part
-//! in that.
+//! A majority of the N nodes must have *accepted* one fence T: granted exactly T, or raised their
+//! grant to T while the token still held the lock. Two such majorities share a node, which had one
+//! holder at a time. So this node granted the later owner a fence above the earlier owner's T. This
+//! argument needs no clock.
 //!
-//! How long a hold is valid needs less: at any moment before its [`Leases::claim`] a majority of
-//! nodes keeps a lease for the token. A node that grants again later (after a restart, say) keeps
-//! such a lease as well as any, with a fence of its own. So renewal counts leases, and only
-//! acquisition counts fences.
+//! Validity needs less: at any moment before [`Leases::claim`], a majority of nodes keeps a lease
+//! for the token. A node that grants again later (for example, after a restart) also keeps such a
+//! lease, with its own fence. So renewal counts leases, and only acquisition counts fences.
 //!
 //! [`proposal`] chooses the fence to ask for, so that nodes whose clocks and counters differ grant
 //! the same one.
 //!
-//! `model.rs` checks both over every order of events of a small deployment.
+//! `model.rs` checks both for every order of events in a small deployment.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -26,7 +26,7 @@ use crate::simulation::{Flaw, has};
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub(crate) struct NodeSet(u64);
 
-/// As many nodes as a [`NodeSet`] can tell apart.
+/// The most nodes that a [`NodeSet`] can hold.
 pub(crate) const MAX_NODES: usize = 64;
 
 impl NodeSet {
@@ -54,7 +54,7 @@ impl NodeSet {
         let mut left = self.0;
         std::iter::from_fn(move || {
             let node = left.trailing_zeros() as usize;
-            // Takes away the lowest one.
+            // Removes the lowest one.
             left &= left.checked_sub(1)?;
             Some(node)
         })
@@ -78,7 +78,7 @@ pub(crate) fn majority(nodes: usize) -> usize {
     nodes / 2 + 1
 }
 
-/// Whether this many of `nodes` cannot make a majority.
+/// Whether this many of `nodes` are not a majority.
 pub(crate) fn is_shortage(count: usize, nodes: usize) -> bool {
     count < majority(nodes)
 }
@@ -89,8 +89,9 @@ const FAR_AHEAD: u64 = 5_000_000;
 
 const TICK: Duration = Duration::from_millis(2);
 
-/// Until when a lease surely lasts that was asked for at `sent`: clock rates may differ by 1 %, and
-/// [`TICK`] is for clocks that tick in milliseconds. The only place where validity is computed.
+/// The certain end of a lease that was requested at `sent`: clock rates may differ by 1 %, and
+/// [`TICK`] allows for clocks with a resolution of a millisecond. This is the only place where
+/// validity is computed.
 pub(crate) fn lease_end(sent: Moment, ttl: Duration) -> Moment {
     #[cfg(feature = "simulation")]
     if has(Flaw::NoDriftAllowance) {
@@ -105,12 +106,13 @@ pub(crate) fn lease_end(sent: Moment, ttl: Duration) -> Moment {
     sent + ttl.saturating_sub(ttl / 100 + TICK)
 }
 
-/// The lease to ask for that is surely valid for `span`: what [`lease_end`] takes off is added.
+/// The lease to ask for so that it is certainly valid for `span`: it adds what [`lease_end`]
+/// subtracts.
 pub(crate) fn lease_for(span: Duration) -> Duration {
     (span + TICK) * 100 / 99
 }
 
-/// Until when a majority surely keeps its lease: the majority-th latest of the nodes' ends.
+/// Until when a majority certainly keeps its lease: the majority-th latest end of all nodes.
 pub(crate) fn held_until(
     ends: impl Iterator<Item = Moment> + Clone,
     majority: usize,
@@ -119,17 +121,17 @@ pub(crate) fn held_until(
     ends.clone().filter(|end| lasting(end) >= majority).max()
 }
 
-/// What one node has granted to a hold.
+/// The lease that one node has granted to a hold.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Lease {
     pub(crate) fence: u64,
-    /// Until when it surely lasts.
+    /// Its certain end.
     pub(crate) end: Moment,
-    /// No other owner can have won with the help of this node since the hold began.
+    /// Whether no other owner can have won with the help of this node since the hold began.
     kept: bool,
 }
 
-/// What the nodes have granted to one hold, and what the hold may claim because of it.
+/// The leases of one hold, and the validity that follows from them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Leases {
     /// The fence that a majority accepted when the hold began.
@@ -145,9 +147,9 @@ impl Leases {
 
     /// The node granted or extended with this fence, for a lease that lasts until `end`.
     ///
-    /// A grant with the fence of the hold is as good as the first ones, however late it comes: a
-    /// node that took part in a later hold would have answered with a higher fence. Any other
-    /// grant may have come after somebody else's hold, and counts after the next [`confirm`].
+    /// A grant with the fence of the hold counts like the first ones, however late it arrives: a
+    /// node that took part in a later hold would have answered with a higher fence. Any other grant
+    /// may have come after somebody else's hold, so it counts only after the next [`confirm`].
     ///
     /// [`confirm`]: Leases::confirm
     pub(crate) fn grant(&mut self, node: usize, fence: u64, end: Moment) {
@@ -167,7 +169,7 @@ impl Leases {
         });
     }
 
-    /// The node does not know the hold any more.
+    /// The node has no record of the hold any more.
     pub(crate) fn forget(&mut self, node: usize) {
         if let Some(lease) = self.nodes.get_mut(node) {
             *lease = None;
@@ -178,7 +180,7 @@ impl Leases {
         self.nodes.get(node).copied().flatten()
     }
 
-    /// Until when the hold is valid, or `None`: it is lost for good. This is the one place that
+    /// Until when the hold is valid, or `None` if it is lost permanently. Only this function
     /// decides it. A majority must have kept its leases all the time, and must still keep them;
     /// otherwise another owner may have won in between.
     pub(crate) fn claim(&self, now: Moment) -> Option<Moment> {
@@ -187,8 +189,8 @@ impl Leases {
         until.filter(|until| *until > now)
     }
 
-    /// A round is over. If the claim stands, nobody else has won until now, so every lease there
-    /// is counts from here on.
+    /// A round is over. If the hold is still valid, nobody else has won until now, so all current
+    /// leases count from here on.
     pub(crate) fn confirm(&mut self, now: Moment) -> Option<Moment> {
         self.claim(now)?;
         for lease in self.nodes.iter_mut().flatten() {
@@ -198,10 +200,10 @@ impl Leases {
     }
 }
 
-/// What one node has said so far.
+/// The vote of one node so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Vote {
-    /// Asked, or being asked to raise its grant; nothing heard yet.
+    /// It was asked to grant or to raise its grant, and has not answered yet.
     Open,
     Granted {
         fence: u64,
@@ -210,7 +212,7 @@ enum Vote {
     Against,
 }
 
-/// What follows from the votes.
+/// The result of the votes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Decision {
     /// More answers are needed.
@@ -223,7 +225,7 @@ pub(crate) enum Decision {
         valid_until: Moment,
         accepted: NodeSet,
     },
-    /// No majority can come of this any more.
+    /// A majority is not possible any more.
     Failed,
 }
 
@@ -234,7 +236,7 @@ pub(crate) struct Ballot {
 }
 
 impl Ballot {
-    /// A ballot among `nodes`, of which `asked` are asked; the others count as against.
+    /// A ballot of `nodes` nodes. Those in `asked` are asked; the others count as against.
     pub(crate) fn new(nodes: usize, asked: NodeSet) -> Self {
         let vote = |node| {
             if asked.contains(node) {
@@ -261,24 +263,24 @@ impl Ballot {
         }
     }
 
-    /// The node is being asked (again): what it said before does not count until it answers.
+    /// The node is being asked again: its earlier answer does not count until it replies.
     pub(crate) fn reopen(&mut self, node: usize) {
         if let Some(vote) = self.votes.get_mut(node) {
             *vote = Vote::Open;
         }
     }
 
-    /// Who has not answered.
+    /// The nodes that have not answered.
     pub(crate) fn open(&self) -> NodeSet {
         self.select(|vote| matches!(vote, Vote::Open))
     }
 
-    /// Who has granted, whatever the fence.
+    /// The nodes that have granted, with any fence.
     pub(crate) fn granted(&self) -> NodeSet {
         self.select(|vote| matches!(vote, Vote::Granted { .. }))
     }
 
-    /// What the node granted, and how long its lease surely lasts.
+    /// The fence that the node granted, and the certain end of its lease.
     pub(crate) fn grant_of(&self, node: usize) -> Option<(u64, Moment)> {
         match self.votes.get(node) {
             Some(Vote::Granted { fence, end }) => Some((*fence, *end)),
@@ -298,8 +300,8 @@ impl Ballot {
         self.select(|vote| matches!(vote, Vote::Granted { fence, .. } if *fence == wanted))
     }
 
-    /// The lowest fence that a majority of the grants can still be raised to. A node whose clock
-    /// runs far ahead, so that the others would refuse its fence, is thereby left out.
+    /// The lowest fence that a majority of the grants can still be raised to. This leaves out a
+    /// node whose clock is far ahead, because the others would refuse its fence.
     fn common_fence(&self, majority: usize) -> Option<u64> {
         let fences = self.votes.iter().filter_map(|vote| match vote {
             Vote::Granted { fence, .. } => Some(*fence),
@@ -312,8 +314,8 @@ impl Ballot {
             .min()
     }
 
-    /// Whether a node that has granted is likely to refuse to raise its grant so far: the fence is
-    /// that of a clock far ahead. An answer that is still to come may make it unnecessary.
+    /// Whether a node that has granted is likely to refuse to raise its grant that far, because the
+    /// fence comes from a clock that is far ahead. A later answer may make the raise unnecessary.
     fn would_refuse(&self, raised: u64) -> bool {
         self.votes.iter().any(|vote| {
             matches!(vote, Vote::Granted { fence, .. } if raised.saturating_sub(*fence) > FAR_AHEAD)
@@ -359,19 +361,20 @@ impl Ballot {
     }
 }
 
-/// A proposal leads the nodes' clocks by so much: more than the time a request takes. It leads
-/// their counters by one only, or many grants a second would drive it away from the clocks.
+/// A proposal is this far ahead of the nodes' clocks: more than the time that a request takes. It
+/// is only one ahead of their counters; otherwise many grants a second would move it away from the
+/// clocks.
 const LEAD: Duration = Duration::from_millis(10);
-/// A node whose clock or counter is this far above the middle one does not set the proposal: the
-/// others refuse what is 10 s ahead of their clocks.
+/// A node whose clock or counter is this far above the median does not set the proposal: the others
+/// refuse a fence that is 10 s ahead of their clocks.
 const OUTLIER: Duration = Duration::from_secs(5);
 
-/// The fence that a node gives out when its wall clock shows this: its microseconds.
+/// The fence that a node gives out at this time of its wall clock: the microseconds.
 fn fence_at(wall: Duration) -> u64 {
     u64::try_from(wall.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// What is known of the clock and the counter of a node.
+/// What is known about the clock and the counter of a node.
 #[derive(Default)]
 pub(crate) struct FenceClock {
     /// The fence of the node's wall clock when our host started.
@@ -381,7 +384,7 @@ pub(crate) struct FenceClock {
 }
 
 impl FenceClock {
-    /// The node's wall clock showed this when our host started.
+    /// The node's wall clock had this time when our host started.
     pub(crate) fn set(&self, wall_at_boot: Duration) {
         let fence = fence_at(wall_at_boot);
         self.at_boot.store(fence, Ordering::Relaxed);
@@ -398,7 +401,7 @@ impl FenceClock {
         at_boot.saturating_add(now.since_boot())
     }
 
-    /// A fence that the node would grant as it is.
+    /// A fence that the node would grant unchanged.
     fn next(&self, now: Moment) -> u64 {
         let counter = self.counter.load(Ordering::Relaxed);
         fence_at(self.wall(now).saturating_add(LEAD)).max(counter.saturating_add(1))

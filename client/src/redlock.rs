@@ -1,4 +1,4 @@
-//! The client itself: how to connect it, with its settings, and how to ask it for locks.
+//! The client: its settings, how to connect it, and how to request locks.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::lock::Lock;
 use crate::node::Node;
 use crate::quorum::MAX_NODES;
 
-/// How often [`Redlock::close`] looks whether all is delivered.
+/// How often [`Redlock::close`] checks whether everything is delivered.
 const CLOSING_LOOK: Duration = Duration::from_millis(1);
 
 /// A client of one or several masters. Clones share its connections; background work ends with the
@@ -26,7 +26,7 @@ pub struct Redlock {
 }
 
 impl Redlock {
-    /// Where the nodes are and how to treat them.
+    /// Returns a builder for the addresses and the settings.
     pub fn builder() -> Builder {
         Builder::default()
     }
@@ -50,12 +50,12 @@ impl Redlock {
         Lock::new(Arc::clone(&self.client), keys)
     }
 
-    /// Waits until what is released in the background is delivered, but no longer than this. For
-    /// programs that end right after a request failed, was cancelled, or a guard was dropped: then
-    /// nothing stays held. Guards, locks and elections that still exist keep the client open, so
-    /// drop them before.
+    /// Waits until all releases in the background are delivered, but no longer than this. Use it in
+    /// programs that end right after a request failed or was cancelled, or a guard was dropped, so
+    /// that nothing stays held. Guards, locks and elections that still exist keep the client open,
+    /// so drop them first.
     pub async fn close(self, patience: Duration) {
-        // A task that still releases something holds on to the client.
+        // A task that still releases something keeps a reference to the client.
         let client = Arc::downgrade(&self.client);
         drop(self);
         let closed = async {
@@ -82,7 +82,7 @@ impl std::fmt::Debug for Redlock {
     }
 }
 
-/// The settings of a client that is yet to be connected.
+/// The settings of a client that is not connected yet.
 #[derive(Clone)]
 pub struct Builder {
     places: Vec<Place>,
@@ -118,15 +118,15 @@ impl Default for Builder {
 }
 
 impl Builder {
-    /// One more master: `redis://[user:password@]host[:port][/database]`, `rediss://…` (feature
+    /// Adds a master: `redis://[user:password@]host[:port][/database]`, `rediss://…` (feature
     /// `tls`) or `unix:///path`.
     pub fn node(mut self, url: impl AsRef<str>) -> Self {
         self.places.push(Place::Url(url.as_ref().to_owned()));
         self
     }
 
-    /// More masters. All clients of a lock must list the same ones, in the same order: waiters
-    /// queue at the first.
+    /// Adds masters. All clients of a lock must list the same ones, in the same order: waiters
+    /// queue at the first one.
     pub fn nodes<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         for url in urls {
             self = self.node(url);
@@ -134,22 +134,22 @@ impl Builder {
         self
     }
 
-    /// One more master, with the settings of redis-rs: TCP options, the protocol, a library name,
-    /// certificates. Keepalive and the TCP user timeout are set where the settings leave them out.
+    /// Adds a master with the settings of redis-rs: TCP options, the protocol, a library name,
+    /// certificates. Keepalive and the TCP user timeout are set unless the settings contain them.
     pub fn node_info(mut self, info: ConnectionInfo) -> Self {
         self.places.push(Place::Info(Box::new(info)));
         self
     }
 
-    /// One more master, reached as this client of redis-rs reaches it.
+    /// Adds a master with the settings of this redis-rs client.
     pub fn node_client(self, client: &redis::Client) -> Self {
         self.node_info(client.get_connection_info().clone())
     }
 
-    /// The one master that these Sentinels know by `name`. User, password and database of the first
-    /// URL are for the master; a Sentinel that asks for a password gets the same one, unless there
-    /// are [`Self::sentinel_credentials`]. With `rediss://` (feature `tls`) the Sentinels and the
-    /// master are reached through TLS.
+    /// Uses the master that these Sentinels know as `name`. User, password and database of the
+    /// first URL are for the master; a Sentinel that requires a password gets the same one, unless
+    /// [`Self::sentinel_credentials`] are set. With `rediss://` (feature `tls`), the client
+    /// connects to the Sentinels and the master with TLS.
     #[cfg(feature = "sentinel")]
     pub fn sentinel<U: AsRef<str>>(
         mut self,
@@ -165,21 +165,21 @@ impl Builder {
         self
     }
 
-    /// The login of the Sentinels, where it is not that of the master.
+    /// The login for the Sentinels, if it is not that of the master.
     #[cfg(feature = "sentinel")]
     pub fn sentinel_credentials(mut self, credentials: Credentials) -> Self {
         self.settings.sentinel_credentials = Some(credentials);
         self
     }
 
-    /// The master is reached through TLS though its Sentinels are not.
+    /// Connects to the master with TLS, even if the Sentinels do not use it.
     #[cfg(all(feature = "sentinel", feature = "tls"))]
     pub fn sentinel_master_tls(mut self) -> Self {
         self.settings.sentinel_master_tls = true;
         self
     }
 
-    /// The one cluster that some of these nodes belong to.
+    /// Uses the cluster that these nodes belong to. A few of its nodes are enough.
     #[cfg(feature = "cluster")]
     pub fn cluster<U: AsRef<str>>(mut self, urls: impl IntoIterator<Item = U>) -> Self {
         let urls = urls
@@ -190,8 +190,8 @@ impl Builder {
         self
     }
 
-    /// How long one node may take to reply; 100 ms if not set. Keep it small against the ttl of
-    /// the locks.
+    /// How long one node may take to reply; 100 ms if not set. Keep it small compared with the ttl
+    /// of the locks.
     pub fn node_timeout(mut self, timeout: Duration) -> Self {
         self.node_timeout = timeout;
         self
@@ -211,9 +211,10 @@ impl Builder {
     }
 
     /// Asks `provider` for the user and the password of every new connection to a master, in place
-    /// of those in the URLs: for passwords that rotate and tokens that expire. A server that closes
-    /// connections when a token expires is connected to again with the next one. In a cluster the
-    /// connections to all masters are opened again with the next one, when one of them is missing.
+    /// of those in the URLs: for passwords that rotate and tokens that expire. If a server closes
+    /// connections when a token expires, the client reconnects with the next token. In a cluster,
+    /// if one connection is missing, the connections to all masters are opened again with the next
+    /// token.
     pub fn credentials<F, R, E>(mut self, provider: F) -> Self
     where
         F: Fn() -> R + Send + Sync + 'static,
@@ -224,14 +225,15 @@ impl Builder {
         self
     }
 
-    /// Receives what happens to the locks of this client: waits, holds, losses, retries.
+    /// Sets a hook that receives events about the locks of this client: waits, holds, losses,
+    /// retries.
     pub fn metrics(mut self, metrics: impl Metrics) -> Self {
         self.metrics = Some(Arc::new(metrics));
         self
     }
 
-    /// The certificate (PEM) that signed those of the servers, for `rediss://` without a public
-    /// authority: nodes, Sentinels and their master, clusters.
+    /// The CA certificate (PEM) of the servers, for `rediss://` without a public authority. It is
+    /// used for nodes, Sentinels and their master, and clusters.
     #[cfg(feature = "tls")]
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.settings.root_certificate = Some(pem.into());
@@ -250,9 +252,9 @@ impl Builder {
         self
     }
 
-    /// Connects to all nodes, and checks that they are masters with the module, each another
-    /// server. A minority that cannot be reached or cannot serve now is no error: it is tried again
-    /// in the background. A minority that hangs is not waited for.
+    /// Connects to all nodes, and checks that they are masters with the module, and all different
+    /// servers. A minority that cannot be reached or cannot serve now is not an error: the client
+    /// retries in the background. It does not wait for a minority that hangs.
     pub async fn connect(self) -> Result<Redlock, Error> {
         let fleet = self.fleet()?;
         fleet.connect().await?;
@@ -262,8 +264,8 @@ impl Builder {
 
     /// Connects in the background, now or when the nodes can be reached: a program may start before
     /// its servers. The first request waits for the first answers of the nodes, at most for the
-    /// connect timeout and no longer than it may wait at all. What [`Self::connect`] reports as an
-    /// error is logged, and a node that cannot serve is named by the requests.
+    /// connect timeout and no longer than its own wait. What [`Self::connect`] would report as an
+    /// error is logged, and errors of requests name the nodes that cannot serve.
     pub fn connect_lazy(self) -> Result<Redlock, Error> {
         let Some(background) = Background::current() else {
             let problem = "connect_lazy works in the background: call it inside a Tokio runtime";

@@ -1,5 +1,5 @@
-//! Releasing: every way out of an attempt or a hold ends here. A release is repeated until the node
-//! has accepted it or the lease that it would end is over.
+//! Releasing: every attempt and every hold ends here. A release is repeated until the node has
+//! accepted it or the lease is over.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,24 +12,25 @@ use crate::quorum::{NodeSet, majority};
 use crate::reply::Reply;
 use crate::round::Question;
 
-/// The first pause before a node is asked again that refused or did not answer …
+/// The first pause before a release is repeated at a node that refused or did not answer …
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
 /// … and the longest one.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 
-/// What became of a hold that was released.
+/// The result of a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub enum Released {
-    /// It was held until now, by a majority of the nodes.
+    /// A majority of the nodes held it until now.
     WasHeld,
-    /// It had been lost before: what was done under it may have met another holder.
+    /// It was lost before: another holder may have worked at the same time.
     WasLost,
     /// Another guard of the same owner keeps it.
     StillHeld,
-    /// Too few nodes answered to tell, or the release may have been sent twice and the second one
-    /// found nothing: the connection broke, or the node is a cluster, where that is not seen. It is
-    /// repeated in the background until it is delivered; at the latest the lease ends the hold.
+    /// It is unknown whether it was held. Too few nodes answered, or the release may have been sent
+    /// twice and the second one found nothing: the connection broke, or the node is a cluster,
+    /// where the client cannot see that. The release is repeated in the background until it is
+    /// delivered; at the latest, the hold ends with its lease.
     Unknown,
 }
 
@@ -51,7 +52,7 @@ impl Released {
         }
     }
 
-    /// What became of two holds that one guard stood for.
+    /// The combined result for two holds of one guard.
     pub(crate) fn and(self, other: Self) -> Self {
         let rank = |released| match released {
             Self::StillHeld => 0,
@@ -63,12 +64,13 @@ impl Released {
     }
 }
 
-/// A release that is still to be delivered. Dropping it delivers the rest in the background.
+/// A release that is not delivered to all nodes yet. Dropping it delivers the rest in the
+/// background.
 pub(crate) struct Release {
     client: Arc<Client>,
     left: NodeSet,
     request: Arc<Request>,
-    /// When the leases are over by themselves.
+    /// When the leases expire.
     until: Moment,
 }
 
@@ -87,22 +89,22 @@ impl Release {
         }
     }
 
-    /// Asks all nodes at once that are believed up (or all there are, if those are no majority),
-    /// and says what they said. Who does not answer within the node timeout is left to the
-    /// background.
+    /// Sends the release at once to all nodes that seem up (to all nodes, if those are not a
+    /// majority), and returns the result. For nodes that do not answer within the node timeout, it
+    /// continues in the background.
     pub(crate) async fn run(mut self) -> Released {
         let mut replies = self.ask_all().await;
         let nodes = &self.client.fleet.nodes;
-        // A node that has carried out the first of two releases says no to the second one.
+        // A node that has executed the first of two releases answers no to the second one.
         let was_sent_twice =
             |question: &Question| nodes[question.place].may_have_repeated(question.generation);
         replies.retain(|(question, reply)| *reply != Reply::No || !was_sent_twice(question));
         Released::count(&replies, nodes.len())
     }
 
-    /// The same for one that is followed by other requests of the token: the nodes at which it may
-    /// still arrive later. Where the connection was replaced meanwhile, it may have been sent on
-    /// both: the reply to the second does not say what becomes of the first.
+    /// The same for a release that is followed by other requests of the token. Returns the nodes at
+    /// which it may still arrive later. If the connection was replaced meanwhile, the release may
+    /// have been sent on both: the reply to the second one says nothing about the first.
     pub(crate) async fn settle(mut self) -> NodeSet {
         let replies = self.ask_all().await;
         let mut unsettled = self.left;
@@ -146,7 +148,7 @@ impl Release {
         replies
     }
 
-    /// One more try at one node, whatever comes of it.
+    /// Tries once more at one node and ignores the result.
     pub(crate) fn ask(&self, place: usize) -> impl Future<Output = Reply> + Send + use<> {
         self.client.fleet.nodes[place].ask(Arc::clone(&self.request))
     }
@@ -171,7 +173,7 @@ impl Drop for Release {
     }
 }
 
-/// Whether the node needs no further release: it has carried it out, or the key is no lock any
+/// Whether the node needs no further release: it has executed it, or the key is not a lock any
 /// more.
 fn is_delivered(reply: &Reply) -> bool {
     match reply {

@@ -1,5 +1,5 @@
-//! What a reply means: of the commands that acquire, extend and release, and what a node says about
-//! itself (LOCK.NODE) and about a lock (LOCK.INFO).
+//! Parsing of replies: to the commands that acquire, extend and release, to LOCK.NODE and to
+//! LOCK.INFO.
 
 use std::collections::HashMap;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,14 +12,14 @@ use crate::host::Moment;
 /// The oldest module that this client can use: major, minor.
 const OLDEST_MODULE: (u64, u64) = (0, 1);
 
-/// The one rule for replies: a positive number is yes, null is "you do not hold it", the rest is
+/// The rule for all replies: a positive number means yes, null means "not held", everything else is
 /// trouble.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Reply {
     Yes(u64),
     No,
-    /// Something is held, but not what was asked about: only some of several keys, or a later grant
-    /// than that.
+    /// Something is held, but not exactly what the request was about: only some of several keys, or
+    /// a later grant.
     Part,
     Trouble(Verdict),
 }
@@ -31,13 +31,13 @@ impl From<Verdict> for Reply {
 }
 
 impl Reply {
-    /// Reads the reply of a LOCK command about this many keys: a number for one, else an array with
-    /// one for each key; null if none is held.
+    /// Reads the reply of a LOCK command about this many keys: a number for one key, otherwise an
+    /// array with one number for each key; null if none is held.
     pub(crate) fn read(result: RedisResult<Value>, keys: usize) -> Self {
         Self::of(value_of(result), keys)
     }
 
-    /// The same of a reply that was looked at for errors.
+    /// The same for a reply that was checked for errors.
     pub(crate) fn of(answer: Result<Value, Verdict>, keys: usize) -> Self {
         match answer {
             Err(verdict) => Self::Trouble(verdict),
@@ -67,7 +67,7 @@ impl Reply {
         }
     }
 
-    /// How an error message names it; null means what `no` says for the question asked.
+    /// The verdict for an error message. `no` is the meaning of null for this request.
     pub(crate) fn verdict(self, no: Verdict) -> Verdict {
         match self {
             Self::Yes(fence) => Verdict::Granted { fence },
@@ -77,7 +77,7 @@ impl Reply {
     }
 }
 
-/// The value of a reply that is no error.
+/// The value of a reply, or its error as a verdict.
 pub(crate) fn value_of(result: RedisResult<Value>) -> Result<Value, Verdict> {
     match result {
         Ok(Value::ServerError(error)) => Err(trouble(&error.into())),
@@ -98,7 +98,7 @@ fn number_of(number: i64) -> Reply {
     }
 }
 
-/// What an error of the server or of the connection says about the node.
+/// The verdict for an error of the server or of the connection.
 pub(crate) fn trouble(error: &RedisError) -> Verdict {
     let detail = error.detail().unwrap_or_default();
     match (error.kind(), error.code()) {
@@ -126,7 +126,7 @@ fn milliseconds_in(text: &str) -> Option<Duration> {
     number.parse().ok().map(Duration::from_millis)
 }
 
-/// How much longer a hold may last, of a node that refused to extend it further: `… N ms left`.
+/// How much longer a hold may last, from a node that refused to extend it: `… N ms left`.
 pub(crate) fn left_of_hold(verdict: &Verdict) -> Option<Duration> {
     let Verdict::Refused(error) = verdict else {
         return None;
@@ -138,14 +138,14 @@ pub(crate) fn left_of_hold(verdict: &Verdict) -> Option<Duration> {
     number.parse().ok().map(Duration::from_millis)
 }
 
-/// The fields of a map, as RESP2 (a flat array) and RESP3 (a map) write it.
+/// The fields of a map: a flat array in RESP2, a map in RESP3.
 pub(crate) struct Fields {
     command: &'static str,
     values: HashMap<String, Value>,
 }
 
 impl Fields {
-    /// Reads what `command` answered.
+    /// Reads the reply to `command`.
     pub(crate) fn read(value: Value, command: &'static str) -> Result<Self, Verdict> {
         let values = redis::from_redis_value(value);
         let values = values.map_err(|_| Verdict::Garbage(format!("{command} without fields")))?;
@@ -203,17 +203,17 @@ fn text(value: &Value) -> Option<String> {
     }
 }
 
-/// What a node says about itself.
+/// The status of a node, as it reports it.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct NodeStatus {
     /// The version of the module.
     pub version: String,
-    /// `master` or `replica`, as the server says it.
+    /// `master` or `replica`, as the server reports it.
     pub role: String,
-    /// Random, new with each start of the server.
+    /// Random, new at each start of the server.
     pub incarnation: String,
-    /// How long it still gives no grants, as it may have forgotten some; zero: it does.
+    /// How long it still does not grant, because it may have lost grants; zero if it grants.
     pub quarantine: Duration,
     /// Whether every acknowledged grant is on disk.
     pub durable: bool,
@@ -223,37 +223,37 @@ pub struct NodeStatus {
     pub locks: u64,
     /// Requests that wait.
     pub waiters: u64,
-    /// The longest lease that may be asked for.
+    /// The longest lease that it allows.
     pub max_ttl: Duration,
     /// Whether an internal error has stopped it: it refuses every change of a lock.
     pub failed: bool,
-    /// What an operator should change about it, in its own words.
+    /// What an operator should change about it: warnings of the node.
     pub warnings: Vec<String>,
-    /// Why its server refuses new locks, whatever the module would decide: `memory`, `disk`,
-    /// `replicas`, `paused`, `cluster` or `other`; `None`: it does not.
+    /// Why its server itself refuses new locks: `memory`, `disk`, `replicas`, `paused`, `cluster`
+    /// or `other`; `None` if it does not.
     pub refusal: Option<String>,
-    /// How far its wall clock is ahead of ours, in µs; below zero: behind. Exact to half of
-    /// `round_trip`.
+    /// How far its wall clock is ahead of ours, in µs; negative if it is behind. The error is at
+    /// most half of `round_trip`.
     pub clock_lead: i64,
     /// How long the answer took.
     pub round_trip: Duration,
-    /// What its wall clock showed when our host started.
+    /// The time of its wall clock when our host started.
     pub(crate) wall_at_boot: Duration,
 }
 
-/// What a node knows of a lock.
+/// What a node knows about a lock.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct LockStatus {
-    /// `exclusive`, `shared`, or `free` when somebody waits for it together with another lock.
+    /// `exclusive`, `shared`, or `free` if somebody waits for it together with another lock.
     pub mode: String,
-    /// At most this many shared holders; zero: any number.
+    /// The most shared holders; zero means any number.
     pub limit: u64,
-    /// How many wait.
+    /// The number of waiters.
     pub waiters: u64,
-    /// For how long the first of them has waited.
+    /// How long the first waiter has waited.
     pub oldest_wait: Duration,
-    /// Who holds it.
+    /// The holders.
     pub holders: Vec<Holder>,
 }
 
@@ -261,9 +261,9 @@ pub struct LockStatus {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Holder {
-    /// The label that it gave, if any.
+    /// Its label, if it has one.
     pub owner: Option<String>,
-    /// A few digits that tell tokens apart, on this node and until its next start.
+    /// A few digits that tell tokens apart. They are valid on this node until its next start.
     pub fingerprint: String,
     /// How often it has acquired without releasing.
     pub holds: u64,
@@ -276,13 +276,14 @@ pub struct Holder {
 }
 
 impl NodeStatus {
-    /// Reads the reply to a question that was asked at `asked`.
+    /// Reads the reply to a request that was sent at `asked`.
     pub(crate) fn read(value: Value, asked: Moment) -> Result<Self, Verdict> {
         Self::read_at(value, asked, Moment::now(), SystemTime::now())
     }
 
-    /// Reads a reply that arrived at `answered`, when our wall clock showed `wall`. The node read
-    /// its clock at some time between question and reply: the middle of the two is compared.
+    /// Reads a reply that arrived at `answered`, when our wall clock had the time `wall`. The node
+    /// read its clock at some time between request and reply, so its clock is compared with the
+    /// middle.
     fn read_at(
         value: Value,
         asked: Moment,
@@ -305,7 +306,7 @@ impl NodeStatus {
             locks: answer.number("locks")?,
             waiters: answer.number("waiters")?,
             max_ttl: answer.millis("max-ttl")?,
-            // Older modules have none of these.
+            // Older modules do not have these fields.
             failed: answer.flag("failed").unwrap_or(false),
             warnings: answer.texts("warnings").unwrap_or_default(),
             refusal: answer.text("refusal").ok().filter(|why| why != "none"),
@@ -315,7 +316,7 @@ impl NodeStatus {
         })
     }
 
-    /// Refuses a node that cannot serve.
+    /// Returns an error if the node cannot serve.
     pub(crate) fn checked(self) -> Result<Self, Verdict> {
         if is_older(&self.version, OLDEST_MODULE) {
             let version = self.version;
@@ -328,7 +329,7 @@ impl NodeStatus {
     }
 }
 
-/// Whether `version` (`major.minor.patch`) is older than wanted; what cannot be read is.
+/// Whether `version` (`major.minor.patch`) is too old. A version that cannot be parsed is too old.
 fn is_older(version: &str, wanted: (u64, u64)) -> bool {
     let mut parts = version.split('.').map(|part| part.parse::<u64>().ok());
     match (parts.next().flatten(), parts.next().flatten()) {
@@ -357,7 +358,7 @@ impl LockStatus {
         }))
     }
 
-    /// What an error message says of a lock that is held: of its holders, the one whose lease ends
+    /// The verdict for an error message about a held lock: it names the holder whose lease ends
     /// last.
     pub(crate) fn verdict(&self) -> Verdict {
         let last = self.holders.iter().max_by_key(|holder| holder.ttl);

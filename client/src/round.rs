@@ -1,5 +1,5 @@
-//! One round: a question to each of several nodes at once; for each of them the answer, or that it
-//! timed out. What the answers mean is for others to count.
+//! One round: a request to each of several nodes at once, and for each of them the answer or a
+//! timeout. The callers decide what the answers mean.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -18,14 +18,14 @@ use crate::reply::Reply;
 /// The nodes of a client, in the fixed order of the configuration.
 pub(crate) type Nodes = Arc<[Arc<Node>]>;
 
-/// A question on its way: to which node, since when, and what would be the right answer to it.
+/// A pending request: its node, when it was sent, and which answer counts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     pub(crate) place: usize,
     pub(crate) sent: Moment,
-    /// An extension must come back with exactly this fence: any other one is another hold.
+    /// An extension must return exactly this fence: any other fence belongs to another hold.
     pub(crate) exactly: Option<u64>,
-    /// The shared connection when it was asked.
+    /// The generation of the shared connection when it was sent.
     pub(crate) generation: u64,
 }
 
@@ -39,12 +39,12 @@ impl Question {
         }
     }
 
-    /// The same question about the grant with this fence alone.
+    /// The same request, but only for the grant with this fence.
     pub(crate) fn about(self, exactly: Option<u64>) -> Self {
         Self { exactly, ..self }
     }
 
-    /// What the reply means for what was asked about.
+    /// The meaning of the reply for this request.
     fn judge(self, reply: Reply) -> Reply {
         match (reply, self.exactly) {
             (Reply::Yes(fence), Some(exactly)) if fence != exactly => Reply::Part,
@@ -53,17 +53,17 @@ impl Question {
     }
 }
 
-/// A question whose answer is on its way.
+/// A request whose answer is pending.
 pub(crate) struct Asked<A> {
     question: Question,
     answer: Pin<Box<dyn Future<Output = A> + Send>>,
 }
 
-/// Answers that were not waited for: the outcome was decided without them.
+/// Answers that are still pending after the outcome was decided.
 pub(crate) type Late<A = Reply> = Vec<Asked<A>>;
 
-/// The next answer of these, in any order. They are few, so all are polled; a list of those that
-/// are ready would cost more.
+/// The next answer, in any order. There are few, so all are polled; a list of the ready ones would
+/// cost more.
 pub(crate) async fn answered<A>(asked: &mut Late<A>) -> (Question, A) {
     poll_fn(|context| {
         for position in 0..asked.len() {
@@ -76,12 +76,13 @@ pub(crate) async fn answered<A>(asked: &mut Late<A>) -> (Question, A) {
     .await
 }
 
-/// See the module's text. The timer is the caller's own: no other task has to run for it.
+/// See the documentation of this module. The timer belongs to the caller's task: no other task has
+/// to run for it.
 pub(crate) struct Round<A = Reply> {
-    /// The nodes that are believed down when they do not answer in time; none if they are asked on
-    /// other connections than the shared ones.
+    /// The nodes, which count as down if they do not answer in time; none if the requests do not
+    /// use the shared connections.
     nodes: Option<Nodes>,
-    /// `None`: every question has its own limit.
+    /// `None` if every request has its own limit.
     patience: Option<Duration>,
     asked: Late<A>,
     timer: Option<Pin<Box<Sleep>>>,
@@ -89,7 +90,7 @@ pub(crate) struct Round<A = Reply> {
 }
 
 impl<A: From<Verdict> + Send + 'static> Round<A> {
-    /// Questions on the shared connections of these nodes, with so much time for all answers.
+    /// Requests on the shared connections of these nodes, with this time limit for all answers.
     pub(crate) fn within(nodes: &Nodes, patience: Duration) -> Self {
         Self {
             nodes: Some(Arc::clone(nodes)),
@@ -98,7 +99,7 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         }
     }
 
-    /// Questions on connections of their own, each with a limit of its own.
+    /// Requests on separate connections, each with its own limit.
     pub(crate) fn unlimited(nodes: usize) -> Self {
         Self {
             nodes: None,
@@ -115,7 +116,7 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         self
     }
 
-    /// Any question whose answer can be awaited.
+    /// Adds any request whose answer can be awaited.
     pub(crate) fn push(
         &mut self,
         question: Question,
@@ -125,18 +126,18 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         self.asked.push(Asked { question, answer });
     }
 
-    /// What was asked now has the whole time to be answered.
+    /// Starts the time limit again for the requests that were just sent.
     pub(crate) fn start_again(&mut self) {
         (self.timer, self.over) = (None, false);
     }
 
-    /// All that is left is waited for no longer than this.
+    /// Waits for the remaining answers no longer than this.
     pub(crate) fn end_in(&mut self, patience: Duration) {
         self.patience = Some(patience);
         self.timer = None;
     }
 
-    /// The next answer; `None` when every question has one.
+    /// The next answer; `None` when all have arrived.
     pub(crate) async fn next(&mut self) -> Option<(Question, A)> {
         if self.asked.is_empty() {
             return None;
@@ -145,7 +146,7 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
             tokio::select! {
                 biased;
                 answered = answered(&mut self.asked) => return Some(answered),
-                // Registered only if the answer is not there yet.
+                // The timer is registered only if the answer is not there yet.
                 () = time_out(&mut self.timer, self.patience) => self.over = true,
             }
         }
@@ -157,7 +158,7 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
         Some((question, A::from(verdict)))
     }
 
-    /// Leaves what is still on the way.
+    /// Returns the requests that are still pending.
     pub(crate) fn leave(self) -> Late<A> {
         self.asked
     }
@@ -187,7 +188,7 @@ async fn time_out(timer: &mut Option<Pin<Box<Sleep>>>, patience: Option<Duration
     }
 }
 
-/// An answer that may fail: no answer in time is one way to.
+/// An answer that may fail, for example with a timeout.
 impl<T> From<Verdict> for Result<T, Verdict> {
     fn from(verdict: Verdict) -> Self {
         Err(verdict)

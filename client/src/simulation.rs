@@ -1,8 +1,8 @@
-//! For the project's own simulation, not for users: it replaces what a client takes from its host.
+//! For the project's own simulation, not for users: it replaces what a client needs from its host.
 //!
 //! While a thread is [`on`] a simulated host, the clock, the randomness, the connections and the
-//! background tasks of a client come from that host. Outside of one, nothing changes, unless a flaw
-//! is [planted](plant): a build with this feature behaves like any other.
+//! background tasks of a client come from that host. Elsewhere, a build with this feature behaves
+//! like any other, unless a flaw is [planted](plant).
 
 use std::cell::RefCell;
 use std::pin::Pin;
@@ -20,7 +20,7 @@ pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Stream for S {}
 
-/// What a client takes from the machine that it runs on.
+/// What a client needs from its host.
 pub trait Host {
     /// Time since the host started, by its own clock.
     fn now(&self) -> Duration;
@@ -34,7 +34,7 @@ pub trait Host {
     fn has(&self, flaw: Flaw) -> bool;
 }
 
-/// A protection that a client can be run without, to see that the simulation notices.
+/// A protection that can be turned off, to check that the simulation detects that.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flaw {
     /// Validity counts from the reply, not from the request.
@@ -71,12 +71,12 @@ pub(crate) fn host() -> Option<Rc<dyn Host>> {
 /// The flaw that all clients of this process have, on a simulated host or not.
 static PLANTED: OnceLock<Flaw> = OnceLock::new();
 
-/// Gives all clients of this process a flaw; the first one stays.
+/// Gives all clients of this process a flaw. Only the first call has an effect.
 pub fn plant(flaw: Flaw) {
     PLANTED.get_or_init(|| flaw);
 }
 
-/// Whether the process, or its simulated host, wants this flaw.
+/// Whether the process, or its simulated host, has this flaw.
 pub(crate) fn has(flaw: Flaw) -> bool {
     PLANTED.get() == Some(&flaw) || host().is_some_and(|host| host.has(flaw))
 }

@@ -1,10 +1,11 @@
-//! Waiting: in the queue of one node, not by asking again and again.
+//! Waiting in the queue of one node, instead of repeated requests.
 //!
-//! Everybody queues at the first reachable node of a fixed order. A waiter that comes out of that
-//! queue takes the other nodes in parallel. If another client holds them (one that queued
-//! elsewhere, because it could not reach the first node), the waiter keeps the nodes up to the
-//! first such one, releases those behind it, and queues there. Nodes are thus waited for in one
-//! order only: no deadlock can form, and nobody who has come out of the first queue is sent back.
+//! All clients queue at the first reachable node, in a fixed order. A waiter that leaves that queue
+//! with a grant asks the other nodes in parallel. If another client holds some of them (one that
+//! queued at another node, because it could not reach the first one), the waiter keeps the nodes
+//! before the first such node, releases those after it, and queues there. So all clients wait for
+//! nodes in the same order: there can be no deadlock, and nobody loses a place that was reached in
+//! the first queue.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -23,28 +24,28 @@ use crate::release::Release;
 use crate::reply::Reply;
 use crate::round::Question;
 
-/// The next one out of the queue may be quicker than the last holder's releases on the other nodes:
-/// it asks them so often again before it queues there, too.
+/// The next waiter may be faster than the last holder's releases on the other nodes. It asks these
+/// nodes again this many times before it queues there, too.
 const RETRIES: usize = 3;
-/// The pauses before that.
+/// The pauses before these requests.
 const RETRY_PAUSE: Duration = Duration::from_micros(500);
-/// Who came out of the queue later than this had to wait: the lock is contended.
+/// If a grant took longer than this, the request had to wait: the lock is contended.
 const NO_WAIT: Duration = Duration::from_millis(1);
-/// A node of several that stands still for so long is left for the next one. Until then waiters
-/// keep their places. With a single node there is nowhere else to go, and they keep them for
+/// If one of several nodes stands still for this long, its waiters go to the next one. Until then,
+/// they keep their places. With a single node there is no other one, so they keep their places for
 /// longer.
 const STALL: Duration = Duration::from_secs(1);
-/// A server that has not ended the wait by so long after its deadline has lost this waiter, or the
-/// waiter has lost the server.
+/// If the wait has not ended this long after its deadline, the server has lost this waiter, or the
+/// connection is broken.
 const OVERDUE: Duration = Duration::from_millis(250);
-/// A cancelled request that does not end is asked to, so often …
+/// The cancellation of a request that does not end is repeated this many times …
 const CANCELS: usize = 10;
-/// … and each time given so long.
+/// … and each time has this long to take effect.
 const CANCEL_PAUSE: Duration = Duration::from_millis(20);
 
 type Waited = Pin<Box<dyn Future<Output = (RedisResult<Value>, Own)> + Send>>;
 
-/// A BLOCK request under way, on a connection of its own.
+/// A pending BLOCK request, on its own connection.
 pub(crate) struct Blocked {
     pub(crate) place: usize,
     node: Arc<Node>,
@@ -59,7 +60,7 @@ pub(crate) struct Blocked {
 enum Stop {
     /// This attempt is over.
     Over(Outcome),
-    /// The node does not let this waiter in; another one may.
+    /// The node does not let this request wait; another node may.
     Unfit,
 }
 
@@ -88,8 +89,8 @@ impl Attempt {
         }
     }
 
-    /// The grant of a single node is enough as it is, while at least half of the ttl is left: the
-    /// reply does not tell how long ago it was made. An ephemeral hold is first moved to the shared
+    /// The grant of a single node is enough if at least half of the ttl is left, because the reply
+    /// does not say when the grant was made. An ephemeral hold is first moved to the shared
     /// connection.
     fn won_by_waiting(&self) -> Option<Outcome> {
         let (fence, end) = self
@@ -103,8 +104,7 @@ impl Attempt {
         })
     }
 
-    /// Waits at the first node that lets anybody wait: one that is up, and neither quarantined nor
-    /// otherwise unable.
+    /// Waits at the first node that accepts waiters: it is up, not in quarantine, and can serve.
     async fn pass_first_queue(&mut self, deadline: Option<Moment>) -> Result<usize, Outcome> {
         for place in 0..self.verdicts.len() {
             if !self.client.fleet.nodes[place].is_up() {
@@ -122,7 +122,7 @@ impl Attempt {
                 Err(Stop::Unfit) => {}
             }
         }
-        // No node lets this waiter in; a plain round says why, node by node.
+        // No node lets this request wait. A round without waiting finds the reason of each node.
         match self.round(NodeSet::default()).await {
             Outcome::Busy => Err(Outcome::NoQuorum),
             outcome => Err(outcome),
@@ -145,7 +145,7 @@ impl Attempt {
             }
             let mut places = held.iter();
             if places.any(|place| self.ballot.grant_of(place).is_none()) {
-                // What was waited for is lost again: better to start over than to go on with gaps.
+                // A node that was waited for has lost its grant: start again.
                 return Err(Outcome::NoQuorum);
             }
             *held = self.ballot.granted();
@@ -154,8 +154,8 @@ impl Attempt {
         let first = held.iter().next().unwrap_or(0);
         let is_held = |place: &usize| matches!(self.verdicts[*place], Verdict::Held { .. });
         let Some(next) = (first + 1..self.verdicts.len()).find(is_held) else {
-            // Only nodes before the one that was waited at are taken: their queue is the one to
-            // stand in.
+            // Others hold only nodes before the one that was waited at, so the next attempt must
+            // queue there.
             return Err(Outcome::NoQuorum);
         };
         let behind: NodeSet = held.iter().filter(|place| *place > next).collect();
@@ -164,8 +164,7 @@ impl Attempt {
         Ok(next)
     }
 
-    /// Stands in the queue of one node until it grants, and keeps what `held` has granted
-    /// meanwhile.
+    /// Waits in the queue of one node until it grants, and meanwhile keeps the grants of `held`.
     async fn block(
         &mut self,
         place: usize,
@@ -173,7 +172,7 @@ impl Attempt {
         held: NodeSet,
     ) -> Result<(), Stop> {
         let node = Arc::clone(&self.client.fleet.nodes[place]);
-        // Read first: a process that takes over later has not heard of this request.
+        // This is read first: a process that takes over later does not know this request.
         let before = node.standing();
         let several = self.verdicts.len() > 1;
         let gave_up = node.gave_up_on(before.process, several.then_some(STALL));
@@ -209,7 +208,7 @@ impl Attempt {
             .as_ref()
             .map(|blocked| blocked.connection.clone());
         let left_behind = left_behind(&node, before.generation, connection);
-        // The server ends the wait by itself, if its answer gets through.
+        // The server ends the wait by itself, if its answer arrives.
         let overdue = sleep(deadline.map(|deadline| (deadline + OVERDUE).remaining()));
         tokio::pin!(left_behind, overdue);
         loop {
@@ -241,7 +240,7 @@ impl Attempt {
         }
     }
 
-    /// Sends the BLOCK request, on this connection of its own.
+    /// Sends the BLOCK request on its own connection.
     fn enter_queue(
         &mut self,
         node: &Arc<Node>,
@@ -283,8 +282,8 @@ impl Attempt {
     ) -> Result<(), Stop> {
         let node = Arc::clone(&self.client.fleet.nodes[place]);
         match &result {
-            // The end of this connection says little about the shared one; the server may have
-            // closed just this. Others that were opened before may have ended with it.
+            // The end of this connection says little about the shared one: the server may have
+            // closed only this one. Other connections that were opened earlier may have ended, too.
             Err(error) if error.code().is_none() => {
                 node.close_idle();
                 node.complain();
@@ -299,7 +298,8 @@ impl Attempt {
             Reply::Yes(fence) => {
                 node.fences.saw(*fence);
                 if self.ballot.granted().is_empty() {
-                    // The first grant, which came at most a node timeout before its reply.
+                    // This is the first grant, which was made at most a node timeout before its
+                    // reply.
                     let timeout = self.client.fleet.node_timeout;
                     self.since = sent.max(Moment::now().minus(timeout));
                 }
@@ -312,7 +312,7 @@ impl Attempt {
                 Err(Stop::Over(Outcome::Busy))
             }
             Reply::Part => Err(Stop::Over(Outcome::NoQuorum)),
-            // A connection that breaks may have been granted something on the way.
+            // A request may have been granted just before its connection broke.
             Reply::Trouble(Verdict::Unreachable(_)) => Err(Stop::Over(Outcome::NoQuorum)),
             Reply::Trouble(_) => Err(Stop::Unfit),
         };
@@ -320,8 +320,8 @@ impl Attempt {
         outcome
     }
 
-    /// Keeps the nodes that were waited for while waiting for another; whether it worked shows in
-    /// the next round.
+    /// Extends the grants that were waited for while waiting for another one. The next round shows
+    /// whether that worked.
     async fn extend_all(&mut self, held: NodeSet) {
         let ttl = self.spec.ttl;
         let extend = Arc::new(command::extend(&self.spec.keys, self.token, ttl, None));
@@ -335,8 +335,8 @@ impl Attempt {
     }
 }
 
-/// Returns when a cluster has changed and the master that a waiter is connected to does not answer:
-/// another one has taken over from it, and its connections stay open.
+/// Returns when a cluster has changed and the master of a waiter does not answer: another node has
+/// replaced it, and its connections stay open.
 async fn left_behind(node: &Node, mut generation: u64, connection: Option<Connection>) {
     let Some(connection) = connection.filter(|_| node.link.is_cluster()) else {
         return std::future::pending().await;
@@ -351,10 +351,10 @@ async fn left_behind(node: &Node, mut generation: u64, connection: Option<Connec
 }
 
 impl Blocked {
-    /// Ends the wait: the server is asked to forget the request, and what it still granted is
-    /// released. The request may reach the server after the cancellation, so that is repeated until
-    /// the request has ended; also behind the request, as a server that stood still may read the
-    /// shared connection first.
+    /// Ends the wait: the server cancels the request, and a late grant is released. The request may
+    /// reach the server after the cancellation, so the cancellation is repeated until the request
+    /// has ended. It is also sent after the request on the same connection, because a server that
+    /// stood still may read the shared connection first.
     pub(crate) async fn cancel(mut self, release: Release, patience: Duration) {
         for round in 0..CANCELS {
             let _ = tokio::time::timeout(patience, release.ask(self.place)).await;
@@ -382,7 +382,7 @@ impl Blocked {
             }
             return;
         }
-        // Closing the connection ends the wait on a server that has not answered so far, or that
-        // grants it late and then reads the release behind it. Dropping the release delivers it.
+        // Closing the connection ends the wait on a server that has not answered yet, or that
+        // grants late and then reads the release that follows. Dropping the release delivers it.
     }
 }

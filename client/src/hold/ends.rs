@@ -1,4 +1,4 @@
-//! How late the leases of a hold may end: MAXHOLD, and what each node says about `lock.max-hold`.
+//! The latest ends of the leases of a hold: MAXHOLD, and the limit `lock.max-hold` of each node.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use crate::command::SHORTEST;
 use crate::host::Moment;
 use crate::quorum::majority;
 
-/// See the module's text.
+/// See the documentation of this module.
 pub(crate) struct Ends {
     /// MAXHOLD: no lease may end later.
     all: Option<Moment>,
-    /// What a node has said: the others may go on.
+    /// The limits that nodes have reported. Each applies only to its node.
     nodes: Vec<Option<Moment>>,
 }
 
@@ -27,14 +27,14 @@ impl Ends {
         }
     }
 
-    /// The node does not know the hold any more: what it grants from now on is a new hold.
+    /// The node has no record of the hold any more: its next grant is a new hold.
     pub(crate) fn forget(&mut self, node: usize) {
         if let Some(told) = self.nodes.get_mut(node) {
             *told = None;
         }
     }
 
-    /// How long a lease of a new grant of a node may be, at `now`.
+    /// The longest lease for a new grant of a node, at `now`.
     pub(crate) fn lease_of_new_grant(
         &self,
         lease: Duration,
@@ -44,8 +44,8 @@ impl Ends {
         capped(lease, self.all, now, node_timeout).max(SHORTEST)
     }
 
-    /// How long an extension may ask this node for, at `now`. A node whose end is past is asked as
-    /// if it had none: it has forgotten the hold, and may grant it again.
+    /// The longest lease that an extension may ask this node for, at `now`. A node whose limit has
+    /// passed is asked as if it had none: it has no record of the hold, and may grant it again.
     pub(crate) fn lease_at(
         &self,
         node: usize,
@@ -59,8 +59,7 @@ impl Ends {
         capped(lease, ends.min(), now, node_timeout).max(SHORTEST)
     }
 
-    /// How long an extension may be that a majority can go along with, at `now`: nothing, once the
-    /// hold has to end.
+    /// The longest extension that a majority can grant, at `now`: none once the hold has to end.
     pub(crate) fn longest(&self, lease: Duration, now: Moment, node_timeout: Duration) -> Duration {
         let leases = self.nodes.iter().map(|told| {
             let ends = [self.all, *told].into_iter().flatten();
@@ -73,8 +72,9 @@ impl Ends {
     }
 }
 
-/// The last leases are shorter, by the time too that a request may take to arrive: nodes refuse one
-/// that would end too late. Up to the end, they can be asked whether they still know the hold.
+/// The last leases are shorter, also by the time that a request may take to arrive: nodes refuse a
+/// lease that would end too late. Until the end, nodes can be asked whether they still have the
+/// hold.
 fn capped(lease: Duration, end: Option<Moment>, now: Moment, node_timeout: Duration) -> Duration {
     let Some(end) = end else {
         return lease;
@@ -108,7 +108,7 @@ mod tests {
         }
         assert_eq!(ends.lease_at(2, TTL, at(1_000), TIMEOUT), lease(3_950));
         assert_eq!(ends.lease_at(2, TTL, at(4_990), TIMEOUT), SHORTEST);
-        // It has forgotten the hold by then.
+        // It has no record of the hold by then.
         assert_eq!(ends.lease_at(2, TTL, at(5_000), TIMEOUT), TTL);
         ends.forget(2);
         assert_eq!(ends.lease_at(2, TTL, at(1_000), TIMEOUT), TTL);

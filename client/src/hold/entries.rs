@@ -1,39 +1,39 @@
-//! Re-entry: how many guards of an owner are in each lock of a hold.
+//! Re-entry: the number of guards of an owner for each lock of a hold.
 
-/// Which locks of a hold a guard is in, by their places in the request; `None`: in all of them.
+/// The locks of a guard, by their places in the request of its hold; `None` means all of them.
 pub(crate) type Part = Option<Vec<usize>>;
 
-/// How many guards are in each lock of a hold; zero: it is released.
+/// The number of guards of each lock of a hold; zero if it is released.
 #[derive(Debug)]
 pub(crate) struct Entries(Vec<usize>);
 
-/// What a guard that left has to release.
+/// What must be released when a guard ends.
 #[derive(PartialEq, Eq, Debug)]
 pub(crate) enum Left {
-    /// Somebody else is in each of its locks.
+    /// Nothing: each of its locks has another guard.
     Nothing,
-    /// These locks of the hold: nobody else is in them.
+    /// These locks of the hold, which have no other guard.
     Locks(Vec<usize>),
-    /// Likewise, but others are in some of its locks.
+    /// The same, but some of the guard's locks have other guards.
     Some(Vec<usize>),
-    /// The hold: it was the last one.
+    /// The whole hold: it was the last guard.
     All,
 }
 
 impl Entries {
-    /// One guard in each lock.
+    /// One guard for each lock.
     pub(crate) fn new(locks: usize) -> Self {
         Self(vec![1; locks])
     }
 
-    /// One more guard, in those of these locks that are still held. `None`: in none of them.
+    /// Adds a guard for those of these locks that are still held. `None` if none of them is.
     pub(crate) fn enter(&mut self, locks: impl Iterator<Item = usize>) -> Part {
         let part: Vec<usize> = locks.filter(|lock| self.0[*lock] > 0).collect();
         part.iter().for_each(|lock| self.0[*lock] += 1);
         (!part.is_empty()).then_some(part)
     }
 
-    /// One guard less.
+    /// Removes a guard.
     pub(crate) fn leave(&mut self, part: &Part) -> Left {
         let (mut left, mut all) = (Vec::new(), true);
         for (lock, guards) in self.0.iter_mut().enumerate() {
@@ -56,7 +56,7 @@ impl Entries {
         }
     }
 
-    /// One guard less, if it is the only one.
+    /// Removes a guard, if it is the only one.
     #[cfg(feature = "observe")]
     pub(crate) fn leave_as_last(&mut self, part: &Part) -> bool {
         let guards = self.0.iter().enumerate();

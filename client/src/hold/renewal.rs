@@ -1,5 +1,4 @@
-//! Renewal: the same question to the nodes again, what their answers mean for the hold, and what
-//! the keeper calls for it.
+//! Renewal: asks the nodes again and applies their answers to the hold. The keeper calls it.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Weak};
@@ -19,19 +18,20 @@ use crate::round::{Question, Round, answered};
 
 /// Renewal starts when this part of the ttl has passed.
 const RENEW_AFTER: u32 = 3;
-/// A renewal that failed is tried again after this part of the ttl; one that missed some nodes,
-/// too, and then each time after twice as long, up to the time between renewals.
+/// A renewal that failed is repeated after this part of the ttl. A renewal that missed some nodes
+/// is, too, and then after twice the time each, up to the usual time between renewals.
 const RETRY_AFTER: u32 = 12;
-/// After this many renewals that missed the same nodes, those are not asked any sooner.
+/// After this many renewals that missed the same nodes, these are not asked earlier than the
+/// others.
 const SOON_AGAIN: u32 = 2;
 
 /// The holder is notified of the loss this part of the ttl before validity ends, …
 const WARN_BEFORE: u32 = 10;
-/// … but no earlier than this.
+/// … but at most this long before.
 const LONGEST_WARNING: Duration = Duration::from_secs(1);
 
-/// When a hold is first renewed of whose ttl so much is left. After a wait that may be half of it,
-/// and a renewal that fails must leave time for two more.
+/// When to renew a hold for the first time, if this much of its ttl is left. After a wait, only
+/// half of it may be left, and a renewal that fails must leave time for two more.
 pub(super) fn first_renewal(ttl: Duration, left: Duration) -> Duration {
     (ttl / RENEW_AFTER).min(left * 2 / 5)
 }
@@ -39,10 +39,10 @@ pub(super) fn first_renewal(ttl: Duration, left: Duration) -> Duration {
 /// One round of renewal.
 struct Renewal<'a> {
     hold: &'a Hold,
-    /// The lease that nodes are asked to grant.
+    /// The lease to ask for at nodes that have no grant.
     lease: Duration,
     acquire: Arc<Request>,
-    /// What each node is asked for that has granted.
+    /// The lease to ask for at each node that has granted.
     extend: Vec<(Duration, Arc<Request>)>,
     round: Round,
     verdicts: Vec<Verdict>,
@@ -50,8 +50,8 @@ struct Renewal<'a> {
 }
 
 impl Hold {
-    /// Renews out of turn or in it: by the ttl in force, or, if the lease is not to be renewed,
-    /// only for what is left of it: to hear whether the nodes still know it.
+    /// Renews, as planned or earlier, by the current ttl. If the lease is not renewed, it asks only
+    /// for what is left of it, to find out whether the nodes still have it.
     pub(crate) async fn renew_now(self: &Arc<Self>) -> Result<Moment, Error> {
         let (ttl, until) = {
             let state = self.lock();
@@ -64,14 +64,13 @@ impl Hold {
         self.renew(lease, ttl).await
     }
 
-    /// Enters once more: the lease gets what is asked for now, and never less than before.
+    /// Re-enters: the lease gets the ttl of the new request, and never less than before.
     pub(crate) async fn enter_for(self: &Arc<Self>, ttl: Duration) -> Result<Moment, Error> {
         let ttl = ttl.max(self.lock().ttl);
         self.renew(ttl, ttl).await
     }
 
-    /// Extends by the ttl in force, or to another one if that is long enough for the nodes'
-    /// timeouts.
+    /// Extends by the current ttl, or to another one if that is long enough for the node timeout.
     pub(crate) async fn extend(self: &Arc<Self>, to: Option<Duration>) -> Result<Moment, Error> {
         let ttl = to.unwrap_or(self.lock().ttl);
         if to.is_some() {
@@ -80,8 +79,8 @@ impl Hold {
         self.renew(ttl, ttl).await
     }
 
-    /// Asks every node: those that granted to extend, the others to grant. Validity then counts
-    /// from the sending, for each node that agreed.
+    /// Asks every node: those that granted to extend, the others to grant. For each node that
+    /// agrees, validity counts from when the request was sent.
     async fn renew(self: &Arc<Self>, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
         let renewed = self.ask_all(lease, ttl).instrument(span).await;
@@ -94,8 +93,8 @@ impl Hold {
         let turn = tokio::time::timeout(fleet.node_timeout * 2, self.turn.lock()).await;
         let lock = || self.spec.name();
         let Ok(_turn) = turn else {
-            // Another renewal takes long; what this one was for may have come too late for it.
-            // By the ttl in force: a longer one that was asked for may never come into force.
+            // Another renewal takes long, and may not cover what this one is for. Wait by the
+            // current ttl: a longer one that was requested may never apply.
             let in_force = self.lock().ttl;
             self.lock().renew_at = Some(Moment::now() + in_force / RETRY_AFTER);
             let nodes = fleet.reports(|_| Verdict::TimedOut(fleet.node_timeout * 2));
@@ -110,7 +109,7 @@ impl Hold {
         let timeout = fleet.node_timeout;
         let longest = self.lock().ends.longest(lease, Moment::now(), timeout);
         if longest < SHORTEST {
-            // The hold has to end: what there is runs out.
+            // The hold has to end: its leases expire.
             self.lock().renew_at = None;
             return Ok(self.valid_until());
         }
@@ -128,7 +127,8 @@ impl Hold {
                     },
                     None => break,
                 },
-                // The guard is on its way out: what was asked so far is released with the rest.
+                // The guard is being released: everything that was requested so far is released
+                // with the rest.
                 () = self.leaving.notified() => return Err(self.lost_error()),
             }
         }
@@ -139,7 +139,7 @@ impl Hold {
         renewed
     }
 
-    /// Nodes whose grants came after the majority was complete hold the lock, too.
+    /// Nodes whose grants arrived after the majority was complete hold the lock, too.
     fn read_late_answers(&self) {
         let mut late = locked(&self.late);
         while let Some((question, reply)) = answered(&mut late).now_or_never() {
@@ -155,15 +155,15 @@ impl Hold {
 }
 
 impl Hold {
-    /// When the holder is to be notified that the lock is practically lost.
+    /// When to notify the holder that the lock is practically lost.
     fn warn_at(state: &super::State) -> Moment {
         state
             .valid_until
             .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
     }
 
-    /// When those who wait for the end look by themselves; `None`: it is over. The keeper comes
-    /// before, unless nobody drives the runtime of the client.
+    /// When code that waits for the end checks by itself; `None` if it is over. The keeper is
+    /// earlier, unless the runtime of the client does not run.
     fn overdue_at(&self) -> Option<Moment> {
         let state = self.lock();
         if state.over || self.ending.is_set() {
@@ -173,8 +173,8 @@ impl Hold {
         Some(warn_at + state.valid_until.since(warn_at) / 2)
     }
 
-    /// Returns when the hold is over, and says why. It does not keep the hold, and needs no other
-    /// task where there is a timer.
+    /// Returns the reason when the hold is over. It does not keep the hold alive, and needs no
+    /// other task if there is a timer.
     pub(crate) fn lost(self: &Arc<Self>) -> impl Future<Output = Loss> + Send + use<> {
         let (ending, hold) = (Arc::clone(&self.ending), Arc::downgrade(self));
         async move {
@@ -208,7 +208,7 @@ impl Hold {
         state.slot = Some(keeper.move_to(at, this, from));
     }
 
-    /// Renews what is due, and notifies the holder in time when that fails.
+    /// Renews a hold that is due, and notifies the holder in time if that fails.
     async fn look_after(self: Arc<Self>) {
         let (warn_at, renew_at) = {
             let state = self.lock();
@@ -237,7 +237,7 @@ impl Kept for Hold {
         background.spawn(async move {
             let looked = AssertUnwindSafe(Arc::clone(&self).look_after());
             if looked.catch_unwind().await.is_err() {
-                // A subscriber of `tracing` has panicked: nobody renews it any more.
+                // A `tracing` subscriber has panicked: nothing renews the hold any more.
                 let nodes = self.reports(Verdict::NotAsked);
                 self.lose(Loss::Expired { nodes });
             }
@@ -258,7 +258,7 @@ impl Kept for Hold {
     }
 }
 
-/// The requests to extend by these leases; nodes with the same one share it.
+/// The requests to extend by these leases. Nodes with the same lease share a request.
 fn extensions(
     spec: &Spec,
     token: Token,
@@ -322,7 +322,7 @@ impl<'a> Renewal<'a> {
         renewal
     }
 
-    /// Asks to extend the grant that has this fence, or to grant if there is none.
+    /// Asks the node to extend the grant with this fence, or to grant if there is none.
     fn ask(&mut self, place: usize, exactly: Option<u64>) {
         let question = Question::new(place, Moment::now()).about(exactly);
         let request = match exactly {
@@ -333,7 +333,7 @@ impl<'a> Renewal<'a> {
         self.round.ask(node, question, request);
     }
 
-    /// Notes what a node said. True: the hold is lost.
+    /// Notes the answer of a node. Returns true if the hold is lost.
     fn is_lost(&mut self, question: Question, reply: Reply) -> bool {
         let place = question.place;
         let no = match question.exactly {
@@ -357,18 +357,18 @@ impl<'a> Renewal<'a> {
                 self.confirmed += 1;
                 false
             }
-            // A key that has become something else is no lock any more.
+            // A key with another type of value is not a lock any more.
             (Reply::No | Reply::Part | Reply::Trouble(Verdict::WrongType), Some(_)) => {
                 state.leases.forget(place);
                 state.ends.forget(place);
                 let now = Moment::now();
                 let claim = state.leases.claim(now);
                 let lost = claim.is_none();
-                // At once: the rest of the round may be cancelled.
+                // Apply this at once: the rest of the round may be cancelled.
                 state.valid_until = state.valid_until.min(claim.unwrap_or(now));
                 drop(state);
                 if !lost {
-                    // The node has forgotten the hold; it may grant it again.
+                    // The node has no record of the hold, and may grant it again.
                     self.ask(place, None);
                 }
                 lost
@@ -377,13 +377,13 @@ impl<'a> Renewal<'a> {
         }
     }
 
-    /// What follows from the round.
+    /// The result of the round.
     fn conclude(self, ttl: Duration) -> Result<Moment, Error> {
         let (hold, now) = (self.hold, Moment::now());
         let nodes = self.verdicts.len();
         let mut state = hold.lock();
         if state.over || hold.ending.is_set() {
-            // The holder was told so before the last reply came, and that stays true.
+            // The holder was notified before the last reply arrived, and that stays true.
             drop(state);
             return Err(hold.lost_error());
         }
@@ -425,7 +425,7 @@ impl<'a> Renewal<'a> {
         })
     }
 
-    /// Which nodes have not confirmed, and how often in a row that was so of these.
+    /// The nodes that have not confirmed, and for how many renewals in a row.
     fn missed(&self, before: (NodeSet, u32)) -> (NodeSet, u32) {
         let verdicts = self.verdicts.iter().enumerate();
         let missed = verdicts.filter(|(_, verdict)| !matches!(verdict, Verdict::Granted { .. }));

@@ -1,5 +1,5 @@
-//! A Redis Cluster: one shared connection to all masters, and for a waiter one to the master of its
-//! slot.
+//! A Redis Cluster: one shared connection to all masters, and one to the master of its slot for
+//! each waiter.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,7 +20,7 @@ use super::{OPENING_CONNECTIONS, Server, in_time};
 use crate::command::{self, Request};
 use crate::host::{Moment, locked};
 
-/// A request follows the slot so often before it fails.
+/// A request follows the slot this many times before it fails.
 const REDIRECTIONS: u32 = 5;
 
 /// The cluster that some given nodes belong to.
@@ -29,20 +29,20 @@ pub(crate) struct Cluster {
     seeds: Vec<Server>,
     settings: Settings,
     connect_timeout: Duration,
-    /// Where slots were last seen.
+    /// The last known masters of slots.
     masters: Mutex<HashMap<Slot, Server>>,
     /// By address.
     doors: Mutex<HashMap<String, Arc<Door>>>,
 }
 
-/// What waiters share at one server of a cluster.
+/// What the waiters at one server of a cluster share.
 struct Door {
     opening: Semaphore,
-    /// When it was last looked whether the server answers a new connection, and whether it did.
+    /// When it was last checked whether the server answers a new connection, and the result.
     served: tokio::sync::Mutex<Option<(Moment, bool)>>,
 }
 
-/// A connection to all masters, and what it logs in with whenever it connects to one.
+/// A connection to all masters, and the credentials for each new connection to one of them.
 #[derive(Clone)]
 pub(crate) struct Masters {
     pub(super) connection: ClusterConnection,
@@ -69,8 +69,8 @@ impl Cluster {
 
     fn builder(&self) -> ClusterClientBuilder {
         let infos = self.seeds.iter().map(|seed| seed.info().clone());
-        // Waiting for a lock may take any time, so no reply is ever late by itself. One node that
-        // does not let anybody connect must not use up the time for all.
+        // Waiting for a lock may take any time, so replies have no time limit here. One node that
+        // accepts no connections must not use up the time for all.
         let builder = ClusterClientBuilder::new(infos)
             .connection_timeout(self.connect_timeout / 4)
             .response_timeout(Duration::MAX)
@@ -103,13 +103,13 @@ impl Cluster {
             let named = command::set_name(name);
             let mut connection = connection.clone();
             let naming = async move { connection.route_command(named, every_master(None)).await };
-            // For operators only: nothing waits for it.
+            // This is only for operators: nothing waits for the reply.
             let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
         }
         Ok(Masters { connection, login })
     }
 
-    /// Whether the provider has other credentials by now than this connection logs in with.
+    /// Whether the provider now has other credentials than this connection.
     pub(crate) async fn has_new_login(&self, masters: &Masters) -> bool {
         let Some(provider) = &self.settings.provider else {
             return false;
@@ -120,8 +120,8 @@ impl Cluster {
         }
     }
 
-    /// A connection to the master that had the slot last, or to any node: it knows where the slot
-    /// is.
+    /// A connection to the last known master of the slot, or to any node, which knows where the
+    /// slot is.
     async fn open_for(
         &self,
         slot: Slot,
@@ -153,7 +153,7 @@ impl Cluster {
         Arc::clone(door)
     }
 
-    /// A connection to this server; in turn, so that not all waiters open one at the same time.
+    /// A connection to this server. With `in_turn`, waiters do not all open one at the same time.
     async fn open_at(
         &self,
         server: &Server,
@@ -170,8 +170,8 @@ impl Cluster {
         server.open(patience).await
     }
 
-    /// Whether this server answers a new connection, or at least refuses it. Those who ask at the
-    /// same time share the answer.
+    /// Whether this server answers a new connection, or at least refuses it. Callers at the same
+    /// time share the answer.
     async fn is_served(&self, server: &Server) -> bool {
         let (door, asked) = (self.door(server), Moment::now());
         let mut served = door.served.lock().await;
@@ -191,14 +191,14 @@ impl Cluster {
     }
 }
 
-/// A connection for commands that make a connection wait: to one master, opened by the first
-/// request, and to another one when the slot is there.
+/// A connection for commands that block it: to one master, opened by the first request, and to
+/// another master when the slot has moved there.
 #[derive(Clone)]
 pub(crate) struct SlotConnection {
     cluster: Arc<Cluster>,
     /// Whether it waits for its turn to open.
     in_turn: bool,
-    /// Clones share it, also when it is opened after they were made.
+    /// Clones share it, even if it is opened after they were made.
     open: Arc<Mutex<Option<(Server, MultiplexedConnection)>>>,
 }
 
@@ -211,7 +211,7 @@ impl SlotConnection {
         }
     }
 
-    /// Sends the request behind what is under way; nothing is, as long as it is not open.
+    /// Sends the request after pending ones; there are none while it is not open.
     pub(crate) async fn send_behind(&self, request: &Request) -> RedisResult<Value> {
         let open = locked(&self.open).clone();
         match open {
@@ -276,11 +276,12 @@ impl SlotConnection {
 enum Redirection {
     /// `MOVED`: the slot is there.
     ForGood,
-    /// `ASK`: the slot is on its way there.
+    /// `ASK`: the slot is moving there.
     Once,
 }
 
-/// Where the server sends us instead. It leaves its own host out where it does not know it.
+/// Where the server redirects the request to. A server that does not know its own host leaves it
+/// out.
 fn redirection(result: &RedisResult<Value>, server: &Server) -> Option<(Redirection, String, u16)> {
     let refusal = match result {
         Ok(Value::ServerError(error)) => RedisError::from(error.clone()),

@@ -18,9 +18,9 @@ pub(crate) struct Sentinel {
     pub(crate) name: String,
     /// At least one.
     pub(crate) sentinels: Vec<Server>,
-    /// For Sentinels that ask for a password, where none was given for them alone.
+    /// For Sentinels that require a password, if none was set for them.
     pub(crate) same_login: Option<Credentials>,
-    /// The master's settings; its address is what the Sentinels say.
+    /// The settings of the master; its address comes from the Sentinels.
     pub(crate) master: Server,
     known: Mutex<Option<Server>>,
     /// The Sentinel that gave the last good answer.
@@ -87,7 +87,7 @@ impl Sentinel {
         }
     }
 
-    /// Where this Sentinel says the master is.
+    /// The address of the master, as this Sentinel reports it.
     async fn master_of(&self, sentinel: &Server, share: Duration) -> RedisResult<(String, u16)> {
         let mut connection = sentinel.open(share).await?;
         let question = command::master_address(&self.name);
@@ -112,7 +112,8 @@ impl Sentinel {
     }
 }
 
-/// A connection to a server that does not say it is a replica. What else it says is judged later.
+/// A connection to a server that does not report that it is a replica. Its other answers are
+/// checked later.
 async fn opened(server: &Server, share: Duration) -> RedisResult<MultiplexedConnection> {
     let mut connection = server.open(share).await?;
     let role = command::role();

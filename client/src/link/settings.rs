@@ -41,12 +41,12 @@ impl Credentials {
         }
     }
 
-    /// As commands want them.
+    /// The form that commands use.
     pub(crate) fn parts(&self) -> Login<'_> {
         (self.username.as_deref(), &self.password)
     }
 
-    /// Those of a URL, if it has a password.
+    /// The credentials of a URL, if it has a password.
     pub(crate) fn of(info: &redis::ConnectionInfo) -> Option<Self> {
         let settings = info.redis_settings();
         Some(Self {
@@ -84,14 +84,14 @@ impl Provider {
         }))
     }
 
-    /// The present credentials. A provider that fails makes the node unreachable for now: it may
-    /// have them the next time.
+    /// The current credentials. If the provider fails, the node is unreachable for now: the next
+    /// call may succeed.
     pub(crate) async fn ask(&self) -> RedisResult<Credentials> {
         let failed = |error: Failure| {
             let what = "no credentials for the connection";
             RedisError::from((ErrorKind::Client, what, error.to_string()))
         };
-        // A panic here would end the watch over the node.
+        // A panic here would end the monitoring of the node.
         let asked = AssertUnwindSafe(async { (self.0)().await });
         let asked = asked.catch_unwind().await;
         let asked = asked.unwrap_or_else(|_| Err("the provider has panicked".into()));
@@ -142,7 +142,7 @@ impl Settings {
             let info = self.with_certificates(info.set_redis_settings(login))?;
             Ok(Server::new(info, self.client_name.clone(), None))
         };
-        // A password that is protected by TLS on its way to the master is not sent without TLS.
+        // A password that is sent to the master with TLS is never sent without TLS.
         let is_secure =
             |info: &ConnectionInfo| matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. });
         let may_be_sent = !is_secure(&master) || infos.iter().all(is_secure);
@@ -156,8 +156,8 @@ impl Settings {
         Ok(Link::Sentinel(Box::new(sentinel)))
     }
 
-    /// The settings of the master. If one Sentinel is reached through TLS, so is the master: TLS
-    /// never leads to a connection without.
+    /// The settings of the master. If one Sentinel uses TLS, the master does, too: TLS is never
+    /// silently dropped.
     #[cfg(feature = "sentinel")]
     fn master_of(&self, first: &ConnectionInfo, all: &[ConnectionInfo]) -> ConnectionInfo {
         use redis::ConnectionAddr;
@@ -213,7 +213,8 @@ impl Settings {
         if !matches!(info.addr(), redis::ConnectionAddr::TcpTls { .. }) {
             return Ok(info);
         }
-        // rustls panics where no provider is chosen; a choice that the program has made stays.
+        // rustls panics if no provider is installed. A provider that the program has installed
+        // stays.
         let _ = rustls::crypto::ring::default_provider().install_default();
         match self.certificates() {
             Some(certificates) => {

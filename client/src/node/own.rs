@@ -1,4 +1,4 @@
-//! Connections of a node that one caller uses alone, for commands that make a connection wait.
+//! Connections of a node that one caller uses alone, for commands that block a connection.
 
 use std::time::Duration;
 
@@ -8,8 +8,8 @@ use crate::link::Own;
 use crate::reply::trouble;
 
 impl Node {
-    /// One that was used no longer ago than this, or a new one. That it cannot be opened says
-    /// nothing about the node: it may only be full.
+    /// A connection that was used within this time, or a new one. If it cannot be opened, that says
+    /// nothing about the node: it may only have too many connections.
     pub(crate) async fn own_connection(&self, quiet: Duration) -> Result<Own, Verdict> {
         let shared = self.shared()?;
         match self.idle.take(shared.generation, quiet) {
@@ -18,8 +18,8 @@ impl Node {
         }
     }
 
-    /// The same for a waiter: a few of them open one at the same time, and the others wait for
-    /// their turn. That is part of the time there is, and of no use at a node that is down.
+    /// The same for a waiter: only a few of them open a connection at the same time, and the others
+    /// wait for their turn. The turn is part of the time limit, and useless if the node is down.
     pub(crate) async fn connection_in_turn(&self) -> Result<Own, Verdict> {
         self.timed(async {
             let shared = self.shared()?;
@@ -27,7 +27,7 @@ impl Node {
                 return Ok(own);
             }
             let _turn = self.idle.turn().await;
-            // All of it may be different by now.
+            // All of this may have changed meanwhile.
             if let Some(why) = self.why_down() {
                 return Err(why);
             }
@@ -49,7 +49,7 @@ impl Node {
         })
     }
 
-    /// Takes back a connection on which nothing is under way.
+    /// Takes back a connection without pending requests.
     pub(crate) fn keep_idle(&self, own: Own) {
         if own.generation == self.standing().generation {
             self.idle.keep(own);

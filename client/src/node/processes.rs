@@ -2,17 +2,17 @@
 
 use super::Known;
 
-/// By their incarnations.
+/// Processes, by their incarnations.
 #[derive(Default)]
 pub(super) struct Processes {
-    /// Of one server, the last one; of a cluster, all that ever were masters.
+    /// For one server, the last one; for a cluster, all that ever were masters.
     met: Vec<String>,
-    /// The masters behind the present connection to a cluster, when last all of them answered.
+    /// The masters of the current connection to a cluster, when all of them last answered.
     masters: Vec<String>,
 }
 
 impl Processes {
-    /// Notes who has answered: all masters of a cluster, or some.
+    /// Notes which processes have answered: all masters of a cluster, or some.
     pub(super) fn meet(&mut self, names: &[&str], all: bool, is_cluster: bool) -> Known {
         let new = names.iter().filter(|name| !self.knows(name));
         let new: Vec<String> = new.map(|name| (*name).to_owned()).collect();
@@ -21,7 +21,7 @@ impl Processes {
         } else {
             Known::Restarted
         };
-        // One server has one incarnation; of a cluster not everybody may have answered.
+        // One server has one incarnation; in a cluster, some masters may not have answered.
         if !new.is_empty() && !is_cluster {
             self.met.clear();
         }
@@ -32,7 +32,7 @@ impl Processes {
         known
     }
 
-    /// The connection is another one: nobody has answered on it.
+    /// There is a new connection: nothing has answered on it yet.
     pub(super) fn leave(&mut self) {
         self.masters.clear();
     }
@@ -41,8 +41,8 @@ impl Processes {
         self.met.iter().any(|one| one == name)
     }
 
-    /// Whether those who answer on another connection are not all behind the present one. A master
-    /// that takes over again from the one that had taken over from it has been met before.
+    /// Whether some of the processes that answer on another connection are not reached by the
+    /// current one. A master that becomes master again after a failover has answered before.
     pub(super) fn lack(&self, names: &[&str], all: bool) -> bool {
         let is_here = |name: &&str| {
             if all {

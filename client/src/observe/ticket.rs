@@ -1,4 +1,4 @@
-//! A hold that outlives the process that acquired it: its token leaves the client, and is shown
+//! A hold that outlives the process that acquired it: the client hands out its token, which is used
 //! again later.
 
 use std::fmt;
@@ -14,10 +14,11 @@ use crate::redlock::Redlock;
 use crate::release::{Release, Released};
 use crate::round::Question;
 
-/// How long the release of a ticket is owed to a node that cannot be reached.
+/// How long the release of a ticket is repeated for a node that cannot be reached.
 const OWED_FOR: Duration = Duration::from_secs(60);
 
-/// What proves the ownership of a hold that nobody renews: its bearer can extend and release it.
+/// Proves the ownership of a hold that nobody renews: whoever has it can extend and release the
+/// hold.
 #[derive(Clone)]
 pub struct Ticket {
     token: Vec<u8>,
@@ -36,7 +37,7 @@ impl Ticket {
         self.fence
     }
 
-    /// Until when the lock is surely held, unless it is extended.
+    /// Until when the lock is certainly held, unless it is extended.
     pub fn valid_until(&self) -> Moment {
         self.valid_until
     }
@@ -52,9 +53,9 @@ impl fmt::Debug for Ticket {
 }
 
 impl Guard {
-    /// Leaves the lock held, until its lease ends, and hands out what proves its
-    /// ownership. Nothing renews it from here on. The guard comes back if another guard of the same
-    /// owner shares the hold.
+    /// Leaves the lock held until its lease ends, and returns a ticket that proves its ownership.
+    /// Nothing renews it from here on. If another guard of the same owner shares the hold, the
+    /// guard is returned as an error.
     pub fn detach(self) -> Result<Ticket, Self> {
         let valid_until = self.valid_until();
         let fence = self.fence();
@@ -67,7 +68,7 @@ impl Guard {
 }
 
 impl Redlock {
-    /// Releases what this token holds, on every node, and says whether it was held until now.
+    /// Releases what this token holds, on every node. Returns whether it was held until now.
     pub async fn release_ticket(
         &self,
         name: impl AsRef<[u8]>,
@@ -82,8 +83,8 @@ impl Redlock {
     }
 
     /// Extends what this token holds with this fence, and returns the new end of validity. Nodes
-    /// that show another fence do not count: they granted later, when somebody else may have been
-    /// in between.
+    /// that show another fence do not count: they granted later, and somebody else may have held
+    /// the lock in between.
     pub async fn extend_ticket(
         &self,
         name: impl AsRef<[u8]>,
@@ -112,7 +113,7 @@ impl Redlock {
             let extended = count(&verdicts, |verdict| {
                 matches!(verdict, Verdict::Granted { .. })
             });
-            // The others have been asked, and nobody waits for them.
+            // The other nodes have been asked, but their replies are not needed.
             if !is_shortage(extended, all) && end > Moment::now() {
                 return Ok(end);
             }

@@ -1,10 +1,10 @@
-//! Every order of events of a small deployment, walked through: three nodes, two owners, requests
-//! that take any time or get lost, answers that get lost, leases that end, nodes that restart and
-//! forget.
+//! A model check: every order of events in a small deployment, with three nodes, two owners,
+//! requests that take any time or get lost, answers that get lost, leases that end, and nodes that
+//! restart and lose their state.
 //!
-//! What decides is the code that the client runs: [`Ballot`], [`Leases`], [`held_until`],
-//! [`lease_end`]. Around it are the nodes' rules in a few lines, and a clock that ticks once a
-//! second. Each [`Flaw`] is a way to get the protocol wrong; the walk has to find what comes of it.
+//! The decisions come from the code that the client runs: [`Ballot`], [`Leases`], [`held_until`],
+//! [`lease_end`]. The model adds the nodes' rules in a few lines, and a clock that ticks once a
+//! second. Each [`Flaw`] is a way to get the protocol wrong; the search must find its consequences.
 
 mod walk;
 
@@ -16,29 +16,28 @@ const OWNERS: usize = 2;
 const LEASE: u8 = 2;
 const TTL: Duration = Duration::from_secs(LEASE as u64);
 
-/// What is built wrongly.
+/// A protection that is missing.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Flaw {
     None,
     /// A majority of grants is enough, whatever their fences.
     NoWriteBack,
-    /// A node accepts a write-back though the token does not hold any more.
+    /// A node accepts a write-back although the token does not hold the lock any more.
     WriteBackAccepted,
-    /// A node that forgot grants at once, and counts from the beginning.
+    /// A node that lost its state grants at once, and its counter starts again.
     NoQuarantine,
     /// A hold is renewed by every node that grants, whether it kept the hold or not.
     LateGrantCounts,
-    /// Whether it was kept is asked only when a node has forgotten it, and not of nodes that say
-    /// nothing.
+    /// The hold is checked only when a node has no record of it, not when nodes do not answer.
     SilenceCounts,
     /// An answer to the acquisition that comes late counts as kept, whatever its fence.
     LateCounts,
 }
 
-/// How far the walk goes.
+/// The bounds of the search.
 #[derive(Clone, Copy)]
 struct Bounds {
-    /// 0: no clock is relied on. Leases may end at any moment, and only the order of fences is
+    /// 0 means that no clock is used: leases may end at any moment, and only the order of fences is
     /// promised.
     ticks: u8,
     restarts: u8,
@@ -54,19 +53,19 @@ enum Ask {
     Raise(u8),
     /// Renewal of a grant with this fence.
     Extend(u8),
-    /// Renewal at a node that has no grant: at least this fence.
+    /// Renewal at a node that has no grant, with at least this fence.
     Again(u8),
 }
 
-/// A request on the way. Of a round that is over, requests that have not arrived never do: late,
-/// they could only make a node keep a lease that nobody counts on.
+/// A request in flight. When a round is over, its requests that have not arrived never do: they
+/// could only make a node keep a lease that nobody relies on.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Wire {
     ask: Ask,
     sent: u8,
 }
 
-/// What a node has said, as far as it arrived.
+/// The last answer of a node that arrived.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Said {
     Nothing,
@@ -75,7 +74,7 @@ enum Said {
     Denied,
 }
 
-/// What one owner knows of one node.
+/// What one owner knows about one node.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct View {
     wire: Option<Wire>,
@@ -90,11 +89,11 @@ const UNASKED: View = View {
     kept: false,
 };
 
-/// A node, and what the owners know of it. Nodes are alike, so their order does not matter.
+/// A node, and what the owners know about it. All nodes are equal, so their order does not matter.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Column {
     counter: u8,
-    /// Who holds, with which fence, until when.
+    /// The holder, its fence, and the end of its lease.
     hold: Option<(usize, u8, u8)>,
     quarantined_until: u8,
     views: [View; OWNERS],
@@ -111,13 +110,13 @@ enum Phase {
 #[derive(Clone, Copy)]
 struct Owner {
     phase: Phase,
-    /// The highest fence of those who had won before this one asked.
+    /// The highest fence of all owners that had won before this owner asked.
     above: u8,
     renewing: bool,
     renewals: u8,
-    /// Another one has won since this one did.
+    /// Another owner has won since this one did.
     overtaken: bool,
-    /// That was so when the round of renewal under way began.
+    /// The same, at the start of the current round of renewal.
     stale: bool,
 }
 
@@ -161,8 +160,8 @@ impl World {
         }
     }
 
-    /// The same for worlds that differ in nothing that matters: the order of nodes, holds that are
-    /// over.
+    /// A canonical form: equal for worlds that differ only in the order of nodes, or in holds that
+    /// are over.
     fn canonical(mut self) -> Self {
         for column in &mut self.columns {
             column.hold = column.hold.filter(|(_, _, end)| *end > self.now);
@@ -181,8 +180,8 @@ impl World {
         });
     }
 
-    /// The owner is done with the lock, or notified that it is lost. Its holds are released, or
-    /// their leases end.
+    /// The owner has finished with the lock, or was notified of its loss. Its holds are released,
+    /// or their leases end.
     fn over(&mut self, owner: usize) {
         self.owners[owner].phase = Phase::Over;
         self.owners[owner].renewing = false;
@@ -191,8 +190,7 @@ impl World {
         }
     }
 
-    /// The node's rules, as the contract has them: yes with a fence, or no. `None`: it is
-    /// quarantined.
+    /// The rules of a node: yes with a fence, or no. `None` if it is in quarantine.
     fn serve(&mut self, owner: usize, node: usize, ask: Ask, flaw: Flaw) -> Option<Option<u8>> {
         let column = &mut self.columns[node];
         if self.now < column.quarantined_until {
@@ -215,7 +213,7 @@ impl World {
         Some(Some(granted))
     }
 
-    /// An answer arrives. `Err`: a promise is broken.
+    /// An answer arrives. Returns an error if a promise is broken.
     fn hear(
         &mut self,
         owner: usize,
@@ -253,7 +251,7 @@ impl World {
         view.kept = leases.of(node).is_some_and(|lease| lease.kept) || late;
     }
 
-    /// A node does not know the hold that was to be renewed.
+    /// A node has no record of the hold that was to be renewed.
     fn forgot(&mut self, owner: usize, node: usize, flaw: Flaw) {
         let Phase::Holding { fence, .. } = self.owners[owner].phase else {
             return;
@@ -325,13 +323,13 @@ impl World {
                 Said::Granted(known, _) => view.kept = known == fence,
                 Said::Nothing => {}
             }
-            // A grant that comes now is as good as the others; a raise is not waited for.
+            // A grant that arrives now counts like the others; the owner does not wait for a raise.
             view.wire = view.wire.filter(|wire| wire.ask == Ask::Acquire);
         }
         Ok(())
     }
 
-    /// What the owner has been granted, as the client itself keeps it.
+    /// The leases of the owner, in the client's own type.
     fn leases(&self, owner: usize) -> Leases {
         let fence = match self.owners[owner].phase {
             Phase::Holding { fence, .. } => u64::from(fence),
@@ -367,7 +365,7 @@ impl World {
         }
     }
 
-    /// The round of renewal is over: everybody has answered, or the time is up.
+    /// The round of renewal is over: all nodes have answered, or the time is over.
     fn conclude(
         &mut self,
         owner: usize,

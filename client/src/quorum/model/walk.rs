@@ -1,4 +1,4 @@
-//! Every order of events, and what must be true of it.
+//! The search through every order of events, and the promises that must hold.
 
 use std::collections::HashSet;
 use std::hash::{BuildHasher, RandomState};
@@ -6,7 +6,7 @@ use std::hash::{BuildHasher, RandomState};
 use super::*;
 
 impl World {
-    /// Two owners are never told at once that they hold the lock.
+    /// Two owners never hold the lock at the same time.
     fn check(&self) -> Result<(), String> {
         let holds = |owner: &&Owner| match owner.phase {
             Phase::Holding { valid_until, .. } => valid_until > at(self.now),
@@ -50,7 +50,8 @@ impl World {
                 column.hold = None;
                 match flaw {
                     Flaw::NoQuarantine => column.counter = 0,
-                    // Its clock has passed by then whatever it gave out, so it is as if it knew.
+                    // By then its clock has passed every fence that it gave out, so it is as if it
+                    // knew them.
                     _ => column.quarantined_until = self.now + LEASE,
                 }
                 found.push(next);
@@ -93,7 +94,7 @@ impl World {
         match one.phase {
             Phase::Over => return Ok(()),
             Phase::Idle => {
-                // Owners are alike: they come in this order.
+                // All owners are equal, so only this order is tried.
                 if owner == 0 || self.owners[owner - 1].phase != Phase::Idle {
                     next.owners[owner].phase = Phase::Asking;
                     next.owners[owner].above = self.highest_won;
@@ -111,15 +112,15 @@ impl World {
             _ => {}
         }
         found.push(next);
-        // It gives up, or releases.
+        // The owner gives up, or releases.
         let mut next = *self;
         next.over(owner);
         found.push(next);
         Ok(())
     }
 
-    /// All that tells worlds apart, in a number: so many worlds fit into memory, and two do not
-    /// share one by chance.
+    /// A hash of everything that tells worlds apart. It is small, so that all worlds fit into
+    /// memory, and long enough that two worlds do not share one by chance.
     fn fingerprint(&self, hashing: &RandomState) -> u64 {
         let mut bytes = Vec::with_capacity(96);
         bytes.extend([self.now, self.restarts, self.losses, self.highest_won]);
@@ -163,8 +164,7 @@ impl World {
     }
 }
 
-/// Walks through every world within the bounds, and returns how many there are, or the first broken
-/// promise.
+/// Visits every world within the bounds. Returns how many there are, or the first broken promise.
 fn walk(starts: &[World], flaw: Flaw, bounds: Bounds) -> Result<usize, String> {
     let hashing = RandomState::new();
     let mut open: Vec<World> = starts.iter().map(|start| start.canonical()).collect();
@@ -184,12 +184,12 @@ fn walk(starts: &[World], flaw: Flaw, bounds: Bounds) -> Result<usize, String> {
     Ok(seen.len())
 }
 
-/// Nobody has asked yet. Counters that agree, and such that need a write-back.
+/// The start: nobody has asked yet. The counters agree, or need a write-back.
 fn at_first() -> Vec<World> {
     vec![World::new([0, 0, 0]), World::new([2, 1, 0])]
 }
 
-/// The first owner has just won, by the grants of two nodes or of three.
+/// The first owner has just won, with the grants of two or three nodes.
 fn once_held() -> Vec<World> {
     let held = |nodes: usize| {
         let mut world = World::new([0, 0, 0]);
@@ -210,7 +210,7 @@ fn once_held() -> Vec<World> {
     vec![held(2), held(3)]
 }
 
-/// The same, by two nodes, and its request to the third is still on the way.
+/// The same with two nodes, while its request to the third is still in flight.
 fn once_held_with_a_late_request() -> Vec<World> {
     let mut world = once_held()[0];
     world.send(0, NODES - 1, Ask::Acquire);
