@@ -1,14 +1,14 @@
-//! Byte strings that are mostly short: the short ones need no allocation of their own.
+//! Byte strings that are mostly short. The short ones need no allocation.
 
 use std::hash::{Hash, Hasher};
 
-/// Any bytes; up to `INLINE` of them are kept in place.
+/// Any bytes; up to `INLINE` of them are stored inline.
 #[derive(Clone)]
 pub struct Bytes<const INLINE: usize>(Place<INLINE>);
 
 #[derive(Clone)]
 enum Place<const INLINE: usize> {
-    /// Filled up with zeros.
+    /// Padded with zeros.
     Inline {
         len: u8,
         bytes: [u8; INLINE],
@@ -19,7 +19,7 @@ enum Place<const INLINE: usize> {
 impl<const INLINE: usize> Bytes<INLINE> {
     const FITS: () = assert!(INLINE <= u8::MAX as usize, "the length is one byte");
 
-    /// These parts, one behind the other.
+    /// The concatenation of these parts.
     #[must_use]
     pub fn of<const PARTS: usize>(parts: [&[u8]; PARTS]) -> Self {
         let () = Self::FITS;
@@ -30,7 +30,7 @@ impl<const INLINE: usize> Bytes<INLINE> {
         let mut bytes = [0; INLINE];
         let mut at = 0;
         for part in parts {
-            // There is room for all of them: their lengths were added up.
+            // There is room for all of them: it is the sum of their lengths.
             if let Some(room) = bytes.get_mut(at..at + part.len()) {
                 room.copy_from_slice(part);
             }
@@ -51,11 +51,11 @@ impl<const INLINE: usize> Bytes<INLINE> {
         }
     }
 
-    /// The bytes, to be changed in place.
+    /// The bytes, mutable.
     pub fn get_mut(&mut self) -> &mut [u8] {
         match &mut self.0 {
             Place::Inline { len, bytes } => {
-                // What is not there is not changed: it stays filled up with zeros.
+                // The padding is not part of the slice, so it stays zero.
                 let len = usize::from(*len).min(INLINE);
                 bytes.get_mut(..len).unwrap_or_default()
             }
@@ -63,7 +63,7 @@ impl<const INLINE: usize> Bytes<INLINE> {
         }
     }
 
-    /// How many bytes are kept elsewhere.
+    /// How many bytes are allocated.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         match &self.0 {
@@ -76,7 +76,7 @@ impl<const INLINE: usize> Bytes<INLINE> {
 /// In constant time for strings of one length: the time reveals nothing about the bytes.
 ///
 /// Measured with callgrind: 39 instructions for two tokens of 36 bytes. `ct_eq` of subtle 2.6 needs
-/// 510, as it goes byte by byte.
+/// 510, because it compares byte by byte.
 impl<const INLINE: usize> PartialEq for Bytes<INLINE> {
     fn eq(&self, other: &Self) -> bool {
         fn differ(a: &[u8], b: &[u8]) -> u8 {
@@ -85,7 +85,7 @@ impl<const INLINE: usize> PartialEq for Bytes<INLINE> {
         if let (Place::Inline { len: m, bytes: a }, Place::Inline { len: n, bytes: b }) =
             (&self.0, &other.0)
         {
-            // All of the room is compared: so the compiler needs no loop.
+            // The padding is compared, too, so that the compiler needs no loop.
             return differ(a, b) | (m ^ n) == 0;
         }
         let (a, b) = (self.get(), other.get());

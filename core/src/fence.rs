@@ -1,8 +1,8 @@
-//! The fence counter: one per node, only ever growing.
+//! The fence counter: one per node, it only grows.
 
 use crate::time::{Micros, WallTime};
 
-/// Every fence is below 2^53, so that every language's number holds it.
+/// Every fence is below 2^53, so that the numbers of every language can represent it.
 pub const MAX_FENCE: u64 = (1 << 53) - 1;
 
 /// How far ahead of the wall clock a client may push the counter.
@@ -11,10 +11,10 @@ pub const MAX_LEAD: Micros = Micros(10_000_000);
 /// Why no fence was given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FenceError {
-    /// The wanted fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would
-    /// use up the counter.
+    /// The requested fence is more than [`MAX_LEAD`] ahead of the wall clock: granting it would
+    /// exhaust the counter.
     TooFarAhead,
-    /// The counter has reached [`MAX_FENCE`]; wrapping round would be worse than refusing.
+    /// The counter has reached [`MAX_FENCE`]; wrapping around would be worse than refusing.
     Exhausted,
 }
 
@@ -31,11 +31,11 @@ impl FenceCounter {
         self.last
     }
 
-    /// The next fence: above every earlier one, no less than the wall clock and than `at_least`.
+    /// The next fence: above every earlier one, and at least the wall clock and `at_least`.
     ///
     /// # Errors
-    /// When `at_least` is too far ahead of the clock, or the counter is used up. Nothing has
-    /// changed then.
+    /// When `at_least` is too far ahead of the clock, or the counter is exhausted. Then nothing
+    /// changes.
     pub fn next(&mut self, wall: WallTime, at_least: Option<u64>) -> Result<u64, FenceError> {
         check_lead(wall, at_least)?;
         let fence = (self.last + 1).max(wall.0).max(at_least.unwrap_or(0));
@@ -52,10 +52,10 @@ impl FenceCounter {
     }
 }
 
-/// Whether a client may ask for `at_least` when the wall clock shows `wall`.
+/// Whether a client may ask for `at_least` at the wall clock time `wall`.
 ///
 /// # Errors
-/// When it leads by more than [`MAX_LEAD`].
+/// When it is ahead by more than [`MAX_LEAD`].
 pub fn check_lead(wall: WallTime, at_least: Option<u64>) -> Result<(), FenceError> {
     if at_least.is_some_and(|fence| fence > wall.plus(MAX_LEAD).0) {
         return Err(FenceError::TooFarAhead);

@@ -2,7 +2,7 @@
 //! changes to the keyspace and replies to the waiters come out. No Redis, no clock, no I/O, no
 //! randomness.
 //!
-//! [`Table`] is the way in. It keeps every lock of a node, who waits for which, and what ends when.
+//! [`Table`] is the entry point. It keeps every lock of a node, the waiters, and the deadlines.
 
 #![forbid(unsafe_code)]
 

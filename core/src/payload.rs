@@ -1,8 +1,8 @@
-//! What a saved lock that comes in (RDB, AOF, RESTORE, MIGRATE) may do to a node.
+//! Which saved locks (RDB, AOF, RESTORE, MIGRATE) a node accepts.
 //!
-//! What the node's own files and its master say is taken as it is. A payload that a client brings
-//! (or may have brought, on a replica that clients write to) is not: with one, any user who may
-//! call RESTORE could use up the fence counter, or bring in a lease that outlives every quarantine.
+//! The node trusts its own files and its master. It does not trust a payload from a client (or one
+//! that may be from a client, on a writable replica): otherwise any user that may call RESTORE
+//! could exhaust the fence counter, or create a lease that outlives every quarantine.
 
 use crate::fence::MAX_LEAD;
 use crate::lock::Lock;
@@ -11,8 +11,8 @@ use crate::time::{LeaseTime, Micros, Millis, Now};
 /// By how much the clocks of two nodes that a lock is moved between may differ.
 pub const CLOCK_DIFFERENCE: Micros = Micros(1_000_000);
 
-/// The same for a replica and its master, of which no value may be missing on the replica. A
-/// counter that is ahead by so much is far from used up.
+/// The same for a replica and its master. It is large, because the replica must have every value of
+/// its master; a counter that is ahead by this much is far from exhausted.
 pub const CLOCK_DIFFERENCE_OF_REPLICA: Micros = Micros(86_400_000_000);
 
 /// Where a saved lock comes from.
@@ -24,12 +24,12 @@ pub enum Origin {
     MasterOrClient,
     /// From a client.
     Client {
-        /// The longest lease that may be on this node; none where nothing depends on it.
+        /// The longest lease that this node allows; none if nothing depends on it.
         longest_lease: Option<Millis>,
     },
 }
 
-/// Why a saved lock is not taken in.
+/// Why a saved lock is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rejected {
     /// The bytes are not a lock.
@@ -37,15 +37,16 @@ pub enum Rejected {
     /// A fence is ahead of the node's counter, and of its clock by more than [`MAX_LEAD`] and
     /// [`CLOCK_DIFFERENCE`] (on a replica, [`CLOCK_DIFFERENCE_OF_REPLICA`]).
     FenceTooFarAhead,
-    /// A lease is longer than any may be on this node.
+    /// A lease is longer than this node allows.
     LeaseTooLong,
 }
 
 impl Origin {
-    /// Whether a lock from here may be taken in by a node whose counter is at `counter`.
+    /// Whether a node whose counter is at `counter` may accept a lock from this source.
     ///
     /// # Errors
-    /// When it would do harm. It is never taken in with a lower fence or a shorter lease.
+    /// When it could do harm. A lock is never accepted with a lower fence or a shorter lease
+    /// instead.
     pub fn check(
         self,
         lock: &Lock,

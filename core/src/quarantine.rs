@@ -12,31 +12,31 @@ pub enum Reason {
     Promotion,
     /// Its locks were flushed: their holders do not know.
     Flush,
-    /// It stood still: it may have been replaced meanwhile, without having heard of it.
+    /// It stood still: it may have been replaced meanwhile and not know it.
     Standstill,
-    /// How long a quarantine has to be cannot be read from the server's settings.
+    /// The settings that decide the length of a quarantine cannot be read.
     Settings,
     /// Too few replicas confirm that this node is their only master.
     Replicas,
 }
 
-/// What a node whose settings cannot be read answers as the time to retry in. Only an operator can
-/// end this state.
+/// The retry time that a node reports while its settings cannot be read. Only an operator can end
+/// this state.
 const UNREADABLE: Micros = Micros(60_000_000);
 
-/// Whether grants may have been forgotten, and until when.
+/// Whether grants may have been lost, and until when.
 #[derive(Debug, Default)]
 pub struct Quarantine {
     /// The longest lease that may be asked for; none when quarantine is off.
     configured: Option<Millis>,
-    /// The longest lease that an earlier configuration allowed, as the dataset remembers it.
+    /// The longest lease that an earlier configuration allowed, as saved in the dataset.
     remembered: Millis,
     now: Option<(MonoTime, Reason)>,
-    /// A setting that decides how long a quarantine has to be cannot be read.
+    /// A setting that decides the length of a quarantine cannot be read.
     settings_unreadable: bool,
 }
 
-/// Adds what clock rates may differ by (1 %), and a margin of 10 ms.
+/// Adds the possible difference of clock rates (1 %), and a margin of 10 ms.
 fn with_drift(span: Micros) -> Micros {
     span.plus(span / 100).plus(Millis(10).to_micros())
 }
@@ -48,31 +48,31 @@ impl Quarantine {
         self.configured
     }
 
-    /// Sets what the configuration says.
+    /// Sets the configured value.
     pub fn configure(&mut self, longest: Option<Millis>) {
         self.configured = longest;
     }
 
-    /// The dataset says that leases of this length may be out there: of that and the configured
-    /// value the higher counts.
+    /// The dataset says that leases of this length may exist. The higher of this and the configured
+    /// value counts.
     pub fn remember(&mut self, longest: Millis) {
         self.remembered = self.remembered.max(longest);
     }
 
-    /// The longest lease that may be out there; 0 if none is bounded.
+    /// The longest lease that may exist; 0 if leases have no bound.
     #[must_use]
     pub fn longest(&self) -> Millis {
         self.configured.unwrap_or_default().max(self.remembered)
     }
 
-    /// What the dataset has to remember: the longest lease that may be out there.
+    /// The value to save in the dataset: the longest lease that may exist.
     #[must_use]
     pub fn to_save(&self) -> Millis {
-        // On a replica there is no quarantine to end, so it remembers what its master has sent.
+        // A replica has no quarantine that could end, so it keeps the value from its master.
         self.longest()
     }
 
-    /// Enters, for the time of the longest lease.
+    /// Starts a quarantine for the longest lease.
     pub fn enter(&mut self, reason: Reason, mono: MonoTime) {
         let span = self.longest();
         if span > Millis::ZERO {
@@ -80,13 +80,13 @@ impl Quarantine {
         }
     }
 
-    /// Enters until `end`, if no quarantine lasts longer.
+    /// Starts a quarantine until `end`, if no quarantine lasts longer.
     pub fn enter_until(&mut self, reason: Reason, end: MonoTime) {
         self.until(reason, end);
     }
 
-    /// Enters for `left`: what the last flushed lease had to go, or the time it takes to learn of
-    /// being replaced.
+    /// Starts a quarantine for `left`: the remaining time of the last flushed lease, or the time to
+    /// learn of a replacement.
     pub fn enter_for(&mut self, reason: Reason, left: Micros, mono: MonoTime) {
         if self.configured.is_some() && left > Micros::ZERO {
             self.until(reason, mono.plus(with_drift(left)));
@@ -99,14 +99,14 @@ impl Quarantine {
         }
     }
 
-    /// Says whether the settings that decide the length of a quarantine can be read. While they
-    /// cannot, nothing is granted. Returns whether that is news.
+    /// Sets whether the settings that decide the length of a quarantine can be read. While they
+    /// cannot, nothing is granted. Returns whether this has changed.
     pub fn settings_are_readable(&mut self, readable: bool, mono: MonoTime) -> bool {
         let unreadable = !readable && self.configured.is_some();
         let is_news = unreadable != self.settings_unreadable;
         self.settings_unreadable = unreadable;
         if is_news && !unreadable {
-            // Ends at once, and is seen to end: the waiters are served then.
+            // It ends at once, and the end is reported, so that the waiters are served.
             self.until(Reason::Settings, mono);
         }
         is_news
@@ -118,7 +118,7 @@ impl Quarantine {
         self.settings_unreadable
     }
 
-    /// The time that is left, and why; none when the node grants.
+    /// The remaining time and the reason; none if the node grants.
     #[must_use]
     pub fn left(&self, mono: MonoTime) -> Option<(Micros, Reason)> {
         let running = self.now.filter(|(until, _)| *until > mono);
@@ -132,13 +132,13 @@ impl Quarantine {
             .max_by_key(|(left, _)| *left)
     }
 
-    /// When it ends, if it has not been seen to end yet.
+    /// When it ends, if its end has not been reported yet.
     #[must_use]
     pub fn end(&self) -> Option<MonoTime> {
         self.now.map(|(until, _)| until)
     }
 
-    /// Whether it has ended since this was asked last.
+    /// Whether it has ended since the last call.
     pub fn has_just_ended(&mut self, mono: MonoTime) -> bool {
         let over = self.now.is_some_and(|(until, _)| until <= mono);
         if over {

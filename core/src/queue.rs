@@ -1,7 +1,7 @@
-//! Who waits for which keys, in which order, until when.
+//! The waiters: which keys each waits for, in which order, and until when.
 //!
-//! Arrival gives each request its number, and every key that somebody waits for has a queue of
-//! those numbers. A request for several keys stands in all their queues at once.
+//! Each request gets a number when it arrives, and every key with waiters has a queue of these
+//! numbers. A request for several keys is in all their queues at the same time.
 
 mod arrivals;
 
@@ -19,17 +19,17 @@ use crate::small::{SmallList, SmallSet};
 use crate::time::MonoTime;
 use crate::token::{Key, Token};
 
-/// Names one waiting request; a later arrival has a higher number. Its last bits are a slot, which
-/// many have one after the other.
+/// The number of a waiting request; a later arrival has a higher number. The last bits are its
+/// slot, which is reused later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaiterId(pub u64);
 
 const SLOT_BITS: u32 = 20;
 
-/// Room for this many is kept when nobody waits any more.
+/// The capacity that is kept when nobody waits any more.
 const KEPT_SLOTS: usize = 1024;
 
-/// The most that can wait at once.
+/// The most requests that can wait at the same time.
 pub const SLOTS: usize = 1 << SLOT_BITS;
 
 impl WaiterId {
@@ -43,36 +43,36 @@ impl WaiterId {
 /// A request that waits.
 #[derive(Debug)]
 pub struct Waiter {
-    /// The keys it wants all at once, in the order of the request.
+    /// The keys that it requests together, in the order of the request.
     pub keys: SmallList<Key>,
-    /// What it asks for.
+    /// The terms of the request.
     pub terms: Terms,
-    /// When it gives up, on the monotonic clock; never, where there is none.
+    /// When it gives up, on the monotonic clock; none if it never does.
     pub until: Option<MonoTime>,
-    /// When it came, on the monotonic clock.
+    /// When it arrived, on the monotonic clock.
     pub since: MonoTime,
-    /// Which of the keys it could not have when it was last looked at.
+    /// Which key was not available when the request was last checked.
     pub held_up_at: HeldUpAt,
 }
 
-/// The place of a key among those of a request, as a hint that may be changed while it waits.
+/// The index of a key of a request, as a hint that may change while the request waits.
 #[derive(Debug, Default)]
 pub struct HeldUpAt(AtomicU32);
 
 impl Waiter {
-    /// The place of the key that it could not have when it was last looked at.
+    /// The index of the key that was not available at the last check.
     #[must_use]
     pub fn held_up_at(&self) -> usize {
         self.held_up_at.0.load(Ordering::Relaxed) as usize
     }
 
-    /// It cannot have the key at this place.
+    /// The key at this index is not available.
     pub fn is_held_up_at(&self, place: usize) {
         self.held_up_at.0.store(place as u32, Ordering::Relaxed);
     }
 }
 
-/// A place from which to go on through all requests and their keys.
+/// A position from which to continue through all requests and their keys.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Place {
     slot: usize,
@@ -84,11 +84,11 @@ pub struct Place {
 pub struct Queue {
     /// In order of arrival.
     pub waiting: Arrivals,
-    /// Those of them whose owner waits for something else, too.
+    /// The waiters of this queue whose owner has other waiting requests.
     pub linked: SmallSet<WaiterId>,
     /// The lock at that key when it was last seen; none while the key is free or unknown.
     pub lock: Option<LockId>,
-    /// Which time that all keys were looked at again this one was.
+    /// The number of the last check of all keys that has covered this key.
     pub sweep: u32,
 }
 
@@ -97,24 +97,24 @@ pub struct Queue {
 pub struct Left {
     /// The request.
     pub waiter: Arc<Waiter>,
-    /// The locks for which nobody waits any more.
+    /// The locks without any waiters now.
     pub emptied: Vec<LockId>,
-    /// For each of its keys, who is the first in the queue now.
+    /// For each of its keys, the first waiter in the queue now.
     pub next: SmallList<Option<WaiterId>>,
-    /// Whether its owner waits with another request.
+    /// Whether its owner has another waiting request.
     pub owner_waits: bool,
 }
 
-/// The queue of each key that is waited for.
+/// The queue of each key with waiters.
 ///
-/// A decision asks for the same queue again and again: the one that was asked for last is tried
-/// before the key is hashed. That saves 500 instructions of a hand-over.
+/// A decision uses the same queue several times, so the last one is tried before the key is hashed.
+/// That saves 500 instructions of a hand-over.
 #[derive(Debug, Default)]
 struct ByKey {
     places: HashMap<Key, u32>,
     queues: Vec<Option<(Key, Queue)>>,
     free: Vec<u32>,
-    /// The place of the queue that was asked for last.
+    /// The index of the queue that was used last.
     last: Cell<u32>,
 }
 
@@ -152,7 +152,7 @@ impl ByKey {
         Some(queue)
     }
 
-    /// A queue for a key that has none.
+    /// Adds a queue for a key that has none.
     fn insert(&mut self, key: &Key, queue: Queue) {
         let place = self.free.pop().unwrap_or_else(|| {
             self.queues.push(None);
@@ -175,24 +175,25 @@ impl ByKey {
     }
 }
 
-/// All who wait, and the queue of each key.
+/// All waiters, and the queue of each key.
 #[derive(Debug, Default)]
 pub struct Queues {
-    /// Where everyone who waits has a slot, as the number says.
+    /// The waiters by slot.
     slots: Vec<Option<(WaiterId, Arc<Waiter>)>>,
     free_slots: Vec<u32>,
     by_key: ByKey,
     by_token: HashMap<Token, SmallSet<WaiterId>>,
     deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
-    /// The memory of a request that has left, for the next one: 190 instructions of a hand-over.
-    spare: Option<Arc<Waiter>>,
-    /// How many wait for more than one key: only they can wait for a key that is free.
+    /// The memory of a request that has left, for the next one. This saves 190 instructions of a
+    /// hand-over.
+    reusable: Option<Arc<Waiter>>,
+    /// How many requests wait for more than one key. Only these can wait for a free key.
     with_several_keys: usize,
 }
 
 impl Queues {
-    /// How many wait.
+    /// The number of waiters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.slots.len() - self.free_slots.len()
@@ -210,7 +211,8 @@ impl Queues {
         self.with_several_keys > 0
     }
 
-    /// Puts a request at the end of the queues of its keys. Fewer than [`SLOTS`] wait.
+    /// Puts a request at the end of the queues of its keys. There must be fewer than [`SLOTS`]
+    /// waiters.
     pub fn join(&mut self, waiter: Waiter) -> WaiterId {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(None);
@@ -250,24 +252,23 @@ impl Queues {
     }
 
     fn stored(&mut self, waiter: Waiter) -> Arc<Waiter> {
-        if let Some(mut spare) = self.spare.take()
-            && let Some(room) = Arc::get_mut(&mut spare)
+        if let Some(mut reusable) = self.reusable.take()
+            && let Some(room) = Arc::get_mut(&mut reusable)
         {
             *room = waiter;
-            return spare;
+            return reusable;
         }
         Arc::new(waiter)
     }
 
-    /// Nothing more is to be known of a request that has left: its memory is used again, unless it
-    /// had very many keys.
+    /// Reuses the memory of a request that has left, unless it had very many keys.
     pub fn reuse(&mut self, waiter: Arc<Waiter>) {
         if waiter.keys.len() == 1 {
-            self.spare = Some(waiter);
+            self.reusable = Some(waiter);
         }
     }
 
-    /// Takes a request out of every queue.
+    /// Removes a request from every queue.
     pub fn leave(&mut self, id: WaiterId) -> Option<Left> {
         let slot = self.slots.get_mut(id.slot())?;
         let (_, waiter) = slot.take_if(|(its, _)| *its == id)?;
@@ -291,7 +292,8 @@ impl Queues {
             self.deadlines.remove(&(until, id));
         }
         self.with_several_keys -= usize::from(waiter.keys.len() > 1);
-        // Mostly it was the only request of its owner: so it is taken out first, and hashed once.
+        // It was usually the only request of its owner, so the entry is removed first and hashed
+        // once.
         let mut owner_waits = false;
         if let Some((token, mut same)) = self.by_token.remove_entry(&waiter.terms.token) {
             same.remove(&id);
@@ -317,7 +319,7 @@ impl Queues {
         })
     }
 
-    /// The owner of a request waits for something else, too.
+    /// The owner of a request has another waiting request.
     fn link(&mut self, id: WaiterId, keys: &[Key]) {
         for key in keys {
             if let Some(queue) = self.by_key.get_mut(key) {
@@ -339,7 +341,7 @@ impl Queues {
         self.by_key.get(key)
     }
 
-    /// Notes which lock stands at a key that is waited for; says whether it is.
+    /// Notes which lock is at a key. Returns whether the key has waiters.
     pub fn note_lock(&mut self, key: &Key, lock: Option<LockId>) -> bool {
         self.by_key.get_mut(key).is_some_and(|queue| {
             queue.lock = lock;
@@ -347,22 +349,22 @@ impl Queues {
         })
     }
 
-    /// All keys that are waited for are looked at again for the time of this number; whether this
-    /// one is still to be looked at.
+    /// Marks a key as covered by the check of all keys with this number. Returns whether it was not
+    /// covered yet.
     pub fn is_to_be_swept(&mut self, key: &Key, sweep: u32) -> bool {
         let queue = self.by_key.get_mut(key);
         queue.is_some_and(|queue| std::mem::replace(&mut queue.sweep, sweep) != sweep)
     }
 
-    /// Forgets that this lock stands at a key that is waited for.
+    /// Forgets that this lock is at a key with waiters.
     pub fn forget_lock(&mut self, key: &Key, lock: LockId) {
         if let Some(queue) = self.by_key.get_mut(key) {
             queue.lock.take_if(|known| *known == lock);
         }
     }
 
-    /// The first key that is waited for from a place on, and the place behind it. A
-    /// key comes once for each request for it.
+    /// The first key with waiters from a position on, and the next position. A key appears once for
+    /// each request for it.
     #[must_use]
     pub fn key_from(&self, mut place: Place) -> Option<(Key, Place)> {
         loop {
@@ -380,12 +382,12 @@ impl Queues {
         }
     }
 
-    /// Every key that is waited for.
+    /// Every key with waiters.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
         self.by_key.places.keys()
     }
 
-    /// Everyone who waits, by arrival.
+    /// All waiters, by arrival.
     #[must_use]
     pub fn ids(&self) -> Vec<WaiterId> {
         let all = self.slots.iter().flatten();
@@ -394,13 +396,13 @@ impl Queues {
         ids
     }
 
-    /// The requests of `token` that wait, if it waits.
+    /// The waiting requests of `token`, if there are any.
     #[must_use]
     pub fn waits_of(&self, token: &Token) -> Option<&SmallSet<WaiterId>> {
         self.by_token.get(token)
     }
 
-    /// The requests of `token` that wait.
+    /// The waiting requests of `token`.
     pub fn of(&self, token: &Token) -> impl Iterator<Item = WaiterId> {
         let same = self.waits_of(token).into_iter();
         same.flat_map(|same| same.iter().copied())
@@ -412,7 +414,7 @@ impl Queues {
         !self.by_token.is_empty() && self.by_token.contains_key(token)
     }
 
-    /// The request that gives up first, if its time is up.
+    /// The request that gives up first, if its time is over.
     #[must_use]
     pub fn overdue(&self, now: MonoTime) -> Option<WaiterId> {
         self.deadlines

@@ -7,32 +7,32 @@
 //! majority share a node. That node followed both, one after the other, so the leases of the first
 //! end before the second may grant. The argument uses no wall clock and no bound on the network.
 //!
-//! The caller looks at the server's list of replicas, brings the clock along and says when a
-//! connection changes. The answer is one moment, [`ReplicationLease::permits`], so that a request
-//! pays for one comparison.
+//! The caller passes the server's list of replicas and the clock, and reports when a connection
+//! changes. The result is one moment, [`ReplicationLease::permits`], so that a request costs only
+//! one comparison.
 
 use std::collections::{BTreeSet, VecDeque};
 
 use crate::time::{Micros, Millis, MonoTime};
 
-/// By how much the rate of a clock may be wrong, in percent.
+/// The largest error of a clock rate, in percent.
 const DRIFT: u64 = 1;
 /// Added to the wait, for the time that reading clocks and lists takes.
 const SLACK: Micros = Millis(100).to_micros();
-/// The position is noted at most this many times within the lag.
+/// The position is recorded at most this many times within the lag.
 const MARKS: u64 = 16;
-/// Heartbeats within the lag.
+/// The number of heartbeats within the lag.
 const HEARTBEATS: u64 = 4;
-/// While the evidence is too old, the caller looks this often for a new one.
+/// While the evidence is too old, the caller checks this often for newer evidence.
 const RECHECK_INTERVAL: Micros = Millis(50).to_micros();
-/// The wait that a client is given if all that is missing is an acknowledgement; less if
-/// heartbeats are more frequent.
+/// The retry time for clients if only an acknowledgement is missing; shorter if heartbeats are more
+/// frequent.
 const SHORT_WAIT: Micros = Millis(250).to_micros();
 
-/// What is asked of the replicas of a master.
+/// What the replicas of a master must confirm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Rule {
-    /// How many replicas must count. With the master they are a majority of all nodes.
+    /// How many replicas must count. Together with the master, they are a majority of all nodes.
     pub needed: usize,
     /// The greatest age of evidence that counts.
     pub lag: Micros,
@@ -41,7 +41,7 @@ pub struct Rule {
     pub wait: Micros,
 }
 
-/// What the configuration says.
+/// The configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// `min-replicas-to-write`.
@@ -50,7 +50,7 @@ pub struct Settings {
     pub lag: Micros,
     /// `min-replicas-max-lag` as it was at the start.
     pub lag_at_start: Micros,
-    /// The longest lease that may be out there; none when quarantine is off.
+    /// The longest lease that may exist; none if quarantine is off.
     pub longest_lease: Option<Micros>,
 }
 
@@ -72,7 +72,7 @@ impl Rule {
     /// always covers that first value, because the other nodes may still use it.
     ///
     /// # Errors
-    /// When the configuration asks for none.
+    /// When the configuration does not have this rule.
     pub fn of(settings: Settings) -> Result<Self, Off> {
         let lag = settings.lag.min(settings.lag_at_start);
         let needed = usize::try_from(settings.needed).unwrap_or(usize::MAX);
@@ -99,7 +99,7 @@ impl Rule {
     }
 }
 
-/// What a span on a clock that is too slow may be on one that is too fast.
+/// The longest time on a clock that is too fast, for this time on a clock that is too slow.
 fn with_drift(span: Micros) -> Micros {
     let fast = span.0.saturating_mul(100 + DRIFT);
     Micros(fast.div_ceil(100 - DRIFT))
@@ -108,7 +108,7 @@ fn with_drift(span: Micros) -> Micros {
 /// One connection of a replica, as the server lists it.
 #[derive(Clone, Copy, Debug)]
 pub struct Listed<'a> {
-    /// Where the replica says it is: address and port.
+    /// The address and port that the replica reports.
     pub address: &'a [u8],
     /// The stream position that it has acknowledged on this connection, 0 if none.
     pub acknowledged: u64,
@@ -127,7 +127,7 @@ pub struct Look<'a> {
     pub replicas: &'a [Listed<'a>],
 }
 
-/// Whatever is beyond this position was written after this moment.
+/// Everything beyond this position was written after this moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Mark {
     at: MonoTime,
@@ -137,9 +137,9 @@ struct Mark {
 /// A connection of a replica.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Connection {
-    /// Where the replica says it is.
+    /// The address that the replica reports.
     pub address: Box<[u8]>,
-    /// When the master had first seen it online.
+    /// When the master first saw it online.
     pub online_since: MonoTime,
     /// The replica has certainly followed until this moment.
     pub evidence: Option<MonoTime>,
@@ -166,7 +166,7 @@ pub struct ReplicationLease {
     master_since: MonoTime,
     marks: VecDeque<Mark>,
     connections: Vec<Connection>,
-    /// Since when the rule has held, and until when it holds without another look.
+    /// Since when the rule has held, and until when it holds without another check.
     held: Option<(MonoTime, MonoTime)>,
     seen: BTreeSet<Box<[u8]>>,
 }
@@ -202,19 +202,19 @@ impl ReplicationLease {
         }
     }
 
-    /// Takes in what the server says: at each heartbeat, whenever a connection comes or goes, and
-    /// before a refusal.
+    /// Processes the server's list: at each heartbeat, whenever a replica connects or disconnects,
+    /// and before a refusal.
     ///
-    /// The server names connections by address alone. A connection that ends is seen to be gone
-    /// before another one of the same address is taken for it, because the caller looks at every
-    /// change; if there are two, neither counts.
+    /// The server identifies connections only by address. The caller checks the list at every
+    /// change, so a connection that ends is missing from the list before a new one with the same
+    /// address could be mistaken for it. If two have the same address, neither counts.
     pub fn observe(&mut self, look: Look<'_>) {
         if self
             .marks
             .back()
             .is_some_and(|mark| mark.position > look.position)
         {
-            // Another stream: what was acknowledged of the last one says nothing about this one.
+            // This is another stream: acknowledgements of the last one say nothing about this one.
             self.marks.clear();
             self.connections.clear();
         }
@@ -240,7 +240,7 @@ impl ReplicationLease {
         let mut same = known
             .iter()
             .filter(|known| *known.address == *listed.address);
-        // Nobody can acknowledge what is not written: that position is of another stream.
+        // Nobody can acknowledge what is not written: that position belongs to another stream.
         let is_possible = listed.acknowledged <= look.position;
         let connection = match (same.next(), same.next(), now_listed.count()) {
             (Some(known), None, 1) if known.acknowledged <= listed.acknowledged => Some(known),
@@ -258,7 +258,7 @@ impl ReplicationLease {
         }
     }
 
-    /// Notes that what is beyond this position is written after this look began.
+    /// Records that everything beyond this position is written after this check began.
     fn note_position(
         &mut self,
         Look {
@@ -307,20 +307,20 @@ impl ReplicationLease {
         all.filter(move |one| now.since(one.online_since) >= wait)
     }
 
-    /// Whether the node may grant and extend at this moment. The caller has read the clock after
+    /// Whether the node may grant and extend at this moment. The caller must read the clock after
     /// the request.
     #[must_use]
     pub fn permits(&self, now: MonoTime) -> bool {
         self.held.is_some_and(|(_, until)| now <= until)
     }
 
-    /// Until when the node may grant without another look.
+    /// Until when the node may grant without another check.
     #[must_use]
     pub fn until(&self) -> Option<MonoTime> {
         self.held.map(|(_, until)| until)
     }
 
-    /// The time until the node may grant, as far as that can be known; none if it may.
+    /// The time until the node may grant, as far as it is known; none if it may now.
     #[must_use]
     pub fn left(&self, now: MonoTime) -> Option<Micros> {
         if self.permits(now) {
@@ -338,7 +338,7 @@ impl ReplicationLease {
             .needed
             .checked_sub(1)
             .and_then(|last| ages.get(last));
-        // A replica that is not there yet will have to follow for the whole wait.
+        // A replica that is missing must still follow for the whole wait.
         let replicas = enough.copied().unwrap_or(self.rule.wait);
         Some(
             replicas
@@ -347,7 +347,7 @@ impl ReplicationLease {
         )
     }
 
-    /// When the caller is to look again, if nothing happens before.
+    /// When the caller must check again, if nothing happens before.
     #[must_use]
     pub fn next_look(&self, now: MonoTime) -> MonoTime {
         let usual = now.plus(self.rule.heartbeat());
@@ -362,7 +362,7 @@ impl ReplicationLease {
             .min();
         let soon = matures.unwrap_or(usual).min(usual);
         if self.mature(now).count() >= self.rule.needed {
-            // All that is missing is an acknowledgement.
+            // Only an acknowledgement is missing.
             soon.min(now.plus(RECHECK_INTERVAL))
         } else {
             soon
@@ -405,7 +405,7 @@ impl ReplicationLease {
         self.seen.len() > self.rule.needed.saturating_mul(2)
     }
 
-    /// The connections of the replicas that were online at the last look.
+    /// The connections of the replicas that were online at the last check.
     #[must_use]
     pub fn connections(&self) -> &[Connection] {
         &self.connections

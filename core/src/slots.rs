@@ -1,10 +1,11 @@
-//! Where locks are kept: in slots that never move, reached by a handle that goes stale when its
-//! lock goes.
+//! Storage for locks: slots that never move, with handles that become invalid when the lock is
+//! removed.
 
-/// How many slots are allocated at once: growing never copies what is there.
+/// How many slots are allocated at once. Growing never copies existing ones.
 const CHUNK: usize = 512;
 
-/// Names one lock as long as it lives. Never zero, so that a pointer's bits can carry it.
+/// The handle of a lock as long as it exists. Never zero, so that it fits into the bits of a
+/// non-null pointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LockId {
     generation: u32,
@@ -18,7 +19,7 @@ impl LockId {
         (u64::from(self.generation) << 32) | u64::from(self.index)
     }
 
-    /// The handle of these bits, which may name no lock.
+    /// The handle with these bits, which may be invalid.
     #[must_use]
     pub fn from_bits(bits: u64) -> Self {
         Self {
@@ -27,15 +28,15 @@ impl LockId {
         }
     }
 
-    /// A small number that no other living lock has.
+    /// A small number that no other existing lock has.
     #[must_use]
     pub fn index(self) -> u32 {
         self.index
     }
 }
 
-/// What is kept in [`Slots`] has the generation of its handle in itself, where it may find room
-/// among other small fields: beside each value, it would take the eight bytes of an alignment.
+/// A value in [`Slots`] stores the generation of its handle itself, among its other small fields.
+/// Next to each value, the generation would take eight bytes because of alignment.
 pub trait Numbered {
     /// The generation with which it was made.
     fn generation(&self) -> u32;
@@ -47,7 +48,7 @@ pub struct Slots<T> {
     chunks: Vec<Chunk<T>>,
     /// Chunks that may have room; the last one is used first.
     roomy: Vec<u32>,
-    /// The chunk that was the last to become empty: if it still is, it keeps its memory.
+    /// The chunk that became empty last. If it still is, it keeps its memory.
     emptied: Option<u32>,
     generation: u32,
     len: usize,
@@ -85,7 +86,7 @@ impl<T: Numbered> Slots<T> {
         self.len == 0
     }
 
-    /// Takes in what is made with the generation of its handle.
+    /// Adds a value, which is made with the generation of its handle.
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> LockId {
         // Generation 0 is never given out, so that no handle's bits are zero.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
@@ -133,7 +134,7 @@ impl<T: Numbered> Slots<T> {
         }
     }
 
-    /// What `id` names, if it is still there.
+    /// The value of `id`, if it still exists.
     #[must_use]
     pub fn get(&self, id: LockId) -> Option<&T> {
         let slot = self
@@ -145,7 +146,7 @@ impl<T: Numbered> Slots<T> {
             .filter(|value| value.generation() == id.generation)
     }
 
-    /// What `id` names, if it is still there.
+    /// The value of `id`, if it still exists.
     pub fn get_mut(&mut self, id: LockId) -> Option<&mut T> {
         let slot = self
             .chunks
@@ -156,7 +157,7 @@ impl<T: Numbered> Slots<T> {
             .filter(|value| value.generation() == id.generation)
     }
 
-    /// The handle of whatever lives at `index` now.
+    /// The handle of the value that is at `index` now.
     #[must_use]
     pub fn at(&self, index: u32) -> Option<LockId> {
         let slot = self
@@ -170,8 +171,8 @@ impl<T: Numbered> Slots<T> {
         })
     }
 
-    /// Takes `id` out. Of the chunks that nobody uses any more all but one give their memory back:
-    /// one that is used and left again and again would otherwise be allocated each time.
+    /// Removes `id`. All unused chunks but one free their memory: a chunk that becomes empty and is
+    /// used again repeatedly would otherwise be allocated each time.
     pub fn remove(&mut self, id: LockId) -> Option<T> {
         let at = id.index as usize / CHUNK;
         let chunk = self.chunks.get_mut(at)?;
@@ -199,7 +200,7 @@ impl<T: Numbered> Slots<T> {
         Some(value)
     }
 
-    /// Every handle with what it names.
+    /// Every handle with its value.
     pub fn iter(&self) -> impl Iterator<Item = (LockId, &T)> {
         self.chunks.iter().enumerate().flat_map(|(at, chunk)| {
             chunk

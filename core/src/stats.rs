@@ -1,8 +1,8 @@
-//! What has been counted since the start.
+//! Statistics since the start.
 
 use crate::time::Micros;
 
-/// How often what has happened.
+/// Event counters.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counters {
     /// New holds.
@@ -11,9 +11,9 @@ pub struct Counters {
     pub reentries: u64,
     /// Requests that got no lock.
     pub denials: u64,
-    /// Releases that took something off.
+    /// Releases that removed something.
     pub releases: u64,
-    /// Leases that ended by themselves.
+    /// Leases that expired.
     pub expiries: u64,
     /// Extensions.
     pub extends: u64,
@@ -25,7 +25,7 @@ pub struct Counters {
     pub quarantined: u64,
     /// Locks that the server evicted.
     pub evicted: u64,
-    /// Locks that were removed while they were held, by something else than a lock command.
+    /// Locks that something other than a lock command removed while they were held.
     pub removed: u64,
 }
 
@@ -33,7 +33,7 @@ pub struct Counters {
 const STEPS: u64 = 8;
 const BUCKETS: usize = 64 * STEPS as usize;
 
-/// How long something took, to within an eighth.
+/// A histogram of durations, with an error of at most an eighth.
 #[derive(Clone, Debug)]
 pub struct Histogram {
     counts: Box<[u64; BUCKETS]>,
@@ -50,7 +50,7 @@ impl Default for Histogram {
 }
 
 impl Histogram {
-    /// Counts one more.
+    /// Adds a duration.
     pub fn record(&mut self, time: Micros) {
         if let Some(count) = self.counts.get_mut(bucket(time.0)) {
             *count += 1;
@@ -64,7 +64,7 @@ impl Histogram {
         self.total
     }
 
-    /// A time that at least `per_mille` thousandths did not exceed; 0 when nothing was counted.
+    /// A duration that at least `per_mille` thousandths did not exceed; 0 if nothing was counted.
     #[must_use]
     pub fn percentile(&self, per_mille: u64) -> Micros {
         let wanted = self.total.saturating_mul(per_mille).div_ceil(1000).max(1);

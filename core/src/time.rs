@@ -1,5 +1,4 @@
-//! Time as core sees it: values that the caller brings along, each clock and each unit a type of
-//! its own.
+//! Time in core: values that the caller passes in. Each clock and each unit has its own type.
 //!
 //! A moment moves by microseconds, and the distance of two moments of one clock is microseconds:
 //!
@@ -38,7 +37,7 @@
 pub struct Micros(pub u64);
 
 impl Micros {
-    /// None at all.
+    /// No time.
     pub const ZERO: Self = Self(0);
     /// Longer than anything else.
     pub const MAX: Self = Self(u64::MAX);
@@ -55,13 +54,13 @@ impl Micros {
         Millis(self.0 / 1000)
     }
 
-    /// Both together, or the longest there is.
+    /// The sum, or the maximum.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
         Self(self.0.saturating_add(other.0))
     }
 
-    /// What is left without `other`, 0 if nothing is.
+    /// The difference, or 0 if `other` is longer.
     #[must_use]
     pub const fn minus(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
@@ -71,7 +70,7 @@ impl Micros {
 impl std::ops::Mul<Micros> for u64 {
     type Output = Micros;
 
-    /// This many times as long, or the longest there is.
+    /// The product, or the maximum.
     fn mul(self, span: Micros) -> Micros {
         Micros(self.saturating_mul(span.0))
     }
@@ -90,10 +89,10 @@ impl std::ops::Div<u64> for Micros {
 pub struct Millis(pub u64);
 
 impl Millis {
-    /// None at all.
+    /// No time.
     pub const ZERO: Self = Self(0);
 
-    /// In microseconds, or the longest there is.
+    /// In microseconds, or the maximum.
     #[must_use]
     pub const fn to_micros(self) -> Micros {
         Micros(self.0.saturating_mul(1000))
@@ -110,13 +109,13 @@ macro_rules! moment {
             /// Later than any other.
             pub const MAX: Self = Self(u64::MAX);
 
-            /// The moment so much later, or the end of time.
+            /// The moment this much later, or the last one.
             #[must_use]
             pub const fn plus(self, span: Micros) -> Self {
                 Self(self.0.saturating_add(span.0))
             }
 
-            /// The moment so much earlier, or the beginning of time.
+            /// The moment this much earlier, or the first one.
             #[must_use]
             pub const fn minus(self, span: Micros) -> Self {
                 Self(self.0.saturating_sub(span.0))
@@ -166,9 +165,8 @@ pub enum Wait {
     Until(MonoTime),
 }
 
-/// The clock that leases run on: the monotonic one, but it stands still while a dataset is loaded,
-/// so that a lease that comes back has, when loading ends, the time that remained when it was
-/// written.
+/// The clock that leases run on: the monotonic clock, except that it stops while a dataset is
+/// loaded. So when loading ends, a loaded lease has the time that remained when it was written.
 #[derive(Debug, Default)]
 pub struct LeaseClock {
     stopped_at: Option<MonoTime>,
@@ -176,19 +174,19 @@ pub struct LeaseClock {
 }
 
 impl LeaseClock {
-    /// What this clock shows when the monotonic clock shows `mono`.
+    /// The time of this clock when the monotonic clock is at `mono`.
     #[must_use]
     pub fn at(&self, mono: MonoTime) -> LeaseTime {
         LeaseTime(self.stopped_at.unwrap_or(mono).minus(self.behind).0)
     }
 
-    /// The monotonic moment at which this clock will show `lease`, if it goes on without a stop.
+    /// The monotonic moment at which this clock will be at `lease`, if it does not stop before.
     #[must_use]
     pub fn when(&self, lease: LeaseTime) -> MonoTime {
         MonoTime(lease.plus(self.behind).0)
     }
 
-    /// Whether it stands still: then it shows the same, whatever the monotonic clock shows.
+    /// Whether it is stopped: then its time does not depend on the monotonic clock.
     #[must_use]
     pub fn is_stopped(&self) -> bool {
         self.stopped_at.is_some()

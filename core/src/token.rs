@@ -8,14 +8,14 @@ pub const MAX_TOKEN: usize = 256;
 /// The longest owner label, in bytes.
 pub const MAX_OWNER: usize = 256;
 
-/// A token: 1 to 256 bytes, any bytes, compared in constant time. Shown to nobody: `Debug` says how
-/// long it is and no more. A UUID's text, 36 bytes, needs no allocation.
+/// A token: 1 to 256 bytes, any bytes, compared in constant time. It is never shown: `Debug` prints
+/// only its length. A UUID's text, 36 bytes, needs no allocation.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token(Bytes<38>);
 
 impl Token {
-    /// A token of these bytes, if there may be one: neither empty, nor too long, nor the single `*`
-    /// that asks the server for a token.
+    /// A token with these bytes. None if they are empty, too long, or the single `*` that asks the
+    /// server for a token.
     #[must_use]
     pub fn new(bytes: &[u8]) -> Option<Self> {
         if bytes.is_empty() || bytes.len() > MAX_TOKEN || bytes == b"*" {
@@ -24,19 +24,19 @@ impl Token {
         Some(Self(Bytes::of([bytes])))
     }
 
-    /// The first of all tokens in their order.
+    /// The lowest token.
     #[must_use]
     pub fn smallest() -> Self {
         Self(Bytes::of([&[0]]))
     }
 
-    /// The secret itself. For comparing, saving and replicating, never for showing.
+    /// The secret itself, to compare, save and replicate. Never show it.
     #[must_use]
     pub fn secret(&self) -> &[u8] {
         self.0.get()
     }
 
-    /// How many bytes the token takes outside of itself.
+    /// How many bytes the token allocates.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()
@@ -49,8 +49,8 @@ impl std::fmt::Debug for Token {
     }
 }
 
-/// A key of the keyspace: the database's number and the name behind it. A name of up to 26 bytes
-/// needs no allocation.
+/// A key of the keyspace: the number of the database, and the name. A name of up to 26 bytes needs
+/// no allocation.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(Bytes<30>);
 
@@ -76,7 +76,7 @@ impl Key {
         self.0.get().get(DB..).unwrap_or_default()
     }
 
-    /// How many bytes the key takes outside of itself.
+    /// How many bytes the key allocates.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         self.0.heap_bytes()

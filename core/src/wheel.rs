@@ -1,8 +1,7 @@
-//! A hierarchical timing wheel: which leases end when, at O(1) for setting and forgetting a
-//! deadline.
+//! A hierarchical timing wheel for the ends of leases: setting and removing a deadline is O(1).
 //!
-//! Deadlines are hints: one that was moved later is found at its old place; the caller
-//! looks at the lease itself and sets it again. So extending a lease costs nothing here.
+//! Deadlines are hints: a deadline that was moved later is found at its old place; the caller
+//! checks the lease itself and sets the deadline again. So extending a lease costs nothing here.
 
 use crate::time::LeaseTime;
 
@@ -12,10 +11,10 @@ const BITS: u32 = 6;
 const BUCKETS: usize = 1 << BITS;
 /// One tick is 1.024 ms.
 const TICK_BITS: u32 = 10;
-/// Links that are allocated at once: growing never copies what is there.
+/// How many links are allocated at once. Growing never copies existing ones.
 const CHUNK: usize = 1024;
 
-/// Links of an entry that is in no bucket.
+/// The links of an entry that is not in a bucket.
 const UNSET: Link = Link {
     previous: u32::MAX,
     next: u32::MAX,
@@ -33,7 +32,7 @@ struct Link {
 /// The links of neighbouring entries.
 #[derive(Debug, Default)]
 struct Chunk {
-    /// None while it is not needed.
+    /// None while they are not needed.
     links: Option<Box<[Link; CHUNK]>>,
     /// How many of them are in a bucket.
     used: u32,
@@ -43,11 +42,11 @@ struct Chunk {
 #[derive(Debug)]
 pub struct Wheel {
     chunks: Vec<Chunk>,
-    /// The chunk that was the last to become empty: if it still is, it keeps its memory.
+    /// The chunk that became empty last. If it still is, it keeps its memory.
     emptied: usize,
     heads: [[u32; BUCKETS]; LEVELS],
     occupied: [u64; LEVELS],
-    /// The first tick that has not been looked at.
+    /// The first tick that has not been checked.
     tick: u64,
     len: usize,
 }
@@ -78,7 +77,7 @@ impl Wheel {
         self.len == 0
     }
 
-    /// Sets the deadline of `entry`, in place of the one it had.
+    /// Sets the deadline of `entry`, and replaces an earlier one.
     pub fn set(&mut self, entry: u32, deadline: LeaseTime) {
         self.unset(entry);
         // Rounded up, so that an entry is never found before its time in the finest level.
@@ -88,7 +87,7 @@ impl Wheel {
         self.len += 1;
     }
 
-    /// Forgets the deadline of `entry`, if it has one.
+    /// Removes the deadline of `entry`, if it has one.
     pub fn unset(&mut self, entry: u32) {
         let Some(&mut link) = self.link_of(entry).filter(|link| **link != UNSET) else {
             return;
@@ -112,8 +111,8 @@ impl Wheel {
         self.leave_chunk(entry as usize / CHUNK);
     }
 
-    /// An entry of this chunk was taken out. Memory is given back chunk by chunk: after a million
-    /// leases, all of it at once would be one long step.
+    /// An entry of this chunk was removed. Memory is freed chunk by chunk: after a million leases,
+    /// freeing all of it at once would take long.
     fn leave_chunk(&mut self, at: usize) {
         let Some(chunk) = self.chunks.get_mut(at) else {
             return;
@@ -130,9 +129,9 @@ impl Wheel {
         }
     }
 
-    /// An entry whose deadline may have come by `now`, taken out; none when no more is due. A far
-    /// deadline is found early a few times: the caller looks at the lease and sets it again, which
-    /// moves it to a finer level.
+    /// Removes and returns an entry whose deadline may have passed at `now`; none if nothing is
+    /// due. A distant deadline is found early a few times: the caller checks the lease and sets it
+    /// again, which moves it to a finer level.
     pub fn pop(&mut self, now: LeaseTime) -> Option<u32> {
         let until = (now.0 >> TICK_BITS).max(self.tick);
         let Some((level, bucket, start)) = self.first().filter(|(_, _, start)| *start <= until)
@@ -153,8 +152,8 @@ impl Wheel {
             .map(|(_, _, tick)| LeaseTime(tick << TICK_BITS))
     }
 
-    /// The first occupied bucket, and the first tick that it stands for. Of two that start alike
-    /// the coarser comes first: what is in it may be due before what is in the finer one.
+    /// The first occupied bucket, and its first tick. If two buckets start at the same tick, the
+    /// coarser one comes first: its entries may be due before those of the finer one.
     fn first(&self) -> Option<(usize, usize, u64)> {
         let occupied = self
             .occupied

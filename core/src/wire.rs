@@ -1,12 +1,12 @@
-//! How a lock is written down: in RDB files, in DUMP payloads, in the AOF and to replicas.
+//! The saved form of a lock: in RDB files, in DUMP payloads, in the AOF and for replicas.
 //!
-//! A *change* says what became of a lock: its mode, its limit, and the holds that are new or
-//! different (with a count) or gone (count 0); a *whole* change leaves nobody else. The saved form
-//! of a lock is a whole change with a byte in front that says so; a lock of one exclusive holder
-//! has a shorter form (`one.rs`). Times are what remains or has passed, never a clock's reading.
-//! Numbers are LEB128, byte strings have their length in front.
+//! A *change* describes how a lock has changed: its mode, its limit, and the holds that are new or
+//! different (with a count) or gone (count 0). A *whole* change contains all holds of the lock. The
+//! saved form of a lock is a marker byte and a whole change; a lock with one exclusive holder has a
+//! shorter form (`one.rs`). Times are saved as remaining or elapsed time, never as a reading of a
+//! clock. Numbers are LEB128, and byte strings start with their length.
 //!
-//! Every field is checked when it is read: what comes out is a lock that the commands could have
+//! Every field is checked when it is read: the result is always a lock that the commands could have
 //! made.
 
 mod one;
@@ -16,10 +16,11 @@ use crate::lock::{Hold, Lock, Mode};
 use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::{MAX_OWNER, Token};
 
-/// The version of what is saved, in RDB files and DUMP payloads: 1 had no form for one holder.
+/// The version of the saved form in RDB files and DUMP payloads. Version 1 had no form for one
+/// holder.
 pub const RDB_VERSION: u8 = 2;
 
-/// The versions of what can be loaded.
+/// The versions that can be loaded.
 pub const RDB_VERSIONS: std::ops::RangeInclusive<u8> = 1..=RDB_VERSION;
 
 /// The first byte of a saved lock: a whole change follows.
@@ -27,7 +28,7 @@ const WHOLE_CHANGE: u8 = 1;
 /// The first byte of a saved lock: one exclusive hold follows.
 const ONE_HOLD: u8 = 2;
 
-/// The version of an effect: in the AOF and to replicas.
+/// The version of an effect, in the AOF and for replicas.
 pub const EFFECT_VERSION: u8 = 1;
 
 /// The longest lease and the longest cap that any configuration allows.
@@ -43,7 +44,7 @@ const WHOLE: u8 = 2;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// What became of a lock, as read from bytes.
+/// A change of a lock, as read from bytes.
 #[derive(Clone, Debug)]
 pub struct Change {
     whole: bool,
@@ -70,7 +71,7 @@ impl Change {
         self.put.iter().map(|hold| hold.fence).max().unwrap_or(0)
     }
 
-    /// Whether it makes a shared lock, or leaves one.
+    /// Whether the lock is shared after this change.
     #[must_use]
     pub fn is_shared(&self) -> bool {
         matches!(self.mode, Mode::Shared { .. })
@@ -81,19 +82,19 @@ impl Change {
         self.put.iter().map(|hold| &hold.token)
     }
 
-    /// The holders of `lock` whose holds it may end: some are set again.
+    /// The holders of `lock` whose holds it may end. It sets some of them again.
     pub fn ended<'a>(&'a self, lock: &'a Lock) -> impl Iterator<Item = &'a Token> {
         let all = self.replaces(lock).then(|| lock.holds());
         let all = all.into_iter().flatten().map(|hold| &hold.token);
         all.chain(&self.gone)
     }
 
-    /// Whether nothing of `lock` stays.
+    /// Whether it replaces `lock` entirely.
     pub(crate) fn replaces(&self, lock: &Lock) -> bool {
         self.whole || lock.mode() != self.mode
     }
 
-    /// Makes the change to `lock`. Doing it twice is the same as doing it once.
+    /// Applies the change to `lock`. Applying it twice has the same result as applying it once.
     pub fn apply(self, lock: &mut Lock) {
         if self.replaces(lock) {
             *lock = Lock::Free;
@@ -107,12 +108,12 @@ impl Change {
     }
 }
 
-/// What an effect begins with, and what an RDB file keeps outside of all keys.
+/// The header of an effect, which an RDB file stores outside of the keys.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     /// The fence counter.
     pub fence: u64,
-    /// The longest lease that may be out there, as quarantine has to remember it.
+    /// The longest lease that may exist, for the quarantine.
     pub quarantine: Millis,
 }
 
@@ -165,7 +166,7 @@ pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     }
 }
 
-/// Writes a whole change: what `lock` is now.
+/// Writes a whole change: the current state of `lock`.
 pub fn put_whole(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     match lock {
         Lock::Free => out.extend([WHOLE, 0, 0]),
@@ -183,7 +184,7 @@ pub fn put_whole(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     }
 }
 
-/// Writes a change of these holds alone; the others stay as they are.
+/// Writes a change of only these holds; the others stay as they are.
 pub fn put_part(lock: &Lock, changed: &[Token], now: LeaseTime, out: &mut Vec<u8>) {
     put_mode(lock, 0, changed.len(), out);
     for token in changed {
@@ -197,7 +198,7 @@ pub fn put_part(lock: &Lock, changed: &[Token], now: LeaseTime, out: &mut Vec<u8
     }
 }
 
-/// Writes what two nodes agree in: everything but the times.
+/// Writes what is equal on two nodes: everything but the times.
 pub fn put_identity(lock: &Lock, out: &mut Vec<u8>) {
     let holds = lock.holds_in_order();
     put_mode(lock, WHOLE, holds.len(), out);
@@ -245,7 +246,7 @@ fn put_bytes(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(bytes);
 }
 
-/// Reads the form, a field at a time.
+/// Reads the saved form, one field at a time.
 #[derive(Debug)]
 pub struct Reader<'a>(pub &'a [u8]);
 
@@ -260,10 +261,10 @@ impl<'a> Reader<'a> {
         Ok(first)
     }
 
-    /// The next number, which is not above `max`.
+    /// The next number, at most `max`.
     ///
     /// # Errors
-    /// When it is, or when there is none.
+    /// When it is larger, or missing.
     pub fn number(&mut self, max: u64) -> Result<u64, Malformed> {
         let mut number = 0;
         for shift in (0..64).step_by(7) {
@@ -284,7 +285,7 @@ impl<'a> Reader<'a> {
         Err(Malformed)
     }
 
-    /// What [`put_header`] wrote.
+    /// Reads what [`put_header`] wrote.
     ///
     /// # Errors
     /// When a number is missing or above what any node can have.
@@ -295,10 +296,10 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// What [`begin_effect`] wrote.
+    /// Reads what [`begin_effect`] wrote.
     ///
     /// # Errors
-    /// When the version is another one, or the header is malformed.
+    /// When the version is unknown, or the header is malformed.
     pub fn effect_header(&mut self) -> Result<Header, Malformed> {
         if self.byte()? != EFFECT_VERSION {
             return Err(Malformed);
@@ -380,8 +381,8 @@ impl<'a> Reader<'a> {
         if fence == 0 {
             return Err(Malformed);
         }
-        // A clock that started after the grant cannot show when it was: the age is kept as far as
-        // it can be.
+        // A clock that started after the grant cannot represent its time: the age is kept as far as
+        // possible.
         let granted = now.minus(age);
         let mut hold = Hold::restored(token, fence, now.plus(left), granted, count);
         hold.set_saved_extra(owner, max_hold.map(Millis));

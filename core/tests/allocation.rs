@@ -76,7 +76,7 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
     let (table, now) = (&mut node.table, node.now);
     let owner = token("0f8fad5b-d9cb-469f-a165-70867728950e");
     let terms = terms(&owner, SECOND);
-    let mut spare: Option<Box<Output>> = None;
+    let mut reusable: Option<Box<Output>> = None;
     let mut round = || {
         let free = Wanted {
             db: 0,
@@ -86,14 +86,14 @@ fn allocations_of_a_pair(name: &[u8]) -> usize {
         };
         let verdict = table.acquire(&[free], &terms, Wait::No, now, &mut Empty);
         assert!(matches!(verdict, Verdict::Granted(_)));
-        let mut output = table.take_output(now, true, spare.take().unwrap_or_default());
+        let mut output = table.take_output(now, true, reusable.take().unwrap_or_default());
         let lock = Some(output.touched[0].id);
         output.clear();
         let held = Wanted { lock, ..free };
         assert_eq!(table.release(&held, &owner, false, now, &mut Empty), 1);
         let mut output = table.take_output(now, true, output);
         output.clear();
-        spare = Some(output);
+        reusable = Some(output);
     };
     // The first rounds make room that the others use again.
     round();

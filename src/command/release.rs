@@ -1,4 +1,4 @@
-//! `LOCK.RELEASE key token [ALL]`: replies with the number of entries that were released, or null.
+//! `LOCK.RELEASE key token [ALL]`: replies with the number of holds that it removed, or null.
 //!
 //! From the master, the AOF or a slot import, it means that the key is free.
 

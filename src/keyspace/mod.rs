@@ -240,7 +240,7 @@ enum Occasion {
 }
 
 /// An output that was applied. Its memory is reused.
-static SPARE: Global<Option<Box<Output>>> = Global::new(None);
+static REUSABLE: Global<Option<Box<Output>>> = Global::new(None);
 
 fn decide_at<'a, R>(
     ctx: Ctx,
@@ -276,8 +276,10 @@ fn decide_at<'a, R>(
         let lock = own.first().and_then(Opened::lock);
         let says_it =
             occasion == Occasion::Release && lock.is_some_and(|lock| node.table.only_frees(lock));
-        let spare = SPARE.with(Option::take).unwrap_or_default();
-        let output = node.table.take_output(now, listened_to && !says_it, spare);
+        let reusable = REUSABLE.with(Option::take).unwrap_or_default();
+        let output = node
+            .table
+            .take_output(now, listened_to && !says_it, reusable);
         let places = change::places(&node.table, own, &output);
         let wake = node.table.wake(Some(&output), now);
         (result, wake, Some((output, places)))
@@ -291,7 +293,7 @@ fn decide_at<'a, R>(
             waiters::deliver(output.answers.drain(..));
         }
         output.clear();
-        SPARE.with(|spare| *spare = Some(output));
+        REUSABLE.with(|reusable| *reusable = Some(output));
     }
     followup.wake = wake;
     drop(changing);

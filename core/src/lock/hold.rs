@@ -1,6 +1,6 @@
-//! One owner's hold of a lock: its lease, its fence, and what its request said about it.
+//! One owner's hold of a lock: its lease, its fence, and the options of its request.
 //!
-//! What few holds have is kept in `Extra`.
+//! Data that only a few holds have is in `Extra`.
 
 use super::Mode;
 use crate::time::{LeaseTime, Micros, Millis};
@@ -9,23 +9,23 @@ use crate::token::Token;
 /// What a request for a lock asks for, apart from the keys.
 #[derive(Clone, Debug)]
 pub struct Terms {
-    /// Who asks.
+    /// The owner.
     pub token: Token,
     /// How long the lease lasts.
     pub ttl: Micros,
     /// Exclusive or shared.
     pub mode: Mode,
-    /// Do not count a re-entry: the request may be a repetition.
+    /// Do not count a re-entry, because the request may be a repetition.
     pub once: bool,
     /// The granted fence is at least this.
     pub fence: Option<u64>,
     /// No lease of this hold ends later than this after the grant.
     pub max_hold: Option<Millis>,
-    /// A name for humans.
+    /// A label for humans.
     pub owner: Option<Box<[u8]>>,
     /// The hold ends with the connection that used it last.
     pub ephemeral: bool,
-    /// The connection that asks; a script has none of its own.
+    /// The connection of the request; a script has none.
     pub connection: Option<u64>,
 }
 
@@ -67,16 +67,16 @@ struct Extra {
     owner: Box<[u8]>,
     max_hold: Option<Millis>,
     tie: Option<Tie>,
-    /// How often the owner has acquired again without releasing.
+    /// How often the owner has re-entered without releasing.
     reentries: u32,
 }
 
-/// What an ephemeral hold ends with.
+/// The connection of an ephemeral hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tie {
     /// The connection that used it last.
     pub connection: u64,
-    /// How often the role of the node had changed by then: a tie does not outlive a role.
+    /// How often the role of the node had changed at that time: a tie ends with the role.
     pub role: u32,
 }
 
@@ -96,7 +96,7 @@ pub fn tighter(a: Option<Millis>, b: Option<Millis>) -> Option<Millis> {
     }
 }
 
-/// The latest end of a hold that was granted then, if a cap sets one.
+/// The latest end of a hold that was granted at this time, if there is a cap.
 #[must_use]
 pub fn latest_end(granted: LeaseTime, cap: Option<Millis>) -> Option<LeaseTime> {
     cap.map(|cap| granted.plus(cap.to_micros()))
@@ -105,7 +105,7 @@ pub fn latest_end(granted: LeaseTime, cap: Option<Millis>) -> Option<LeaseTime> 
 /// The end of a lease of `ttl` from now.
 ///
 /// # Errors
-/// When that is later than the latest one.
+/// When that is later than the latest allowed end.
 pub fn check_end(
     latest: Option<LeaseTime>,
     now: LeaseTime,
@@ -162,7 +162,7 @@ impl Hold {
         extra.map_or(1, |extra| extra.reentries.saturating_add(1))
     }
 
-    /// The owner has acquired this many times more.
+    /// The owner has acquired this many more times.
     pub fn reenter(&mut self, times: u32) {
         if times > 0 {
             // One less than the highest count that can be saved.
@@ -172,15 +172,15 @@ impl Hold {
         }
     }
 
-    /// The owner has released once, and goes on to hold it.
+    /// The owner has released once, and still holds the lock.
     pub fn leave_once(&mut self) {
         if let Some(extra) = &mut self.extra {
             extra.reentries = extra.reentries.saturating_sub(1);
         }
     }
 
-    /// Remembers what the request says about the hold beyond its lease. A label replaces the one
-    /// before, a cap only ever tightens.
+    /// Stores the options of the request. A label replaces the earlier one; a cap can only become
+    /// stricter.
     pub fn note(&mut self, terms: &Terms) {
         if let Some(owner) = &terms.owner {
             self.extra().owner = owner.clone();
@@ -191,7 +191,7 @@ impl Hold {
         }
     }
 
-    /// The label for humans, empty if there is none.
+    /// The label, empty if there is none.
     #[must_use]
     pub fn owner(&self) -> &[u8] {
         self.extra.as_ref().map_or(&[], |extra| &extra.owner)
@@ -203,7 +203,7 @@ impl Hold {
         self.extra.as_ref()?.max_hold
     }
 
-    /// What this hold was last tied to.
+    /// The last tie of this hold.
     #[must_use]
     pub fn tie(&self) -> Option<Tie> {
         self.extra.as_ref().and_then(|extra| extra.tie)
@@ -254,7 +254,7 @@ impl Hold {
         self.extra.get_or_insert_default()
     }
 
-    /// Bytes that it takes outside of its own value.
+    /// Bytes that it allocates.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let extra = self

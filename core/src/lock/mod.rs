@@ -1,11 +1,11 @@
-//! One lock: who holds it, how, until when, under which fence; what a request may do to it.
+//! One lock: its holders, modes, leases and fences, and what a request may do to it.
 //!
-//! Everything here is about a single lock whose ended leases have been taken off before
-//! ([`Lock::take_ended`]). Who waits for it is the subject of [`crate::queue`]; what happens to
-//! several locks at once that of [`crate::table`].
+//! Everything here is about a single lock whose ended leases have already been removed
+//! ([`Lock::take_ended`]). [`crate::queue`] is about its waiters, and [`crate::table`] about
+//! several locks at once.
 //!
-//! A new option of a hold goes into [`Terms`] (what a request asks for), is checked in
-//! [`Lock::standing`] or [`Hold::renew`], and is kept in [`Hold`].
+//! A new option of a hold goes into [`Terms`] (the terms of a request), is checked in
+//! [`Lock::standing`] or [`Hold::renew`], and is stored in [`Hold`].
 
 mod hold;
 mod shared;
@@ -16,7 +16,7 @@ pub use shared::SharedHolders;
 use crate::time::LeaseTime;
 use crate::token::Token;
 
-/// How a lock is held or wanted.
+/// How a lock is held or requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Mode {
     /// One owner at a time.
@@ -28,16 +28,16 @@ pub enum Mode {
     },
 }
 
-/// How a request stands to a lock.
+/// What a lock means for a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Nobody holds it, or those who do share it: only the queue can prevent a grant.
+    /// Nobody holds it, or the holders share it: only the queue can prevent a grant.
     Open,
     /// The token holds it already.
     Held,
-    /// The holders exclude it.
+    /// The holders exclude the request.
     Excluded,
-    /// It cannot be acquired in this mode, now or by waiting.
+    /// It cannot be acquired in this mode, not even by waiting.
     Refused(Refusal),
 }
 
@@ -46,17 +46,17 @@ pub enum Standing {
 pub enum Refusal {
     /// A shared holder asks for the exclusive lock.
     Upgrade,
-    /// The semaphore's present size is another one.
+    /// The semaphore has another size now.
     UnlikeLimit,
-    /// As many holders as one lock may have.
+    /// The lock has the most holders that are allowed.
     TooManyHolders,
 }
 
 /// The state of one lock.
 #[derive(Clone, Debug, Default)]
 pub enum Lock {
-    /// Nobody holds it. Such a lock has no key; it is seen only between a release and what follows
-    /// from it.
+    /// Nobody holds it. Such a lock has no key; it exists only between a release and its
+    /// consequences.
     #[default]
     Free,
     /// One owner.
@@ -66,7 +66,7 @@ pub enum Lock {
 }
 
 impl Lock {
-    /// How `token`, wanting `mode`, stands to this lock.
+    /// What this lock means for a request of `token` in `mode`.
     #[must_use]
     pub fn standing(&self, token: &Token, mode: Mode, max_holders: u32) -> Standing {
         match (self, mode) {
@@ -77,8 +77,8 @@ impl Lock {
         }
     }
 
-    /// Whether those whose leases run at `now` keep others from holding it in `mode`. They do not
-    /// if the mode is refused.
+    /// Whether the holders whose leases run at `now` exclude others in `mode`. They do not if the
+    /// mode is refused.
     #[must_use]
     pub fn excludes(&self, mode: Mode, now: LeaseTime) -> bool {
         match (self, mode) {
@@ -141,7 +141,7 @@ impl Lock {
         }
     }
 
-    /// Ends the hold with the earliest end, if its lease is over.
+    /// Ends the hold whose lease ends first, if that lease is over.
     pub fn take_ended(&mut self, now: LeaseTime) -> Option<Hold> {
         if self.first_end()? > now {
             return None;
@@ -202,7 +202,7 @@ impl Lock {
         }
     }
 
-    /// How it is held, or would be said to be held while nobody does.
+    /// Its mode; exclusive if nobody holds it.
     #[must_use]
     pub fn mode(&self) -> Mode {
         match self {
@@ -234,7 +234,7 @@ impl Lock {
         one.chain(many.into_iter().flatten())
     }
 
-    /// The holds by fence: one order on every node and after every reload.
+    /// The holds by fence. This order is the same on every node and after every reload.
     #[must_use]
     pub fn holds_in_order(&self) -> Vec<&Hold> {
         let mut holds: Vec<_> = self.holds().collect();
@@ -242,8 +242,7 @@ impl Lock {
         holds
     }
 
-    /// Bytes that this lock takes outside of its own value. Of very many holders some are looked
-    /// at, and the others are taken to be like these.
+    /// Bytes that this lock allocates. With very many holders, it is estimated from some of them.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let some = self.holds().take(HOLDS_MEASURED);
@@ -257,7 +256,7 @@ impl Lock {
     }
 }
 
-/// This many holds are looked at to estimate how much memory a lock takes.
+/// The number of holds that are used to estimate the memory of a lock.
 const HOLDS_MEASURED: usize = 1000;
 
 #[cfg(test)]

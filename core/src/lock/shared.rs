@@ -18,7 +18,7 @@ pub struct SharedHolders {
 }
 
 impl SharedHolders {
-    /// Nobody yet; of a semaphore, if it has a size.
+    /// No holders yet; a semaphore if there is a size.
     #[must_use]
     pub fn new(limit: Option<u32>) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl SharedHolders {
         }
     }
 
-    /// How `token`, wanting `mode`, stands to them.
+    /// What they mean for a request of `token` in `mode`.
     #[must_use]
     pub fn standing(&self, token: &Token, mode: Mode, max_holders: u32) -> Standing {
         let holds = self.holds.contains_key(token);
@@ -51,17 +51,17 @@ impl SharedHolders {
         }
     }
 
-    /// Whether those whose leases run at `now` fill a semaphore of this size.
+    /// Whether the holders whose leases run at `now` fill a semaphore of this size.
     #[must_use]
     pub fn fill(&self, limit: Option<u32>, now: LeaseTime) -> bool {
         let Some(size) = limit.filter(|_| limit == self.limit) else {
             return false;
         };
-        // No more are looked at than decide it: a semaphore has at most `size` holders.
-        let spare = self.holds.len().checked_sub(size as usize);
-        spare.is_some_and(|spare| {
-            let first = self.ends.iter().take(spare + 1);
-            first.take_while(|(end, _)| *end <= now).count() <= spare
+        // Only the ends that can decide it are checked.
+        let excess = self.holds.len().checked_sub(size as usize);
+        excess.is_some_and(|excess| {
+            let first = self.ends.iter().take(excess + 1);
+            first.take_while(|(end, _)| *end <= now).count() <= excess
         })
     }
 
@@ -150,7 +150,7 @@ impl SharedHolders {
         Some(hold)
     }
 
-    /// Bytes that they take outside of this value, without what each hold takes outside of itself.
+    /// Bytes that this value allocates, without those of each hold.
     #[must_use]
     pub fn heap_bytes(&self) -> usize {
         let ends = self.ends.len() * size_of::<(LeaseTime, Token)>();

@@ -1,9 +1,9 @@
 //! Ephemeral holds of connections that have closed.
 //!
-//! A connection may have very many of them, so they are ended in slices. Until its turn comes, a
-//! hold is ended by the next look at its lock ([`Table::end_ties_at`]), and a reader sees
-//! the end that it will have ([`Table::end_of`]). So all of them end at the same moment for
-//! everybody; only where more than [`HOLDERS_LOOKED_AT`] share one lock, and very many of them end
+//! A connection may have very many of them, so they are ended in slices. A hold that is still in
+//! the list ends when its lock is next used ([`Table::end_ties_at`]), and a reader sees its future
+//! end ([`Table::end_of`]). So all of them end at the same moment for everybody, with one
+//! exception: if more than [`HOLDERS_LOOKED_AT`] share one lock, and very many of them end
 //! together, others may find that lock held a little longer.
 
 use std::borrow::Cow;
@@ -15,16 +15,16 @@ use crate::slots::LockId;
 use crate::time::{LeaseTime, MonoTime, Now};
 use crate::token::Token;
 
-/// Ending this many holds at a time is soon enough for their waiters.
+/// The number of holds that are ended at a time, which is soon enough for their waiters.
 const SOON_DONE: usize = 1024;
 
-/// This many holders of a shared lock are looked at together with the lock.
+/// The number of holders of a shared lock that are checked when the lock is used.
 const HOLDERS_LOOKED_AT: usize = 256;
 
-/// What is left to do about a connection that has closed.
+/// The remaining work for a closed connection.
 #[derive(Debug)]
 pub(super) struct Closing {
-    /// When its holds end, on the lease clock, if not before.
+    /// When its holds end on the lease clock, unless they end earlier.
     end: LeaseTime,
     holds: BTreeSet<(LockId, Token)>,
 }
@@ -37,21 +37,21 @@ impl Closing {
 }
 
 impl Table {
-    /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, if not
-    /// before.
+    /// A connection has closed: its ephemeral holds end at `end` on the monotonic clock, unless
+    /// they end earlier.
     pub fn hang_up(&mut self, connection: u64, end: MonoTime, now: Now) {
         if let Some(holds) = self.connections.remove(&connection) {
             self.give_room_back();
             let end = self.clock.at(end.max(now.mono));
             if holds.len() > SOON_DONE {
-                // Those who wait for one of them do not have to wait for its turn.
+                // The waiters of such a lock are served first.
                 self.start_sweep();
             }
             self.closing.insert(connection, Closing { end, holds });
         }
     }
 
-    /// Whether holds of closed connections are still to be ended.
+    /// Whether holds of closed connections have not been ended yet.
     #[must_use]
     pub fn is_closing(&self) -> bool {
         !self.closing.is_empty()
@@ -91,7 +91,7 @@ impl Table {
         closing.map_or(hold.end, |closing| closing.end.min(hold.end))
     }
 
-    /// The lock of `id` with the ends that its holds have: see [`Table::end_of`].
+    /// The lock of `id` with the real ends of its holds: see [`Table::end_of`].
     #[must_use]
     pub fn as_seen(&self, id: LockId) -> Option<Cow<'_, Lock>> {
         let lock = self.lock(id)?;
@@ -108,8 +108,8 @@ impl Table {
         Some(seen)
     }
 
-    /// The running holds of a lock, and when they end: those that end last, at most this many. If
-    /// very many are about to end with their connections, only as many of these are left out.
+    /// The running holds of a lock and their ends: those that end last, at most this many. If very
+    /// many are about to end with their connections, only this many of them are left out.
     #[must_use]
     pub fn running_holds(
         &self,
@@ -131,7 +131,7 @@ impl Table {
         running.take(most).collect()
     }
 
-    /// Ends the holds of a lock whose connections have closed; that of `token` is among them.
+    /// Ends the holds of a lock whose connections have closed, including that of `token`.
     pub(super) fn end_ties_at(&mut self, id: LockId, token: Option<&Token>) {
         if self.closing.is_empty() {
             return;
@@ -173,8 +173,8 @@ impl Table {
         }
     }
 
-    /// A hold that is tied to a connection ends then, if not before. Says whether it still is, and
-    /// its lock stands at a key.
+    /// Sets the end of a hold that is tied to a connection, unless it ends earlier. Returns whether
+    /// it is still tied and its lock is at a key.
     fn end_tie(&mut self, id: LockId, token: &Token, connection: u64, end: LeaseTime) -> bool {
         let entry = self.slots.get(id).filter(|entry| entry.attached);
         let entry = entry.filter(|entry| self.spaces.db(&entry.key).is_some());

@@ -1,11 +1,11 @@
 //! Whether one more wait would cause a deadlock.
 //!
-//! The nodes of the graph are owners. An owner that waits depends on those who hold what it waits
-//! for (on every one of them; for a full semaphore, on all of them together) and on those ahead of
-//! it in a wait queue. A new wait causes a deadlock if it depends on an owner who cannot continue
-//! before the newcomer releases something.
+//! The nodes of the graph are owners. An owner that waits depends on the holders of the locks that
+//! it waits for (on each of them; for a full semaphore, on all of them together) and on the waiters
+//! ahead of it in a wait queue. A new wait causes a deadlock if it depends on an owner that cannot
+//! continue before the newcomer releases something.
 //!
-//! Each step mostly ends the search:
+//! Most searches end after one of the first steps:
 //! 1. An owner that holds nothing that others wait for is part of no cycle ([`Holdings`]).
 //! 2. [`Search::reaches_newcomer`] follows the dependencies forward. Where they do not lead back
 //!    to the newcomer, there is no cycle. A waiter with one request for one key adds nothing to
@@ -41,9 +41,9 @@ use crate::token::{Key, Token};
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
     by_owner: HashMap<Token, SmallSet<LockId>>,
-    /// The owners among them that wait: usually none, however many owners there are.
+    /// The owners of these locks that wait: usually none, however many owners there are.
     waiting: HashSet<Token>,
-    /// How many holders or owners [`Holdings::waiting_holders`] has looked at.
+    /// How many holders or owners [`Holdings::waiting_holders`] has checked.
     seen: Cell<u64>,
 }
 
@@ -52,10 +52,10 @@ impl Holdings {
         self.add_of(token, id, || queues.has(token));
     }
 
-    /// [`Holdings::add`] where it is known whether the owner waits, so that its token need not be
-    /// looked up among those who do.
+    /// [`Holdings::add`] if it is known whether the owner waits, so that its token need not be
+    /// looked up among the waiters.
     pub(super) fn add_of(&mut self, token: &Token, id: LockId, waits: impl FnOnce() -> bool) {
-        // Hashed once, which is worth a copy of the token.
+        // The token is copied, so that it is hashed only once.
         let held = self.by_owner.entry(token.clone()).or_default();
         let is_new = held.is_empty();
         held.insert(id);
@@ -65,7 +65,7 @@ impl Holdings {
     }
 
     pub(super) fn remove(&mut self, token: &Token, id: LockId) {
-        // Mostly it is all that the owner holds: so it is taken out first, and hashed once.
+        // It is usually all that the owner holds, so the entry is removed first and hashed once.
         let Some((owner, mut held)) = self.by_owner.remove_entry(token) else {
             return;
         };
@@ -88,11 +88,11 @@ impl Holdings {
         self.by_owner.get(token)
     }
 
-    /// The holders of a lock who wait for something themselves. Costs as much as there are holders
-    /// or owners who hold and wait, whichever are fewer.
+    /// The holders of a lock that wait for something themselves. The cost is the number of holders,
+    /// or of owners that hold and wait, whichever is smaller.
     pub(super) fn waiting_holders<'a>(&'a self, lock: &'a Lock, queues: &Queues) -> Vec<&'a Token> {
         self.count_seen(lock.holders().min(self.waiting.len()));
-        // An exclusive lock that nobody waits for is not among the holdings.
+        // An exclusive lock without waiters is not among the holdings.
         if lock.holders() <= self.waiting.len().max(1) {
             let holders = lock.holds().map(|hold| &hold.token);
             holders.filter(|token| queues.has(token)).collect()
@@ -130,17 +130,17 @@ const KEPT: usize = 1024;
 /// For an owner with more holdings than this, the search starts without checking each of them.
 const HOLDINGS_LOOKED_AT: usize = 64;
 
-/// This many steps of a search take as long as one look at a waiter.
+/// This many steps of a search take as long as one check of a waiter.
 pub(super) const STEPS_IN_A_LOOK: u64 = 16;
 
 impl Table {
-    /// How many waiters, holders and queues all searches for a deadlock have looked at so far.
+    /// How many waiters, holders and queues all searches for a deadlock have visited so far.
     #[must_use]
     pub fn deadlock_steps(&self) -> u64 {
         self.deadlock_steps
     }
 
-    /// How many holders were looked at so far to find those of them who wait.
+    /// How many holders were checked so far to find those that wait.
     #[must_use]
     pub fn holders_seen(&self) -> u64 {
         self.holdings.seen.get()
@@ -152,7 +152,7 @@ impl Table {
         self.holdings.by_owner.len()
     }
 
-    /// Somebody waits for a lock, or other owners than before hold it.
+    /// A lock has waiters now, or its owners have changed.
     pub(super) fn note_holders(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id).filter(|entry| entry.queued)
             && let Lock::Exclusive(hold) = &entry.lock
@@ -183,7 +183,7 @@ impl Table {
             return false;
         }
         if self.is_sweeping() {
-            // Which lock is at which key is not known yet, nor who may overtake whom.
+            // It is not known yet which lock is at which key, and which request may overtake which.
             self.suspects.insert(terms.token.clone());
             return false;
         }
@@ -205,14 +205,14 @@ impl Table {
         deadlock
     }
 
-    /// An owner that waits holds more or less than before: its waits have to be searched again.
+    /// A waiting owner holds more or less than before: its waits must be searched again.
     pub(super) fn suspect(&mut self, owner: &Token) {
         if self.queues.waits_of(owner).is_some() {
             self.suspects.insert(owner.clone());
         }
     }
 
-    /// A lock was moved or is gone: those of its holders that wait have to be searched again.
+    /// A lock was moved or is gone: its waiting holders must be searched again.
     pub(super) fn suspect_holders(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty()) {
             let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
@@ -238,7 +238,7 @@ impl Table {
         self.suspect(owner);
     }
 
-    /// Whether a waiter for this lock wants another key, too: in the queue of that one, the holders
+    /// Whether a waiter for this lock also wants another key: in the queue of that key, the holders
     /// of the lock may overtake it.
     pub(super) fn may_be_overtaken(&self, id: LockId) -> bool {
         let key = self.slots.get(id).and_then(|entry| self.waited_key(entry));
@@ -246,8 +246,8 @@ impl Table {
         queue.is_some_and(|queue| !queue.linked.is_empty())
     }
 
-    /// Refuses waits of suspects that have become part of a deadlock, one for each. If there are
-    /// none, nobody is suspect any more.
+    /// Refuses waits of suspects that have become part of a deadlock, one for each deadlock. If
+    /// there are none, no suspects are left.
     pub(super) fn resolve_deadlock(&mut self, now: LeaseTime) {
         if !self.may_be_stuck(now) {
             self.suspects.clear();
@@ -272,8 +272,8 @@ impl Table {
         }
     }
 
-    /// Whether somebody who waits holds what others wait for. Without that there is no deadlock:
-    /// who is ahead in a wait queue came earlier.
+    /// Whether a waiter holds something that others wait for. Without that there is no deadlock,
+    /// because the waiters ahead in a wait queue arrived earlier.
     fn may_be_stuck(&mut self, now: LeaseTime) -> bool {
         let waiting = &self.holdings.waiting;
         self.looks += 1 + waiting.len() as u64 / STEPS_IN_A_LOOK;
@@ -308,8 +308,8 @@ const RESOLVED_AT_ONCE: usize = 64;
 
 impl Search<'_> {
     /// The requests to be refused, if some of those that were reached are stuck: of each cycle of
-    /// requests that wait for each other, the last one of a suspect. One behind a deadlock of
-    /// others would go on without them, and is spared.
+    /// requests that wait for each other, the last one of a suspect. A request that is only behind
+    /// a deadlock of others could continue without them, and is not refused.
     fn find_victims(&mut self) -> Vec<WaiterId> {
         let suspects = &self.table.suspects;
         let mut progress = Progress::by_request(self);
@@ -330,8 +330,8 @@ impl Search<'_> {
             let of_suspects = cycle.iter().filter(|(_, owner)| is_suspect(owner));
             let last = of_suspects.map(|(id, _)| *id).max();
             let Some(victim) = last.or_else(|| cycle.iter().map(|(id, _)| *id).max()) else {
-                // Not enough is known about who may go past whom: then nobody is refused who waits
-                // already.
+                // It is not fully known which request may overtake which. Then no request that
+                // already waits is refused.
                 return Vec::new();
             };
             victims.push(victim);

@@ -1,9 +1,9 @@
-//! Grants that are on their way to the clients that waited for them.
+//! Grants that have not reached their waiting clients yet.
 //!
-//! A client may go away before its grant reaches it. The grant is taken back then, at once and as a
-//! whole: an owner that was refused must not find that it holds the lock. So that this never takes
-//! long, no more waiters are served while the grants of [`AT_ONCE`] keys are on their way. They
-//! arrive when the server has done with what it is doing.
+//! A client may disconnect before its grant reaches it. Then the grant is taken back, at once and
+//! as a whole: an owner that was refused must not find that it holds the lock. So that this never
+//! takes long, no more waiters are served while the grants of [`AT_ONCE`] keys are undelivered.
+//! They are delivered when the server has finished its current step.
 
 use super::{Found, Keyspace, Table};
 use crate::queue::WaiterId;
@@ -12,23 +12,23 @@ use crate::small::SmallList;
 use crate::time::Now;
 use crate::token::{Key, Token};
 
-/// While the grants of this many keys are on their way, no other waiter is served.
+/// While the grants of this many keys are undelivered, no other waiter is served.
 const AT_ONCE: usize = 64;
 
-/// A grant that its client has not been seen to receive.
+/// A grant that its client has not received yet, as far as is known.
 #[derive(Debug)]
 struct Grant {
     id: WaiterId,
     token: Token,
-    /// The holds whose count has grown by it: where, and under which fence.
+    /// The holds whose count it has increased: the lock, and the fence.
     counted: SmallList<(Key, u64)>,
-    /// The holds that it has found, and left as they were.
+    /// The holds that it has found and not changed.
     found: SmallList<(Key, u64)>,
     keys: usize,
 }
 
-/// All of them. They are so few that a list needs fewer instructions than a map: 600 for each
-/// hand-over.
+/// All undelivered grants. There are so few that a list saves 600 instructions for each hand-over,
+/// compared with a map.
 #[derive(Debug, Default)]
 pub(super) struct Undelivered {
     grants: Vec<Grant>,
@@ -37,7 +37,7 @@ pub(super) struct Undelivered {
 }
 
 impl Undelivered {
-    /// Whether no more can be on their way for now.
+    /// Whether the limit of undelivered grants is reached.
     pub(super) fn are_enough(&self) -> bool {
         self.keys >= AT_ONCE
     }
@@ -67,8 +67,8 @@ impl Undelivered {
         Some(grant)
     }
 
-    /// A grant cannot be delivered. Another one on its way may have found this hold, and answers
-    /// for it from now on; whether there is one.
+    /// A grant cannot be delivered. Returns whether another undelivered grant has found the same
+    /// hold; that one is responsible for the hold from now on.
     fn pass_on(&mut self, token: &Token, hold: &(Key, u64)) -> bool {
         let mut others = self.grants.iter_mut().filter(|grant| grant.token == *token);
         let Some(other) = others.find(|grant| grant.found.contains(hold)) else {
@@ -82,7 +82,7 @@ impl Undelivered {
 }
 
 impl Table {
-    /// Whether nobody is served until grants that are on their way have arrived.
+    /// Whether no waiter is served until undelivered grants have arrived.
     #[must_use]
     pub fn awaits_delivery(&self) -> bool {
         self.undelivered.are_enough()
@@ -93,13 +93,14 @@ impl Table {
         let Some(grant) = self.undelivered.remove(id) else {
             return;
         };
-        // The owner knows now that it holds what this grant has found: that stands.
+        // The owner now knows that it holds what this grant has found, so that hold stays.
         for (found, _) in &grant.found {
             self.stands(&grant.token, |key| key == found);
         }
     }
 
-    /// The client of a granted request is gone: the grant is taken back and passed on.
+    /// The client of a granted request is gone: the grant is taken back, and the lock goes to the
+    /// next waiter.
     pub fn undeliverable(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) {
         let Some(grant) = self.undelivered.remove(id) else {
             return;
@@ -109,7 +110,7 @@ impl Table {
                 continue;
             }
             let (key, fence) = hold;
-            // A hold with another fence is a later grant of its own.
+            // A hold with another fence is a later, separate grant.
             if let Found::Lock(id) = keyspace.find(self, key)
                 && self.settle(id, Some(&grant.token), now, keyspace)
                 && self.fence_of(id, &grant.token) == Some(*fence)
@@ -124,7 +125,7 @@ impl Table {
         Some(self.lock(id)?.hold(token)?.fence)
     }
 
-    /// The owner got a reply that it holds this lock: an undelivered grant of it stands.
+    /// The owner got a reply that it holds this lock, so an undelivered grant of the lock stays.
     pub(super) fn confirm(&mut self, id: LockId, token: &Token) {
         if self.undelivered.grants.is_empty() {
             return;
@@ -139,7 +140,7 @@ impl Table {
         self.stands(token, |key| key.db() == db && key.name() == name.name());
     }
 
-    /// The undelivered grants of a lock to this owner stand.
+    /// The undelivered grants of a lock to this owner stay.
     fn stands(&mut self, token: &Token, is_here: impl Fn(&Key) -> bool) {
         let grants = self.undelivered.grants.iter_mut();
         for grant in grants.filter(|grant| grant.token == *token) {

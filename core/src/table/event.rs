@@ -1,4 +1,4 @@
-//! What happens without being asked: time passes, keys come and go, connections end, data is
+//! Events that are not requests: time passes, keys appear and disappear, connections end, data is
 //! loaded.
 
 use super::deadlock::STEPS_IN_A_LOOK;
@@ -13,19 +13,19 @@ use crate::time::{Micros, MonoTime, Now};
 use crate::token::Key;
 use crate::wire::{Change, Malformed, load};
 
-/// What became of a lock by an effect that was loaded or replicated.
+/// The result of a loaded or replicated effect for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loaded {
-    /// A lock for which the key is to be made.
+    /// A new lock: its key must be created.
     New(LockId),
-    /// A lock that was there and has changed.
+    /// An existing lock has changed.
     Kept,
-    /// Nobody holds it any more: the key is to be deleted, if there is one.
+    /// Nobody holds it any more: its key must be deleted, if there is one.
     Gone,
 }
 
 impl Table {
-    /// Ends leases whose time is over, at most this many; whether more are due.
+    /// Ends leases whose time is over, at most this many. Returns whether more are due.
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
         let (mut left, mut visits, looked) = (most, most, self.looks);
@@ -49,14 +49,13 @@ impl Table {
                 self.wheel.set(index, end);
                 continue;
             }
-            // The leases of many holders are ended in parts, too: what is left is found again at
-            // once.
+            // The leases of many holders are also ended in parts: the rest is due again at once.
             left -= self.take_ended_off(id, left.min(TAKEN_AT_ONCE), now).max(1);
             let first_end = self.lock(id).and_then(Lock::first_end);
             if let Some(end) = first_end.filter(|end| *end <= lease_now) {
                 self.wheel.set(index, end);
             }
-            // The wheel has forgotten it, whatever else becomes of it in this decision.
+            // The wheel has no deadline for it any more, whatever else happens in this decision.
             if let Some(touched) = self.touch(id) {
                 touched.end_before = None;
             }
@@ -65,8 +64,7 @@ impl Table {
         true
     }
 
-    /// Whether the quarantine has ended since this was asked last; then all
-    /// queues are to be served.
+    /// Whether the quarantine has ended since the last call. Then all queues must be served.
     pub fn quarantine_has_ended(&mut self, now: Now) -> bool {
         let ended = self.quarantine.has_just_ended(now.mono);
         if ended {
@@ -75,8 +73,8 @@ impl Table {
         ended
     }
 
-    /// The monotonic moment before which no lease ends, no wait is up, no quarantine is over and no
-    /// string is to be looked at.
+    /// The monotonic moment before which no lease, wait or quarantine ends and no string must be
+    /// checked.
     #[must_use]
     pub fn next_deadline(&self) -> Option<MonoTime> {
         let lease = self.wheel.next().map(|end| self.clock.when(end));
@@ -97,7 +95,7 @@ impl Table {
         self.queues.next_deadline()
     }
 
-    /// A dataset is being loaded: leases stand still.
+    /// A dataset is being loaded: leases do not run.
     pub fn loading_began(&mut self, mono: MonoTime) {
         self.clock.stop(mono);
     }
@@ -108,7 +106,7 @@ impl Table {
         self.clock.is_stopped()
     }
 
-    /// Loading has ended: leases run.
+    /// Loading has ended: leases run again.
     pub fn loading_ended(&mut self, mono: MonoTime) {
         self.clock.go_on(mono);
     }
@@ -116,7 +114,7 @@ impl Table {
     /// A lock comes from an RDB file or a DUMP payload, for `key`.
     ///
     /// # Errors
-    /// When the bytes are not a lock, or not one that may come from there.
+    /// When the bytes are not a lock, or not one that is accepted from this source.
     pub fn restore(
         &mut self,
         key: Key,
@@ -178,7 +176,7 @@ impl Table {
         Loaded::Kept
     }
 
-    /// A shared lock has come with its holders.
+    /// A shared lock was loaded with its holders.
     fn note_sharers(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get(id) {
             for hold in entry.lock.holds() {
@@ -187,7 +185,7 @@ impl Table {
         }
     }
 
-    /// The value of `id` stands at `key` now: it was restored, renamed or moved there.
+    /// The value of `id` is at `key` now: it was restored, renamed or moved there.
     pub fn attach(&mut self, id: LockId, key: Key) {
         self.strings.remove(&key);
         let queued = self.queues.note_lock(&key, Some(id));
@@ -208,10 +206,10 @@ impl Table {
         self.has_arrived(id);
     }
 
-    /// A lock has come to a key by itself. The waiters there may be refused now; those who hold
-    /// it may re-enter, or overtake its waiters.
+    /// A lock has appeared at a key without a request. Waiters of the key may now be refused, and
+    /// waiters that hold the lock may re-enter or overtake others.
     fn has_arrived(&mut self, id: LockId) {
-        // Very many come while a dataset is loaded.
+        // While a dataset is loaded, very many appear.
         if self.queues.is_empty() {
             return;
         }
@@ -230,8 +228,8 @@ impl Table {
             .extend(holders.flat_map(|token| self.queues.of(token)));
     }
 
-    /// The key of `id` was removed by something else than a lock command. The value may come back
-    /// under another key. Those who waited are to be served.
+    /// Something other than a lock command removed the key of `id`. The value may reappear under
+    /// another key. The waiters must be served.
     pub fn unlinked(&mut self, id: LockId) {
         if self.is_waited_for(id) {
             self.suspect_holders(id);
@@ -260,8 +258,8 @@ impl Table {
         if self.is_waited_for(id) {
             self.suspect_holders(id);
         }
-        // A notice about a value that was flushed long ago may come when another lock has its
-        // place.
+        // A notice about a value that was flushed long ago may arrive when another lock is at its
+        // key.
         let Some(entry) = self.slots.remove(id) else {
             return;
         };
@@ -278,22 +276,22 @@ impl Table {
         }
     }
 
-    /// The keys of a database, or of all, were flushed. Returns how long the last flushed lease may
-    /// have had to go: never less than it had.
+    /// The keys of a database, or of all, were flushed. Returns an upper bound for the remaining
+    /// time of the last flushed lease.
     pub fn flushed(&mut self, db: Option<u32>, now: Now) -> Micros {
         self.start_sweep();
         let lease_now = self.clock.at(now.mono);
         self.around_new_locks(|spaces| spaces.flush(db, lease_now))
     }
 
-    /// Two databases have changed places. Those who wait do so for the keys that stand there now.
+    /// Two databases were swapped. The waiters now wait for the keys that are there after the swap.
     pub fn swapped(&mut self, a: u32, b: u32) {
         self.start_sweep();
         self.around_new_locks(|spaces| spaces.swap(a, b));
     }
 
-    /// Databases are flushed or swapped, maybe by somebody who was called in the middle of a
-    /// decision. What that has decided and is not in the keyspace yet comes there afterwards.
+    /// Databases are flushed or swapped, possibly by another module in the middle of a decision.
+    /// What that decision has not applied to the keyspace yet is applied afterwards.
     fn around_new_locks<R>(&mut self, change: impl FnOnce(&mut Spaces) -> R) -> R {
         let mut new = Vec::new();
         for touched in &self.output.touched {
@@ -322,20 +320,20 @@ impl Table {
         result
     }
 
-    /// Every key that is waited for is to be looked at again.
+    /// Every key with waiters must be checked again.
     pub(super) fn start_sweep(&mut self) {
         self.sweep = (!self.queues.is_empty()).then(Place::default);
         self.sweeps = self.sweeps.wrapping_add(1);
     }
 
-    /// Whether keys that are waited for are still to be looked at again.
+    /// Whether keys with waiters must still be checked again.
     #[must_use]
     pub fn is_sweeping(&self) -> bool {
         self.sweep.is_some()
     }
 
-    /// Looks again at what stands at keys that are waited for, at most at this many of them; those
-    /// who wait there are to be served.
+    /// Checks again what is at keys with waiters, at most this many of them. Their waiters must
+    /// then be served.
     pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
         let looked = self.looks;
         for _ in 0..most {
@@ -347,11 +345,11 @@ impl Table {
                 return;
             };
             self.sweep = Some(next);
-            // It comes once for each request for it.
+            // A key appears once for each request for it.
             if !self.queues.is_to_be_swept(&key, self.sweeps) {
                 continue;
             }
-            // One that this decision has made is not in the keyspace yet.
+            // A key that this decision has created is not in the keyspace yet.
             let found = self
                 .lock_in_queue(&key)
                 .or_else(|| match keyspace.find(self, &key) {
@@ -372,7 +370,7 @@ impl Table {
         }
     }
 
-    /// A lock is no longer at a key that is waited for. It may be at another one.
+    /// A lock is no longer at a key with waiters. It may be at another key.
     pub(super) fn note_moved(&mut self, id: LockId) {
         let key = self.key(id);
         let queue = key.and_then(|key| self.queues.at(&key));
@@ -383,11 +381,11 @@ impl Table {
 
     /// The role of this node has changed: the one place that decides what it keeps.
     ///
-    /// What the dataset says stays: locks, fences, the lease clock, what quarantine remembers; and
-    /// so do statistics and limits. What concerns the clients of this node as a master ends: those
-    /// who wait are told to come again; a grant that could not be delivered stands, as another
-    /// master may have confirmed it to its owner; and every hold becomes an ordinary lease, as this
-    /// node no longer sees the connection of its holder.
+    /// The state of the dataset stays: locks, fences, the lease clock, the saved quarantine.
+    /// Statistics and limits stay, too. The state for the clients of a master ends. Waiters must
+    /// send their requests again. A grant that could not be delivered stays, because another master
+    /// may have confirmed it to its owner. Every hold becomes an ordinary lease, because this node
+    /// no longer sees the connection of its holder.
     pub fn role_changed(&mut self) {
         self.unblock_all();
         // Each field is named, so that a new one cannot be forgotten here.
@@ -403,11 +401,11 @@ impl Table {
             slots: _,
             spaces: _,
             wheel: _,
-            // Empty by now, except those who are leaving.
+            // Empty at this point, except for waiters that are leaving.
             queues: _,
             leaving: _,
             room_to_leave: _,
-            // Has the replies to the waiters.
+            // Contains the replies to the waiters.
             output: _,
             holds_back,
             unserved,
@@ -415,7 +413,7 @@ impl Table {
             passing,
             suspects,
             strings,
-            // Who shares which lock is as it was.
+            // The holders of shared locks do not change.
             holdings: _,
             deadlock_steps: _,
             order_steps: _,
@@ -425,7 +423,7 @@ impl Table {
             connections,
             role_changes,
             closing,
-            // Are forgotten as before.
+            // Continue to be removed in slices.
             remains: _,
             untied,
             sweep,
@@ -440,14 +438,14 @@ impl Table {
         suspects.clear();
         strings.clear();
         *undelivered = Undelivered::default();
-        // No tie counts from now on.
+        // Existing ties do not count from now on.
         *role_changes += 1;
         let closing = std::mem::take(closing).into_values().map(Closing::holds);
         let tied = std::mem::take(connections).into_values().chain(closing);
         untied.push(Untied::new(tied.flatten()));
     }
 
-    /// Keys in whose queues something has changed, for a caller that serves nobody.
+    /// Takes the keys whose queues have changed, for a caller that does not serve waiters.
     pub fn take_unserved(&mut self) -> Vec<Key> {
         self.next_up.clear();
         self.passing.clear();

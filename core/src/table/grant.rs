@@ -1,4 +1,4 @@
-//! How locks are granted, new or again: what a request may have, its fence, its lease.
+//! How locks are granted or re-entered: the checks, the fence, the lease.
 
 use super::{Denial, Granted, Table};
 use crate::fence::check_lead;
@@ -9,8 +9,8 @@ use crate::time::{LeaseTime, Now};
 use crate::token::Key;
 
 impl Table {
-    /// Checks the lease against every cap, and the wanted fence. Returns whether all keys are held
-    /// already.
+    /// Checks the lease against every cap, and the requested fence. Returns whether all keys are
+    /// held already.
     #[inline]
     pub(super) fn check_terms(
         &self,
@@ -38,9 +38,9 @@ impl Table {
         Ok(all_held)
     }
 
-    /// Grants all keys, which are available. `key` names those that have no lock yet. `waits`:
-    /// whether the owner waits for something else, if that is known; to look it up twice takes 230
-    /// instructions.
+    /// Grants all keys, which must be available. `key` returns the names of those that have no lock
+    /// yet. `waits` is whether the owner waits for something else, if that is known: a second
+    /// lookup takes 230 instructions.
     pub(super) fn grant(
         &mut self,
         locks: &[Option<LockId>],
@@ -98,7 +98,7 @@ impl Table {
         let (cap, role) = (self.limits.max_hold, self.role_changes);
         let reentered = entry.lock.change(&terms.token, |hold| {
             let bound = hold.tie().is_some_and(|tie| tie.role == role);
-            // Never over a cap: `grant` has checked that.
+            // This cannot exceed a cap: `grant` has checked that.
             let _ = hold.renew(now, terms.ttl, cap);
             hold.reenter(u32::from(!terms.once));
             hold.note(terms);

@@ -1,19 +1,19 @@
 //! Waiters that leave their queues without a grant: cancelled, unblocked, timed out, disconnected.
 //!
-//! To leave costs as much as the request has keys, and very many may leave at once. So only those
-//! of about [`AT_ONCE`] keys leave in one decision. The others are noted: they are granted nothing
-//! and keep nobody waiting from then on, and leave in slices ([`Table::time_out`]).
+//! Leaving costs time for each key of the request, and very many waiters may leave at once. So in
+//! one decision, only waiters for about [`AT_ONCE`] keys leave. The others are noted: from then on
+//! they are granted nothing and make nobody wait, and they leave in slices ([`Table::time_out`]).
 
 use super::{Answer, Table};
 use crate::queue::{Left, WaiterId};
 use crate::time::Now;
 use crate::token::{Key, Token};
 
-/// Waiters for this many keys leave in one decision.
+/// The number of keys whose waiters leave in one decision.
 pub(super) const AT_ONCE: usize = 128;
 
 impl Table {
-    /// Takes a waiter out of its queues. Those behind it may be next.
+    /// Removes a waiter from its queues. The waiters behind it may be next.
     pub(super) fn leave(&mut self, id: WaiterId) -> Option<Left> {
         let mut left = self.queues.leave(id)?;
         if !left.owner_waits {
@@ -23,8 +23,8 @@ impl Table {
             self.leaving.remove(&id);
         }
         for lock in left.emptied.drain(..) {
-            // A queue that was not swept yet after a swap of databases names a lock that has moved
-            // to another queue.
+            // After a swap of databases, a queue that was not checked yet names a lock that has
+            // moved to another queue.
             if self.sweep.is_some() {
                 self.note_moved(lock);
             } else {
@@ -32,7 +32,7 @@ impl Table {
             }
         }
         for (key, next) in left.waiter.keys.iter().zip(&left.next) {
-            // The queue is noted when those at its head have left, too.
+            // The queue is noted when the waiters at its head have also left.
             if next.is_some_and(|next| !self.is_leaving(next)) {
                 self.unserved.insert(key.clone());
             }
@@ -40,7 +40,7 @@ impl Table {
         Some(left)
     }
 
-    /// Removes a waiter from its queues and gives the reason.
+    /// Removes a waiter from its queues, and replies with the reason.
     pub(super) fn dismiss(&mut self, id: WaiterId, answer: Answer) {
         if self.leave(id).is_some() {
             self.counters.denials += u64::from(answer == Answer::Nothing);
@@ -48,8 +48,8 @@ impl Table {
         }
     }
 
-    /// Removes a waiter from its queues, at once if not too many leave, and gives the reason, if it
-    /// is still connected.
+    /// Removes a waiter from its queues, at once if not too many leave, and replies with the reason
+    /// if it is still connected.
     fn let_leave(&mut self, id: WaiterId, answer: Option<Answer>) {
         let Some(waiter) = self.queues.get(id) else {
             return;
@@ -70,12 +70,12 @@ impl Table {
         }
     }
 
-    /// Whether a waiter has left, as far as it counts for others.
+    /// Whether a waiter has left, as far as others are concerned.
     pub(super) fn is_leaving(&self, id: WaiterId) -> bool {
         !self.leaving.is_empty() && self.leaving.contains_key(&id)
     }
 
-    /// Whether waiters are still to be taken out of their queues.
+    /// Whether waiters must still be removed from their queues.
     #[must_use]
     pub fn has_leaving(&self) -> bool {
         !self.leaving.is_empty()
@@ -121,14 +121,14 @@ impl Table {
         }
     }
 
-    /// All waiters are unblocked, to send their requests again.
+    /// Unblocks all waiters, so that they send their requests again.
     pub fn unblock_all(&mut self) {
         for id in self.queues.ids() {
             self.let_leave(id, Some(Answer::Unblocked));
         }
     }
 
-    /// The waiters of `key` are unblocked, to send their requests again.
+    /// Unblocks the waiters of `key`, so that they send their requests again.
     pub fn unblock_queue(&mut self, key: &Key) {
         let queue = self.queues.at(key).into_iter();
         let ids = queue.flat_map(|queue| queue.waiting.iter().copied());

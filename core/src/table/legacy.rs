@@ -1,8 +1,8 @@
 //! Strings at keys that somebody waits for: locks of clients that use `SET key token NX PX ttl`.
 //!
-//! A string that was seen counts as taken until it may be gone: it was changed
-//! ([`Table::string_has_changed`]), or its time is up. Then it is due ([`Table::strings_due`]), and
-//! the key is looked at again ([`Table::string_may_be_gone`]). So the caller can first find out
+//! A string that was seen counts as a lock until it may be gone: it was changed
+//! ([`Table::string_has_changed`]), or it has expired. Then it is due ([`Table::strings_due`]), and
+//! the key is checked again ([`Table::string_may_be_gone`]). So the caller can first find out
 //! whether a key is gone or has moved to another node of a cluster.
 
 use std::collections::BTreeSet;
@@ -13,20 +13,20 @@ use super::Table;
 use crate::time::{Micros, MonoTime};
 use crate::token::Key;
 
-/// The longest time between two looks at a string. Not every change of a key is reported.
+/// The longest time between two checks of a string. Not every change of a key is reported.
 const LOOK_AGAIN: Micros = Micros(1_000_000);
 
-/// Room for so many is kept when there are none any more: maps do not shrink by themselves.
+/// The capacity that an empty map keeps: maps do not shrink by themselves.
 const KEPT: usize = 1024;
 
 /// A string at a key, which counts as a lock of a client that does not know this module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LegacyString {
-    /// When it is gone by itself, on the monotonic clock; none if it has no TTL.
+    /// When it expires, on the monotonic clock; none if it has no TTL.
     pub end: Option<MonoTime>,
 }
 
-/// The strings that were seen, and when to look at each of them again.
+/// The strings that were seen, and when to check each of them again.
 #[derive(Debug, Default)]
 pub(super) struct Strings {
     looks: HashMap<Key, MonoTime>,
@@ -51,7 +51,7 @@ impl Strings {
         self.by_time.insert((look, key.clone()));
     }
 
-    /// Nothing is known about `key` any more; whether a string was seen there.
+    /// Forgets what is known about `key`. Returns whether a string was seen there.
     pub(super) fn remove(&mut self, key: &Key) -> bool {
         if self.is_empty() {
             return false;
@@ -65,7 +65,7 @@ impl Strings {
         self.by_time.remove(&(look, key))
     }
 
-    /// The string at `key` is to be looked at as soon as possible.
+    /// The string at `key` must be checked as soon as possible.
     pub(super) fn look_now(&mut self, key: &Key) {
         let now = MonoTime(0);
         if self.looks.get(key).is_some_and(|look| *look != now) && self.remove(key) {
@@ -80,21 +80,21 @@ impl Strings {
 }
 
 impl Table {
-    /// Keys whose strings are to be looked at, at most this many. Call
-    /// [`Table::string_may_be_gone`] for each.
+    /// Keys whose strings must be checked, at most this many. Call [`Table::string_may_be_gone`]
+    /// for each.
     #[must_use]
     pub fn strings_due(&self, most: usize, now: MonoTime) -> Vec<Key> {
         let due = self.strings.by_time.iter().take_while(|(at, _)| *at <= now);
         due.take(most).map(|(_, key)| key.clone()).collect()
     }
 
-    /// When to look at a string next.
+    /// When to check a string next.
     #[must_use]
     pub fn next_look(&self) -> Option<MonoTime> {
         self.strings.by_time.first().map(|(at, _)| *at)
     }
 
-    /// Whether somebody waits until the string at `key` is gone.
+    /// Whether somebody waits for the string at `key` to go away.
     #[must_use]
     pub fn waits_for_string(&self, key: &Key) -> bool {
         self.strings.contains(key)
@@ -105,8 +105,7 @@ impl Table {
         self.strings.look_now(key);
     }
 
-    /// The string at `key` was changed, or its time is up: the key is looked at when its queue is
-    /// served.
+    /// The string at `key` was changed or has expired: the key is checked when its queue is served.
     pub fn string_may_be_gone(&mut self, key: &Key) {
         if self.strings.remove(key) && self.queues.at(key).is_some() {
             self.unserved.insert(key.clone());

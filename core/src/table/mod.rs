@@ -53,7 +53,7 @@ use crate::token::{Key, Token};
 use crate::wheel::Wheel;
 use crate::wire::{self, Header};
 
-/// What the configuration limits.
+/// The configured limits.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// `lock.max-hold`.
@@ -65,7 +65,7 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// Those of a node that is not configured.
+    /// The defaults.
     pub const DEFAULT: Self = Self {
         max_hold: None,
         max_waiters: 10_000,
@@ -73,7 +73,7 @@ impl Limits {
     };
 }
 
-/// What stands at a key.
+/// The value of a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Nothing.
@@ -86,16 +86,15 @@ pub enum Found {
     Other,
 }
 
-/// The keyspace, as far as core has to ask it: before a waiter is granted a key at which no lock
+/// The keyspace, as core needs it: it is queried before a waiter is granted a key at which no lock
 /// was seen.
 pub trait Keyspace {
-    /// What stands at `key`.
-    /// Callbacks that come meanwhile may read `table`.
+    /// The value of `key`. Callbacks during this call may read `table`.
     fn find(&mut self, table: &Table, key: &Key) -> Found;
 }
 
-/// This many ended holds are taken off a shared lock in one decision: with what else it may change,
-/// fewer than [`PARTS`].
+/// The number of ended holds that one decision removes from a shared lock. Together with its other
+/// changes, they are fewer than [`PARTS`].
 const TAKEN_AT_ONCE: usize = 32;
 
 /// One lock with its key.
@@ -105,15 +104,16 @@ struct Entry {
     key: Key,
     lock: Lock,
     generation: u32,
-    /// Where it is in the output's list, or 0: see [`output::place`].
+    /// Its place in the output's list, or 0: see [`output::place`].
     touch: u16,
-    /// Whether the key is in the keyspace, as far as is known.
+    /// Whether the key is in the keyspace, as far as it is known.
     attached: bool,
     /// Whether somebody waits for the key.
     queued: bool,
 }
 
-/// A lock of one owner is all in here, so this is the memory of a lock: see docs/PERFORMANCE.md.
+/// A lock with one owner is stored entirely in here, so this is the memory of a lock: see
+/// docs/PERFORMANCE.md.
 const _: () = assert!(size_of::<Option<Entry>>() == 112);
 
 impl Numbered for Entry {
@@ -132,21 +132,20 @@ impl Entry {
 /// All locks of a node.
 #[derive(Debug)]
 pub struct Table {
-    /// What has been counted.
+    /// The counters.
     pub counters: Counters,
     /// How long waiters waited until the grant.
     pub wait_times: Histogram,
     /// How long holds lasted.
     pub hold_times: Histogram,
-    /// What the configuration limits.
+    /// The configured limits.
     pub limits: Limits,
-    /// Whether grants may have been forgotten.
+    /// Whether grants may have been lost.
     pub quarantine: Quarantine,
     /// Whether replicas confirm that this node is the only master; none while no replicas are
     /// needed.
     pub replication: Option<ReplicationLease>,
-    /// Whether nobody is granted anything for now, because the server would refuse a command that
-    /// did.
+    /// Whether nothing is granted for now, because the server would refuse such a command.
     pub holds_back: bool,
     fences: FenceCounter,
     clock: LeaseClock,
@@ -154,44 +153,43 @@ pub struct Table {
     spaces: Spaces,
     wheel: Wheel,
     queues: Queues,
-    /// Keys in whose queues something has changed, to be served when writing is allowed.
+    /// Keys whose queues have changed. They are served when writing is allowed.
     unserved: SmallSet<Key>,
-    /// Waiters whose owner has just been granted something: a re-entry may be next.
+    /// Waiters whose owner has just been granted something: they may be able to re-enter.
     next_up: SmallSet<WaiterId>,
     /// Waiters that may overtake the first one in the queue of this key: they are next there.
     passing: SmallSet<(WaiterId, Key)>,
-    /// Owners that wait, and whose waits may have become part of a deadlock since they were
-    /// searched for one.
+    /// Waiting owners whose waits may have become part of a deadlock since the last search.
     suspects: SmallSet<Token>,
-    /// Waiters that are still to be removed from their queues, with their replies.
+    /// Waiters that must still be removed from their queues, with their replies.
     leaving: BTreeMap<WaiterId, Option<Answer>>,
-    /// Waiters for this many keys may leave in this decision.
+    /// The number of keys whose waiters may still leave in this decision.
     room_to_leave: usize,
-    /// Strings at keys that are waited for.
+    /// Strings at keys with waiters.
     strings: Strings,
     holdings: Holdings,
     deadlock_steps: u64,
     order_steps: Cell<u64>,
-    /// How many places ahead of others were looked at in queues.
+    /// How many places in queues were visited.
     places_seen: Cell<u64>,
     looks: u64,
-    /// Grants that are on their way.
+    /// Grants that are not delivered yet.
     undelivered: Undelivered,
-    /// The holds that end with a connection.
+    /// Ephemeral holds by connection.
     connections: HashMap<u64, BTreeSet<(LockId, Token)>>,
     /// How often the role of this node has changed.
     role_changes: u32,
     /// The connections that have closed, and their holds that have not been ended yet.
     closing: BTreeMap<u64, Closing>,
-    /// The holders of shared locks that have gone and are not forgotten yet.
+    /// The holders of removed shared locks that are not freed yet.
     remains: Vec<Remains>,
-    /// Where ties of earlier roles are still noted.
+    /// Ties of earlier roles that are not freed yet.
     untied: Vec<Untied>,
-    /// Every key that is waited for is to be looked at again, from this place of the queue on.
+    /// The position of a check of every key with waiters, if one is in progress.
     sweep: Option<Place>,
-    /// How often that was begun.
+    /// How many such checks have begun.
     sweeps: u32,
-    /// In a place of its own, so that it is handed over without being copied.
+    /// Boxed, so that it is handed over without a copy.
     output: Box<Output>,
 }
 
@@ -237,7 +235,7 @@ impl Table {
         }
     }
 
-    /// Begins to count again.
+    /// Resets the counters.
     pub fn reset_statistics(&mut self) {
         self.counters = Counters::default();
         self.wait_times = Histogram::default();
@@ -250,7 +248,7 @@ impl Table {
         self.spaces.standing()
     }
 
-    /// How many locks are known: those included that have lost their keys and are not forgotten.
+    /// How many locks are known, including those that have lost their keys and are not freed yet.
     #[must_use]
     pub fn known_locks(&self) -> usize {
         self.slots.len()
@@ -262,14 +260,14 @@ impl Table {
         self.queues.len()
     }
 
-    /// One of the keys that somebody waits for.
+    /// One of the keys with waiters.
     #[must_use]
     pub fn some_waited_key(&self) -> Option<&Key> {
         self.queues.keys().next()
     }
 
-    /// Why the node grants nothing now, and for how long as far as that is known; none
-    /// while it grants.
+    /// Why the node grants nothing now, and for how long, as far as it is known; none while it
+    /// grants.
     #[must_use]
     pub fn pause(&self, now: MonoTime) -> Option<(Micros, Reason)> {
         let lease = self.replication.as_ref().and_then(|lease| lease.left(now));
@@ -295,19 +293,19 @@ impl Table {
         self.slots.get(id).map(|entry| &entry.lock)
     }
 
-    /// The key of `id`, unless it stands nowhere.
+    /// The key of `id`; none if it has lost its key.
     #[must_use]
     pub fn key(&self, id: LockId) -> Option<Key> {
         self.spaces.outside(&self.slots.get(id)?.key)
     }
 
-    /// Whether the value of `id` stands at its key, as far as is known.
+    /// Whether the value of `id` is at its key, as far as it is known.
     #[must_use]
     pub fn is_attached(&self, id: LockId) -> bool {
         self.slots.get(id).is_some_and(|entry| entry.attached)
     }
 
-    /// Whether `id` stands at this key.
+    /// Whether `id` is at this key.
     #[must_use]
     pub fn is_at(&self, id: LockId, db: u32, name: &[u8]) -> bool {
         let entry = self.slots.get(id);
@@ -327,12 +325,12 @@ impl Table {
             return None;
         }
         let key = self.spaces.outside(&entry.key)?;
-        // While nothing has moved, the entry itself says it.
+        // While nothing has moved, the entry itself has the answer.
         let is_waited_for = self.sweep.is_none() || self.queues.at(&key).is_some();
         is_waited_for.then_some(key)
     }
 
-    /// The lock at a key that is waited for, as far as is known.
+    /// The lock at a key with waiters, as far as it is known.
     fn lock_in_queue(&self, key: &Key) -> Option<LockId> {
         self.lock_of(self.queues.at(key)?, key)
     }
@@ -345,13 +343,13 @@ impl Table {
         is_there.then_some(id)
     }
 
-    /// What the lease clock shows.
+    /// The time of the lease clock.
     #[must_use]
     pub fn lease_now(&self, mono: MonoTime) -> LeaseTime {
         self.clock.at(mono)
     }
 
-    /// Bytes of `id`'s lock, its key's second copy included.
+    /// Bytes of the lock of `id`, including the second copy of its key.
     #[must_use]
     pub fn memory(&self, id: LockId) -> usize {
         self.slots.get(id).map_or(0, |entry| {
@@ -359,7 +357,7 @@ impl Table {
         })
     }
 
-    /// How many wait for `key`, and since when the first of them does.
+    /// The number of waiters for `key`, and since when the first one waits.
     #[must_use]
     pub fn waiting_for(&self, key: &Key) -> Option<(usize, MonoTime)> {
         let queue = self.queues.at(key)?;
@@ -378,7 +376,7 @@ impl Table {
         waiters.map(AsRef::as_ref).take(count)
     }
 
-    /// What every effect begins with.
+    /// The header of every effect.
     #[must_use]
     pub fn header(&self) -> Header {
         Header {
@@ -387,7 +385,7 @@ impl Table {
         }
     }
 
-    /// The effect that makes a key what it is now: with all of this lock, or empty.
+    /// The effect that recreates the current state of a key: the whole lock, or nothing.
     #[must_use]
     pub fn whole_effect(&self, lock: Option<LockId>, mono: MonoTime) -> Vec<u8> {
         let mut effect = Vec::new();
@@ -398,13 +396,13 @@ impl Table {
         effect
     }
 
-    /// Takes in the header of an effect or an RDB file.
+    /// Applies the header of an effect or an RDB file.
     pub fn take_in(&mut self, header: Header) {
         self.raise_fence(header.fence);
         self.quarantine.remember(header.quarantine);
     }
 
-    /// A lock for a key at which there is none yet.
+    /// Creates a lock for a key that has none yet.
     fn new_lock(&mut self, key: Key, lock: Lock) -> LockId {
         let queued = self.may_have_queues() && self.queues.at(&key).is_some();
         let waited_for = queued.then(|| key.clone());
@@ -424,15 +422,14 @@ impl Table {
         id
     }
 
-    /// Whether somebody may wait for a key at which there is no lock. Who waits for one key waits
-    /// for a lock that is there, unless it was just removed.
+    /// Whether somebody may wait for a key without a lock. A request for one key waits for a lock
+    /// that exists, unless it was just removed.
     fn may_have_queues(&self) -> bool {
         let waits_without_lock = self.queues.has_several_keys() || !self.strings.is_empty();
         waits_without_lock || self.has_unserved() || self.sweep.is_some()
     }
 
-    /// A hold has ended: what is kept about it elsewhere ends too. `known`: see
-    /// [`Entry::is_known`].
+    /// A hold has ended: removes it from all indexes. `known`: see [`Entry::is_known`].
     fn ended(&mut self, id: LockId, hold: &Hold, known: bool, now: LeaseTime) {
         self.hold_times.record(now.since(hold.granted));
         if known {

@@ -1,4 +1,5 @@
-//! Who may overtake whom in a queue: only the owner of something that those ahead wait for.
+//! Which request may overtake which in a queue: only the owner of something that the requests ahead
+//! wait for.
 
 use foldhash::HashSet;
 
@@ -10,8 +11,8 @@ use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
 impl Table {
-    /// Whether somebody stands in the queue of `key`, before `place`, whom `token` may not go past.
-    /// `passed` is for one request: those whom it may overtake, as far as they are known.
+    /// Whether the queue of `key` has a waiter before `place` that `token` may not overtake.
+    /// `passed` is for one request: the waiters that it may overtake, as far as they are known.
     pub(super) fn is_behind(
         &self,
         key: &Key,
@@ -41,7 +42,7 @@ impl Table {
         })
     }
 
-    /// How many keys or holds were looked at so far to decide which request may overtake which.
+    /// How many keys or holds were visited so far to decide which request may overtake which.
     #[must_use]
     pub fn order_steps(&self) -> u64 {
         self.order_steps.get()
@@ -51,9 +52,8 @@ impl Table {
         self.order_steps.set(self.order_steps.get() + steps as u64);
     }
 
-    /// Whether a waiter waits for something that another owner, `token`, holds: then it is not
-    /// ahead of that owner. Looks at the keys of the waiter or at the holds of the owner, whichever
-    /// are fewer.
+    /// Whether a waiter waits for something that another owner, `token`, holds: then that owner may
+    /// overtake it. Visits the keys of the waiter or the holds of the owner, whichever are fewer.
     pub(super) fn waits_for(
         &self,
         id: WaiterId,
@@ -90,9 +90,9 @@ impl Table {
         })
     }
 
-    /// Notes those in the queue of `key` who may hold another key that its first waiter waits for:
-    /// they are to be looked at. Looks at the keys of the first waiter or at those behind it,
-    /// whichever are fewer.
+    /// Notes the waiters in the queue of `key` that may hold another key that its first waiter
+    /// waits for: they must be checked. Visits the keys of the first waiter or the waiters behind
+    /// it, whichever are fewer.
     pub(super) fn note_passing(&mut self, head: WaiterId, key: &Key) {
         let Some(first) = self.queues.get(head).filter(|head| head.keys.len() > 1) else {
             return;

@@ -1,4 +1,5 @@
-//! What follows from a decision: which keys change and how, what is replicated, who is answered.
+//! The output of a decision: which keys change and how, what is replicated, and which waiters get
+//! replies.
 
 use super::{Answer, Table, leaving};
 use crate::lock::Lock;
@@ -23,61 +24,61 @@ pub struct Events {
     pub acquired: u32,
 }
 
-/// Changed holds of a shared lock that are written one by one.
+/// The most changed holds of a shared lock that are written one by one.
 const PARTS: usize = 160;
 
-/// The largest effect whose memory is used again.
+/// The largest effect whose memory is reused.
 const KEPT: usize = 64 * 1024;
 
 /// What a decision means for the key of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Presence {
-    /// The key is to be made.
+    /// The key must be created.
     New,
     /// The key stays; its lock has changed in place.
     Kept,
-    /// The key is to be deleted.
+    /// The key must be deleted.
     Gone,
 }
 
 /// One lock that a decision has changed.
 #[derive(Debug)]
 pub struct Touched {
-    /// The lock. It names nothing any more if it is gone.
+    /// The lock. The handle is invalid if the lock is gone.
     pub id: LockId,
-    /// Where it was, if it is gone; [`Table::key`] has it for the others.
+    /// Its key, if the lock is gone; [`Table::key`] has it for the others.
     pub gone_from: Option<Key>,
-    /// What becomes of the key.
+    /// What happens to the key.
     pub presence: Presence,
-    /// Where in [`Output::effect`] the change to replicate is.
+    /// The range of [`Output::effect`] with the change to replicate.
     pub change: std::ops::Range<usize>,
     /// The events to send about it.
     pub events: Events,
-    /// The holds that changed, if the lock is shared and need not be written whole.
+    /// The holds that changed, if the lock is shared and is not written as a whole.
     changed: Vec<Token>,
     pub(super) whole: bool,
     pub(super) end_before: Option<LeaseTime>,
 }
 
-/// What follows from a decision.
+/// The consequences of a decision.
 #[derive(Debug, Default)]
 pub struct Output {
     /// The locks that changed, each once.
     pub touched: Vec<Touched>,
-    /// The effect to replicate: its header, and the changes behind it. Empty if nobody listens.
+    /// The effect to replicate: its header, followed by the changes. Empty if nobody listens.
     pub effect: Vec<u8>,
     /// Where the changes begin.
     pub header_len: usize,
     /// Which waiter gets which reply.
     pub answers: Vec<(WaiterId, Answer)>,
-    /// The first of the leases that end sooner than known before, on the monotonic clock.
+    /// The earliest end of a lease that is new or ends earlier than before, on the monotonic clock.
     pub soonest_end: Option<MonoTime>,
-    /// Leases that have ended and were not reported at once: at which key, and how many.
+    /// Leases that ended without an immediate report: the key, and the number.
     pub ended_before: Vec<(Key, u32)>,
 }
 
 impl Output {
-    /// Nothing follows.
+    /// No consequences.
     #[must_use]
     pub const fn new() -> Self {
         Self {
@@ -90,7 +91,7 @@ impl Output {
         }
     }
 
-    /// Forgets everything but the memory; of a lock with very many holders that, too.
+    /// Clears everything but keeps the memory, unless it is very much.
     pub fn clear(&mut self) {
         self.touched.clear();
         self.effect.clear();
@@ -101,20 +102,20 @@ impl Output {
     }
 }
 
-/// When the caller has to let the table go on, without being asked by a client.
+/// When the caller must call the table again, without a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wake {
     /// At this moment, on the monotonic clock.
     At(MonoTime),
-    /// As soon as the caller has done with what it is doing.
+    /// As soon as the caller has finished its current work.
     Soon,
 }
 
-/// Stands for every place from the one before it on: what is there is looked for.
+/// Means a place of at least this number minus one, which must be searched for.
 const FAR: u16 = u16::MAX;
 
-/// Where a lock is in the list, if its [`Entry::touch`] says that it is there: 1 + its place, as
-/// far as two bytes can say. Four would make every lock larger by eight.
+/// The place of a lock in the list, from its [`Entry::touch`]: 1 + its place, as far as two bytes
+/// are enough. Four bytes would make every lock larger by eight.
 pub(super) fn place(list: &[Touched], id: LockId, touch: u16) -> Option<usize> {
     let near = usize::from(touch).checked_sub(1)?;
     if touch != FAR {
@@ -125,7 +126,7 @@ pub(super) fn place(list: &[Touched], id: LockId, touch: u16) -> Option<usize> {
 }
 
 impl Table {
-    /// Whether the last calls have led to something.
+    /// Whether the last calls have consequences.
     #[must_use]
     pub fn has_output(&self) -> bool {
         let Output {
@@ -137,7 +138,7 @@ impl Table {
         !(touched.is_empty() && answers.is_empty() && ended_before.is_empty())
     }
 
-    /// Whether the last calls have led to nothing but this: nobody holds the lock any more.
+    /// Whether the only consequence of the last calls is that nobody holds the lock any more.
     #[must_use]
     pub fn only_frees(&self, id: LockId) -> bool {
         let Output {
@@ -151,17 +152,22 @@ impl Table {
         only && is_free && answers.is_empty() && ended_before.is_empty()
     }
 
-    /// Takes what the last calls have led to; with the effect, if somebody listens. `spare` is an
-    /// earlier output that was applied and cleared: its memory is used again.
-    pub fn take_output(&mut self, now: Now, listened_to: bool, spare: Box<Output>) -> Box<Output> {
+    /// Takes the consequences of the last calls, with the effect if somebody listens. `reusable` is
+    /// an earlier output that was applied and cleared: its memory is reused.
+    pub fn take_output(
+        &mut self,
+        now: Now,
+        listened_to: bool,
+        reusable: Box<Output>,
+    ) -> Box<Output> {
         self.finish(now, listened_to);
         self.room_to_leave = leaving::AT_ONCE;
-        std::mem::replace(&mut self.output, spare)
+        std::mem::replace(&mut self.output, reusable)
     }
 
-    /// When the caller of a decision has to let the table go on: the first lease of its output
-    /// ends, a string is to be looked at, more can be served, or waiters are still leaving. What
-    /// was known before has its alarm.
+    /// When the caller of a decision must call the table again: the first lease of its output ends,
+    /// a string must be checked, more waiters can be served, or waiters are still leaving. Earlier
+    /// deadlines have their alarm already.
     #[must_use]
     pub fn wake(&self, output: Option<&Output>, now: Now) -> Option<Wake> {
         if self.has_more_to_serve(now) || self.has_leaving() {
@@ -198,7 +204,7 @@ impl Table {
         self.output.touched.get_mut(place)
     }
 
-    /// What has happened to a lock in this decision so far.
+    /// The events of a lock in this decision so far.
     pub(super) fn touched(&self, id: LockId) -> Option<&Touched> {
         let touch = self.slots.get(id)?.touch;
         self.output
@@ -206,12 +212,12 @@ impl Table {
             .get(place(&self.output.touched, id, touch)?)
     }
 
-    /// Notes that the hold of `token` in a lock is about to change, and how that is reported.
+    /// Notes that the hold of `token` in a lock is about to change, and which event reports it.
     pub(super) fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
         if let Some(touched) = self.touch(id) {
             tell(&mut touched.events);
-            // Past some changes the whole lock is as cheap to write, and looking for doubles is
-            // not.
+            // After some changes, writing the whole lock is as cheap, and searching for duplicates
+            // is not.
             if touched.changed.len() >= PARTS {
                 touched.whole = true;
             } else if !touched.whole && !touched.changed.contains(token) {
@@ -220,8 +226,8 @@ impl Table {
         }
     }
 
-    /// Writes down what became of each touched lock, removes those that nobody holds any more, and
-    /// sets deadlines.
+    /// Records the result for each touched lock, removes locks that nobody holds any more, and sets
+    /// deadlines.
     fn finish(&mut self, now: Now, listened_to: bool) {
         let lease_now = self.clock.at(now.mono);
         let mut effect = std::mem::take(&mut self.output.effect);

@@ -1,4 +1,4 @@
-//! What is left of very many holds that are over: it is forgotten in slices.
+//! The data of very many holds that are over: it is freed in slices.
 
 use super::{Entry, TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
@@ -7,7 +7,7 @@ use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 use crate::wire::Change;
 
-/// The holders of a shared lock that are not forgotten yet.
+/// The holders of a shared lock that are not freed yet.
 #[derive(Debug)]
 pub(super) struct Remains {
     id: LockId,
@@ -18,7 +18,7 @@ pub(super) struct Remains {
     told_at: Option<Key>,
 }
 
-/// Holds that are no longer tied to a connection, and were noted to be.
+/// Holds that were tied to a connection and are not any more.
 pub(super) struct Untied(Box<dyn Iterator<Item = (LockId, Token)> + Send>);
 
 impl Untied {
@@ -34,7 +34,7 @@ impl std::fmt::Debug for Untied {
 }
 
 impl Table {
-    /// Every lease of a lock that very many hold has ended: it is free at once.
+    /// Every lease of a lock with very many holders has ended: it is free at once.
     pub(super) fn discard_ended(&mut self, id: LockId, now: LeaseTime) {
         self.note_room(id);
         if self.is_waited_for(id) {
@@ -57,9 +57,9 @@ impl Table {
         });
     }
 
-    /// A lock is no longer what it was: what is remembered of its holders is forgotten, later if
-    /// they are many. `known`: see [`super::Entry::is_known`]. `ended`: when their holds ended, if
-    /// that counts.
+    /// A lock was removed or replaced: the data of its holders is freed, later if there are many.
+    /// `known`: see [`super::Entry::is_known`]. `ended`: when their holds ended, if that is
+    /// counted.
     pub(super) fn forget_holders(
         &mut self,
         id: LockId,
@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    /// A change is about to replace a lock that very many hold.
+    /// A change is about to replace a lock with very many holders.
     pub(super) fn make_way(&mut self, id: LockId, change: &Change) {
         let Some(entry) = self.slots.get_mut(id) else {
             return;
@@ -100,13 +100,13 @@ impl Table {
         }
     }
 
-    /// Whether something is still to be forgotten.
+    /// Whether data must still be freed.
     #[must_use]
     pub fn has_remains(&self) -> bool {
         !(self.remains.is_empty() && self.untied.is_empty())
     }
 
-    /// Forgets what is left of holds that are over, of at most this many.
+    /// Frees the data of holds that are over, at most this many.
     pub fn clear_remains(&mut self, most: usize) {
         if let Some(Untied(holds)) = self.untied.last_mut()
             && holds.take(most).count() < most
@@ -138,7 +138,7 @@ impl Table {
     }
 
     fn forget_holder(&mut self, id: LockId, hold: &Hold) {
-        // It may have the same lock again by now, in another mode or by another connection.
+        // It may hold the same lock again, in another mode or from another connection.
         let entry = self.slots.get(id);
         let again = entry.and_then(|entry| entry.lock.hold(&hold.token));
         let is_known = again.is_some() && entry.is_some_and(Entry::is_known);

@@ -78,7 +78,7 @@ impl Table {
         }
     }
 
-    /// Releases one hold, or all of them. Returns how many, 0 if the token holds none.
+    /// Releases one hold, or all of them. Returns how many; 0 if the token holds none.
     pub fn release(
         &mut self,
         want: &Wanted<'_>,
@@ -149,7 +149,7 @@ impl Table {
             return Extended::Denied(Denial::Fence(error));
         }
         let (lease_now, cap) = (self.clock.at(now.mono), self.limits.max_hold);
-        // An earlier change stays: the connection of an ephemeral hold may have closed.
+        // Do not discard an earlier change: the connection of an ephemeral hold may have closed.
         let was_touched = self.slots.get(id).is_some_and(|entry| entry.touch != 0);
         self.touch_hold(id, token, |_| ());
         let Some(entry) = self.slots.get_mut(id) else {
@@ -209,7 +209,7 @@ impl Table {
         };
         let known = entry.is_known();
         let lock = std::mem::take(&mut entry.lock);
-        // If there were very many, the leases of some may have ended before.
+        // If there are very many holders, the leases of some may have ended before.
         let holders = lock.live_holders(lease_now) as u64;
         self.counters.forced += holders;
         self.counters.expiries += lock.holders() as u64 - holders;
@@ -217,7 +217,7 @@ impl Table {
         holders
     }
 
-    /// Whether `token` holds the lock at this moment, and the node may say so.
+    /// Whether `token` holds the lock at this moment.
     ///
     /// # Errors
     /// In quarantine.
@@ -253,7 +253,7 @@ impl Table {
         if let [want] = wanted {
             return SmallList::One(want.lock.filter(|lock| settle(*lock)));
         }
-        // All of them first: removing a lease may lead to a grant of another key.
+        // All keys come first, because removing a lease may cause a grant of another key.
         for want in wanted {
             want.lock.map(&mut settle);
         }
@@ -364,14 +364,14 @@ impl Table {
         for (key, want) in keys.iter().zip(wanted) {
             match want.string {
                 Some(string) => self.strings.insert(key, string, now.mono),
-                // One that was seen there earlier is gone.
+                // A string that was seen there earlier is gone.
                 None => self.string_may_be_gone(key),
             }
         }
         Ok(id)
     }
 
-    /// The lock was not changed after all.
+    /// Notes that the lock was not changed.
     fn untouch(&mut self, id: LockId) {
         if let Some(entry) = self.slots.get_mut(id)
             && let Some(last) = self.output.touched.last()

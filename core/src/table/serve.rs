@@ -1,5 +1,4 @@
-//! How waiters are served: in order of arrival on every key, none past another, all keys of
-//! a request at once.
+//! How waiters are served: in order of arrival on every key, and all keys of a request at once.
 
 use std::sync::Arc;
 
@@ -13,7 +12,7 @@ use crate::small::SmallList;
 use crate::time::{LeaseTime, Now};
 use crate::token::{Key, Token};
 
-/// When waiters for this many keys were looked at, the others are left for the next decision.
+/// After visits to waiters for this many keys, the others are left for the next decision.
 const LOOKED_AT_ONCE: u64 = 64;
 
 /// This many comparisons of which request may overtake which take as long as one visit.
@@ -22,14 +21,14 @@ const ORDER_STEPS_IN_A_LOOK: u64 = 4;
 /// This many places of others in a queue can be read in the time of one visit.
 const PLACES_IN_A_LOOK: u64 = 32;
 
-/// Whether a waiter can have one key now, and the lock that is there.
+/// Whether one key is available for a waiter now, and the lock that is there.
 enum Look {
     Comes(Option<LockId>),
     NotYet,
 }
 
-/// A key to be looked at for a waiter, and what is known of it: a hand-over asks for its queue and
-/// lock once, which saves 400 instructions.
+/// A key to check for a waiter, and what is known about it: a hand-over looks up its queue and lock
+/// once, which saves 400 instructions.
 #[derive(Clone, Copy)]
 struct Changed<'a> {
     key: &'a Key,
@@ -40,7 +39,7 @@ struct Changed<'a> {
 }
 
 impl<'a> Changed<'a> {
-    /// A key of which nothing is known.
+    /// A key about which nothing is known.
     fn at(key: &'a Key) -> Self {
         Self {
             key,
@@ -50,7 +49,7 @@ impl<'a> Changed<'a> {
     }
 }
 
-/// Whether a waiter can have its locks now.
+/// Whether the locks of a waiter are available now.
 enum Turn {
     Comes(SmallList<Option<LockId>>),
     NotYet,
@@ -58,9 +57,8 @@ enum Turn {
 }
 
 impl Table {
-    /// Takes ended leases off a lock, and serves its queue if that made room. Says whether the lock
-    /// still is one. No more than [`TAKEN_AT_ONCE`] are taken off, but that of `token` is among
-    /// them.
+    /// Removes ended leases from a lock, and serves its queue if that made room. Returns whether
+    /// the lock still exists. At most [`TAKEN_AT_ONCE`] are removed, including that of `token`.
     pub(super) fn settle(
         &mut self,
         id: LockId,
@@ -80,7 +78,7 @@ impl Table {
         true
     }
 
-    /// [`Table::settle`]; what follows for waiters is noted, not done.
+    /// [`Table::settle`], which only notes the consequences for waiters.
     pub(super) fn settle_silently(&mut self, id: LockId, token: &Token, now: Now) {
         let lease_now = self.clock.at(now.mono);
         let first_end = self.lock(id).and_then(Lock::first_end);
@@ -89,8 +87,8 @@ impl Table {
         }
     }
 
-    /// Takes off what has ended, so far that what is left of it makes no difference to `token`;
-    /// what follows for waiters is noted, not done.
+    /// Removes ended leases until the rest makes no difference to `token`. It only notes the
+    /// consequences for waiters.
     pub(super) fn take_off_what_ended(&mut self, id: LockId, token: Option<&Token>, now: Now) {
         self.end_ties_at(id, token);
         let lease_now = self.clock.at(now.mono);
@@ -101,7 +99,7 @@ impl Table {
             if lock.last_end().is_some_and(|end| end <= lease_now) {
                 return self.discard_ended(id, lease_now);
             }
-            // Its own hold may be behind many others that have ended.
+            // Its own hold may come after many others that have ended.
             let own = token.and_then(|token| lock.hold(token));
             if let Some(token) = own.filter(|hold| hold.end <= lease_now).and(token) {
                 self.take_ended_hold(id, lease_now, |lock| lock.take(token));
@@ -147,15 +145,15 @@ impl Table {
         }
     }
 
-    /// A hold has ended: the waiters of the lock are to be served.
+    /// A hold has ended: the waiters of the lock must be served.
     pub(super) fn note_room(&mut self, id: LockId) {
         if let Some(key) = self.slots.get(id).and_then(|entry| self.waited_key(entry)) {
             self.unserved.insert(key);
         }
     }
 
-    /// Serves the queues in which something has changed, unless the node may not grant. Where very
-    /// many can be served, the others are left for the next call.
+    /// Serves the queues that have changed, unless the node may not grant. If very many can be
+    /// served, the rest is left for the next call.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
         if self.holds_back || self.pause(now.mono).is_some() {
             return;
@@ -178,29 +176,29 @@ impl Table {
         }
     }
 
-    /// Whether more waiters are to be served in this decision.
+    /// Whether more waiters may be served in this decision.
     fn may_continue(&self, enough: u64) -> bool {
         self.looks < enough && !self.undelivered.are_enough()
     }
 
-    /// How many keys of waiters, and queues, were looked at so far to serve the waiters.
+    /// How many keys of waiters, and queues, were visited so far to serve waiters.
     #[must_use]
     pub fn looks(&self) -> u64 {
         self.looks
     }
 
-    /// Whether a batch of events has looked at enough keys of waiters since it began.
+    /// Whether a batch of events has visited enough keys of waiters since it began.
     pub(super) fn has_looked_enough(&self, began: u64) -> bool {
         self.looks - began >= LOOKED_AT_ONCE
     }
 
-    /// Whether waiters can be served that were not, because too many could be at once.
+    /// Whether waiters can be served that were left because there were too many.
     #[must_use]
     pub fn has_more_to_serve(&self, now: Now) -> bool {
         self.has_unserved() && !self.holds_back && self.pause(now.mono).is_none()
     }
 
-    /// [`Table::serve`], at next to no cost when there is nothing to do.
+    /// [`Table::serve`], nearly free if there is nothing to do.
     pub(super) fn serve_unserved_if_any(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
         if self.has_unserved() {
             self.serve(now, keyspace);
@@ -215,7 +213,7 @@ impl Table {
     }
 
     fn serve_queue(&mut self, key: &Key, enough: u64, now: Now, keyspace: &mut dyn Keyspace) {
-        // To look at a queue counts, whether somebody is served or not.
+        // A visit to a queue counts, even if nobody is served.
         self.looks += 1;
         while let Some(queue) = self.queues.at(key)
             && let Some(head) = queue.waiting.first().copied()
@@ -226,19 +224,19 @@ impl Table {
                 is_first: true,
             };
             let lock = changed.lock;
-            // What has changed in this queue until now is looked at here.
+            // All changes of this queue until now are handled here.
             self.unserved.remove(key);
             if self.is_leaving(head) {
                 // The queue is noted again when it has left.
                 return;
             }
             if !self.serve_waiter(head, Some(changed), now, keyspace) {
-                // It waits for another key. Only those who hold that one may overtake it.
+                // It waits for another key. Only the holders of that key may overtake it.
                 self.note_passing(head, key);
                 return;
             }
             if let Some(Lock::Exclusive(_)) = lock.and_then(|id| self.lock(id)) {
-                // Nobody else can have it now but who shows the same token, and those are next up.
+                // Now only requests with the same token can get it, and those are in `next_up`.
                 self.unserved.remove(key);
                 return;
             }
@@ -251,8 +249,8 @@ impl Table {
         }
     }
 
-    /// Answers a waiter if its turn has come; whether it has left the queue. `changed`: where
-    /// something has changed, if it is known.
+    /// Answers a waiter if its turn has come. Returns whether it has left the queue. `changed` is
+    /// the key that has changed, if it is known.
     fn serve_waiter(
         &mut self,
         id: WaiterId,
@@ -276,12 +274,12 @@ impl Table {
         }
     }
 
-    /// Whether a waiter can have its locks now.
+    /// Whether the locks of a waiter are available now.
     ///
-    /// A request for very many keys waits in the queues of all of them, and is looked at whenever
-    /// one changes. Mostly the key that was in its way the last time still is, so that one is
-    /// looked at first, and none behind it. What a change means for the request by itself (it may
-    /// be refused) is seen at once; where the change is not known, every key is looked at.
+    /// A request for very many keys waits in the queues of all of them, and is checked whenever one
+    /// changes. Usually the key that was not available the last time is still not available, so
+    /// that one is checked first, and often no other. A change that concerns the request itself (it
+    /// may be refused) is noticed at once; if the changed key is unknown, every key is checked.
     fn turn(
         &mut self,
         id: WaiterId,
@@ -309,7 +307,7 @@ impl Table {
         let in_turn = (first..keys.len()).chain(0..first);
         for (at, key) in in_turn.filter_map(|at| Some((at, keys.get(at)?))) {
             if self.output.touched.len() > touched + TAKEN_AT_ONCE {
-                // Very many leases have ended there: the rest is for the next decision.
+                // Very many leases have ended there: the rest is left for the next decision.
                 waiter.is_held_up_at(at);
                 match changed {
                     Some(changed) => self.unserved.insert(changed.key.clone()),
@@ -342,7 +340,7 @@ impl Table {
         }
     }
 
-    /// Whether a waiter can have one of its keys now.
+    /// Whether one of the keys of a waiter is available now.
     fn look_for(
         &mut self,
         id: WaiterId,
@@ -379,7 +377,7 @@ impl Table {
         })
     }
 
-    /// What stands at a key that is waited for. Of a lock the ended leases are taken off.
+    /// What is at a key with waiters. Ended leases of a lock are removed.
     fn look_at(
         &mut self,
         at: Changed<'_>,
@@ -414,9 +412,9 @@ impl Table {
         found
     }
 
-    /// A queue learns which lock stands at its key.
+    /// Notes which lock is at the key of a queue.
     pub(super) fn attach_queue(&mut self, key: &Key, lock: Option<LockId>) {
-        // Of a lock that was waited for before, the holders are known.
+        // The holders of a lock that already had waiters are known.
         if self.queues.note_lock(key, lock)
             && let Some(id) = lock
             && let Some(entry) = self.slots.get_mut(id)

@@ -1,10 +1,9 @@
-//! Where locks stand: which database a key of a lock is in, however often databases change places
-//! or are flushed.
+//! Which database the key of a lock is in, however often databases are swapped or flushed.
 //!
-//! A lock's own key names a *space* instead of a database. SWAPDB gives two databases each other's
-//! space; a flush gives a database a new one. Neither looks at a lock, whatever their number: the
-//! locks of a flushed space count as gone from that moment, and each is forgotten when the server
-//! frees its value.
+//! A lock's own key names a *space* instead of a database. SWAPDB exchanges the spaces of two
+//! databases; a flush gives a database a new space. Neither visits any lock: the locks of a flushed
+//! space count as gone from that moment, and each is removed from the table when the server frees
+//! its value.
 
 use crate::time::{LeaseTime, Micros};
 use crate::token::Key;
@@ -16,12 +15,12 @@ const NONE: u32 = u32::MAX;
 struct Space {
     /// The database; none once it was flushed.
     db: Option<u32>,
-    /// How many locks there are, those included that have lost their keys.
+    /// How many locks there are, including those that have lost their keys.
     locks: usize,
-    /// How many of them stand at their keys.
+    /// How many of them are at their keys.
     standing: usize,
-    /// No lease here ends later, on the lease clock. It may be later than the last one does: a
-    /// lease that is released early leaves it as it is, until no lock is left.
+    /// An upper bound for the ends of the leases here, on the lease clock. An early release does
+    /// not lower it, until no lock is left.
     last_end: LeaseTime,
 }
 
@@ -32,38 +31,38 @@ pub(super) struct Spaces {
     all: Vec<Space>,
     /// Those that can be used again.
     free: Vec<u32>,
-    /// How many locks stand at their keys.
+    /// How many locks are at their keys.
     standing: usize,
 }
 
 impl Spaces {
-    /// The key by which a lock knows its place, made of the key that clients know.
+    /// A lock's own key, from the key that clients use.
     pub(super) fn inside(&mut self, key: Key) -> Key {
         let space = self.of(key.db());
         key.into_db(space)
     }
 
-    /// The key that clients know; none if the lock stands nowhere.
+    /// The key that clients use; none if the lock was flushed.
     pub(super) fn outside(&self, key: &Key) -> Option<Key> {
         Some(key.in_db(self.db(key)?))
     }
 
-    /// The database of a lock's own key; none if it stands nowhere.
+    /// The database of a lock's own key; none if it was flushed.
     pub(super) fn db(&self, key: &Key) -> Option<u32> {
         self.all.get(key.db() as usize)?.db
     }
 
-    /// Whether a lock's own key is this one of the clients'.
+    /// Whether a lock's own key is this key of clients.
     pub(super) fn is_at(&self, own: &Key, db: u32, name: &[u8]) -> bool {
         self.db(own) == Some(db) && own.name() == name
     }
 
-    /// How many locks stand at their keys.
+    /// How many locks are at their keys.
     pub(super) fn standing(&self) -> usize {
         self.standing
     }
 
-    /// A lock has come to its key.
+    /// A lock is at its key now.
     pub(super) fn arrived(&mut self, own: &Key, last_end: Option<LeaseTime>) {
         if let Some(space) = self.all.get_mut(own.db() as usize) {
             space.locks += 1;
@@ -91,7 +90,8 @@ impl Spaces {
         }
     }
 
-    /// A lock is forgotten, or goes to another key. `standing`: it has not lost its key before.
+    /// A lock is removed from the table, or goes to another key. `standing`: it has not lost its
+    /// key before.
     pub(super) fn left(&mut self, own: &Key, standing: bool) {
         if standing {
             self.unlinked(own);
@@ -106,7 +106,7 @@ impl Spaces {
         }
     }
 
-    /// A database, or every one, was flushed. How long its last lease may have had to go.
+    /// A database, or every one, was flushed. Returns how long its last lease may still have run.
     pub(super) fn flush(&mut self, db: Option<u32>, now: LeaseTime) -> Micros {
         let mut left = Micros::ZERO;
         let dbs = match db {
@@ -128,7 +128,7 @@ impl Spaces {
         left
     }
 
-    /// Two databases have changed places.
+    /// Two databases were swapped.
     pub(super) fn swap(&mut self, a: u32, b: u32) {
         let (space_a, space_b) = (self.of(a), self.of(b));
         for (db, space) in [(a, space_b), (b, space_a)] {

@@ -1,8 +1,8 @@
 //! Which connection an ephemeral hold ends with.
 //!
-//! A hold says which one used it last, and each connection that is open has a list of its holds. A
-//! change of the node's role unties all of them at once: a tie names the role in which it was made
-//! ([`Tie`]), and the lists are forgotten in slices.
+//! A hold stores the connection that used it last, and each open connection has a list of its
+//! holds. A change of the node's role unties all of them at once: a tie names the role in which it
+//! was made ([`Tie`]), and the lists are freed in slices.
 
 use foldhash::HashMap;
 
@@ -65,7 +65,7 @@ impl Table {
 
     /// Ties an ephemeral hold to the connection that used it last.
     pub(super) fn rebind(&mut self, id: LockId, token: &Token, connection: Option<u64>) {
-        // A script has no connection of its own that could end: the hold stays tied as it is.
+        // A script has no connection that could end, so the tie of the hold does not change.
         let Some(connection) = connection else {
             return;
         };

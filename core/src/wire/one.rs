@@ -1,12 +1,12 @@
 //! The saved form of a lock with one exclusive holder, which most locks are.
 //!
-//! It is short because most of what a server does to save a value depends on its length: Redis 7.0
-//! needs about 30 instructions for each byte to find that it cannot be compressed. So nothing is
-//! written that most holds do not have, and a UUID takes 16 bytes instead of 36.
+//! It is short because the cost of saving a value depends on its length: Redis 7.0 needs about 30
+//! instructions for each byte to find that it cannot be compressed. So fields that most holds do
+//! not have are left out, and a UUID takes 16 bytes instead of 36.
 //!
-//! Flags, then in as many bytes as the largest may need: the fence, highest byte first; what
-//! remains of the lease and what has passed since the grant, lowest byte first. Then what the flags
-//! name, in their order, and the token.
+//! The form is: flags, then three numbers of fixed size: the fence, highest byte first; the
+//! remaining time of the lease and the time since the grant, lowest byte first. Then the fields
+//! that the flags name, in their order, and the token.
 
 use super::{MAX_TTL, Malformed, Reader, put_bytes, put_number};
 use crate::fence::MAX_FENCE;
@@ -14,22 +14,22 @@ use crate::lock::Hold;
 use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::{MAX_OWNER, MAX_TOKEN, Token};
 
-/// The hold was entered again: its count follows.
+/// The hold was re-entered: its count follows.
 const COUNT: u8 = 1;
 /// A cap, or 0, and a label follow.
 const EXTRA: u8 = 2;
 /// The token is the text of a UUID: its 16 bytes follow.
 const UUID: u8 = 4;
 
-/// Bytes of a fence, and of what has passed since a grant.
+/// Bytes of a fence, and of the time since a grant.
 const FENCE: usize = 7;
 const _: () = assert!(MAX_FENCE < 1 << (8 * FENCE));
-/// Bytes of what remains of a lease.
+/// Bytes of the remaining time of a lease.
 const LEFT: usize = 5;
 const _: () = assert!(MAX_TTL.0 * 1000 < 1 << (8 * LEFT));
 
-/// Flags, fence, what remains and what has passed: they are written and read at once, which saves
-/// 130 instructions to load a lock and as many to save it over field by field.
+/// Flags, fence, remaining time and elapsed time. They are written and read together, which saves
+/// 130 instructions to load a lock and as many to save it, compared with single fields.
 const START: usize = 1 + FENCE + LEFT + FENCE;
 
 /// Writes a hold.
@@ -39,7 +39,7 @@ pub(super) fn put(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
     let uuid = uuid_of(hold.token.secret());
     let flag = |flag, is_set| if is_set { flag } else { 0 };
     let flags = flag(COUNT, count != 1) | flag(EXTRA, has_extra) | flag(UUID, uuid.is_some());
-    // Together with the flags of most holds it is the number in eight bytes: tools can find it.
+    // Together with the flags of most holds, it is a number of eight bytes that tools can find.
     let [_, fence @ ..] = hold.fence.to_be_bytes();
     let left = hold.left(now).0.to_le_bytes();
     let age = now.since(hold.granted).0.to_le_bytes();
@@ -65,7 +65,7 @@ pub(super) fn put(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
 pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malformed> {
     let start: [u8; START] = reader.chunk()?;
     let [flags, ..] = start;
-    // Each with its neighbours, which are cut off.
+    // Each is read with its neighbours, which are cut off.
     let fence = eight::<0>(&start).swap_bytes() << 8 >> 8;
     let left = Micros(eight::<8>(&start) << 24 >> 24);
     let age = Micros(eight::<12>(&start) >> 8);
@@ -93,14 +93,14 @@ pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malf
     if fence == 0 || count == 0 {
         return Err(Malformed);
     }
-    // A clock that started after the grant cannot show when it was: the age is kept as far as
-    // it can be.
+    // A clock that started after the grant cannot represent its time: the age is kept as far as
+    // possible.
     let mut hold = Hold::restored(token, fence, now.plus(left), now.minus(age), count);
     hold.set_saved_extra(owner, max_hold);
     Ok(hold)
 }
 
-/// The number of eight bytes from a place on, lowest byte first.
+/// The number in eight bytes from this place on, lowest byte first.
 fn eight<const AT: usize>(start: &[u8; START]) -> u64 {
     let mut bytes = [0; size_of::<u64>()];
     bytes.copy_from_slice(&start[AT..AT + size_of::<u64>()]);
@@ -110,11 +110,11 @@ fn eight<const AT: usize>(start: &[u8; START]) -> u64 {
 /// Bytes of the text of a UUID, with its hyphens.
 const TEXT: usize = 36;
 
-/// The UUID whose text a token is: in lower case with hyphens, the one text that is made of it
-/// again.
+/// The UUID of a token, if the token is its text in lower case with hyphens, which is the only form
+/// that can be restored.
 ///
-/// All digits are read in the same way, so that the compiler does it for 16 at a time: 60
-/// instructions. uuid 1.29 needs 250, with the search for upper case.
+/// All digits are read in the same way, so that the compiler can process 16 at a time: 60
+/// instructions. uuid 1.29 needs 250, including the check for upper case.
 fn uuid_of(token: &[u8]) -> Option<[u8; 16]> {
     let text: &[u8; TEXT] = token.try_into().ok()?;
     let mut digits = [0; 32];
@@ -140,7 +140,7 @@ fn uuid_of(token: &[u8]) -> Option<[u8; 16]> {
     is_uuid.then_some(uuid)
 }
 
-/// The text of a UUID. Eight digits are made at a time, in one number: all in all 90 instructions,
+/// The text of a UUID. Eight digits are made at a time, in one number: 90 instructions in total,
 /// where uuid 1.29 needs 125.
 fn text_of(uuid: [u8; 16]) -> [u8; TEXT] {
     let all = u128::from_be_bytes(uuid);

@@ -9,16 +9,16 @@ use crate::lock::Lock;
 use crate::queue::{Queue, Waiter, WaiterId};
 use crate::token::Token;
 
-/// Who can continue, among those that a search has reached.
+/// Which of the requests that a search has reached can continue.
 pub(super) struct Progress<'s, 'a> {
     search: &'s mut Search<'a>,
     together: Together,
     queues: Vec<Standing<'a>>,
-    /// How much is in the way of each request.
+    /// How many obstacles each request has.
     obstacles: HashMap<WaiterId, (&'a Token, usize)>,
-    /// How many requests of each owner are not known to go on.
+    /// How many requests of each owner are not known to continue.
     owners: HashMap<&'a Token, usize>,
-    /// The requests that can continue, and whose dependents have not been looked at.
+    /// The requests that can continue, and whose dependents have not been checked yet.
     going_on: Vec<WaiterId>,
 }
 
@@ -44,7 +44,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         Self::new(search, Together::ByRequest)
     }
 
-    /// The requests that cannot go on, of those whose owners are as wanted, by arrival.
+    /// The requests that cannot continue and whose owners match, by arrival.
     pub(super) fn stuck(&self, is_wanted: impl Fn(&Token) -> bool) -> Vec<WaiterId> {
         let stuck = self.obstacles.iter().filter(|(_, (_, count))| *count > 0);
         let wanted = stuck.filter(|(_, (owner, _))| is_wanted(owner));
@@ -53,8 +53,8 @@ impl<'s, 'a> Progress<'s, 'a> {
         wanted
     }
 
-    /// A request is refused: it is in nobody's way any more, nor is its owner, if that waits for
-    /// nothing else.
+    /// A request is refused: it no longer blocks others. Neither does its owner, if it has no other
+    /// waiting request.
     pub(super) fn is_refused(&mut self, id: WaiterId) {
         if let Some((_, obstacles)) = self.obstacles.get_mut(&id) {
             *obstacles = 0;
@@ -63,10 +63,9 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    /// Requests each of which waits for the next one, and the last one for the first: those to
-    /// which a request that cannot go on leads, if it is followed to one that is in its way, and so
-    /// on. It is one of them itself or behind them. None, if not enough is known about who may go
-    /// past whom.
+    /// A cycle of requests, each of which waits for the next one. It is found by following a
+    /// request that cannot continue to one that blocks it, and so on; the first request is in the
+    /// cycle or behind it. None if it is not fully known which request may overtake which.
     pub(super) fn cycle_from(&mut self, start: WaiterId) -> Vec<(WaiterId, &'a Token)> {
         let (mut path, mut places) = (Vec::new(), HashMap::default());
         let mut next = start;
@@ -85,7 +84,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         Vec::new()
     }
 
-    /// A request that is in the way of this one, and cannot continue either.
+    /// A request that blocks this one, and cannot continue either.
     fn in_the_way_of(&mut self, id: WaiterId) -> Option<WaiterId> {
         let table = self.search.table;
         table.queues.get(id)?.keys.iter().find_map(|key| {
@@ -101,7 +100,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         })
     }
 
-    /// Whether a request cannot go on.
+    /// Whether a request cannot continue.
     pub(super) fn is_stuck(&self, id: WaiterId) -> bool {
         self.obstacles.get(&id).is_some_and(|(_, count)| *count > 0)
     }
@@ -144,7 +143,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         progress
     }
 
-    /// Those who can go on do, and so do those whom they were in the way of.
+    /// Lets all requests continue that can, and then those that they blocked.
     fn go_on(&mut self) {
         while let Some(id) = self.going_on.pop() {
             self.note_progress_of(id);
@@ -173,14 +172,14 @@ impl<'s, 'a> Progress<'s, 'a> {
         standing.waiting_holders = waiting_holders;
         for id in queue.waiting.iter() {
             let waiter = table.queues.get(*id);
-            // The newcomer's own places in queues keep nobody from going on.
+            // The newcomer's own places in queues do not block anybody.
             let others = waiter.filter(|waiter| Some(&waiter.terms.token) != self.search.newcomer);
             if let Some(waiter) = others {
                 self.add_place(*id, waiter, lock, &mut standing);
             }
         }
         self.search.steps += standing.places.len() as u64;
-        // Those that are free from the beginning are seen by what is in the way of them.
+        // A request that is free from the beginning has no obstacles.
         standing.begin(self.search, self.together);
         for (id, owner, obstacles) in standing.obstacles() {
             self.obstacles.entry(id).or_insert((owner, 0)).1 += obstacles;
@@ -229,7 +228,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    /// A request is in nobody's way in the queues where it waits.
+    /// A request no longer blocks others in the queues where it waits.
     fn leave_queues(&mut self, id: WaiterId) {
         let waiter = self.search.table.queues.get(id).into_iter();
         for key in waiter.flat_map(|waiter| &waiter.keys) {
@@ -242,7 +241,7 @@ impl<'s, 'a> Progress<'s, 'a> {
         }
     }
 
-    /// An owner can go on: it is in nobody's way at the locks that it holds.
+    /// An owner can continue: it no longer blocks the waiters of the locks that it holds.
     fn leave_locks(&mut self, owner: &'a Token) {
         for at in self.search.waited_for_of(owner).iter().copied() {
             let Some(queue) = self.queues.get_mut(at) else {
@@ -271,7 +270,7 @@ impl<'s, 'a> Progress<'s, 'a> {
     }
 
     fn remove_obstacle(&mut self, id: WaiterId) {
-        // One that was refused has gone already.
+        // A request that was refused has left already.
         let obstacles = self.obstacles.get_mut(&id).map(|(_, obstacles)| obstacles);
         if let Some(obstacles) = obstacles.filter(|obstacles| **obstacles > 0) {
             *obstacles -= 1;

@@ -1,11 +1,11 @@
 //! The places in one wait queue, and which of them a place ahead keeps from continuing.
 //!
-//! Most may go past nobody: the first that does not go on is in the way of all behind it. An owner
-//! that holds what others wait for may go past some of those ahead. Those who hold the same are in
-//! one group, for which the first place that they may not go past is known. Nobody may go past a
-//! request for this key alone: a group behind one is not looked at before that one has left. So
-//! each place is looked at a fixed number of times, but for comparisons of groups with requests for
-//! several keys, which are counted and limited.
+//! Most requests may not overtake any other: the first one that cannot continue blocks all behind
+//! it. An owner that holds what others wait for may overtake some of the requests ahead. Owners
+//! that hold the same locks form a group, for which the first place that they may not overtake is
+//! known. No request may overtake a request for only this key: a group behind such a place is not
+//! checked before that place has left. So each place is visited a fixed number of times, except for
+//! comparisons of groups with requests for several keys, which are counted and limited.
 
 use std::collections::BTreeMap;
 
@@ -21,25 +21,25 @@ pub(super) struct Place<'a> {
     pub(super) waiter: &'a Waiter,
     /// Whether it has left the queue.
     has_left: bool,
-    /// Whether the holders of the lock are in its way, and whether one of them that goes on is
-    /// enough.
+    /// Whether the holders of the lock block it, and whether it is enough that one of them
+    /// continues.
     pub(super) is_behind_holders: bool,
     pub(super) needs_any: bool,
-    /// Whether somebody ahead is in its way.
+    /// Whether a place ahead blocks it.
     is_behind_others: bool,
-    /// The group of its owner, if that may go past others.
+    /// The group of its owner, if that may overtake others.
     group: Option<usize>,
-    /// The groups for which this is the first in the way.
+    /// The groups for which this is the first place that blocks them.
     in_the_way_of: Vec<usize>,
 }
 
 impl Place<'_> {
-    /// Whether nobody behind it may go past it: it waits for this lock alone.
+    /// Whether no place behind may overtake it, because it waits only for this lock.
     fn is_barrier(&self) -> bool {
         self.waiter.keys.len() == 1
     }
 
-    /// Nobody ahead is in its way any more.
+    /// No place ahead blocks it any more.
     fn is_released(&mut self, free: &mut Vec<WaiterId>) {
         if std::mem::take(&mut self.is_behind_others) {
             free.push(self.id);
@@ -47,37 +47,37 @@ impl Place<'_> {
     }
 }
 
-/// The places of those who may go past the same others.
+/// The places of owners that may overtake the same others.
 struct Group<'a> {
-    /// What the search calls them.
+    /// Their name in the search.
     group: search::Group,
-    /// The owner, if it is only one, whose places are not in each other's way.
+    /// The owner, if there is only one: its places do not block each other.
     passes_itself: Option<&'a Token>,
     places: Vec<usize>,
-    /// How many of them have nobody in their way any more.
+    /// How many of them are not blocked any more.
     free: usize,
-    /// The first place that is in the way of the others.
+    /// The first place that blocks the others.
     held_up_at: usize,
 }
 
-/// Who stands where at a lock.
+/// The wait queue of a lock.
 #[derive(Default)]
 pub(super) struct Standing<'a> {
     pub(super) places: Vec<Place<'a>>,
-    /// The places of owners that may go past others.
+    /// The places of owners that may overtake others.
     passing: Vec<usize>,
     groups: Vec<Group<'a>>,
     /// The groups that are behind the barrier, by the first of their places there.
     asleep: BTreeMap<usize, Vec<usize>>,
-    /// The first that has not left, and that nobody may go past.
+    /// The first place that has not left and that nobody may overtake.
     barrier: usize,
-    /// For each place, one that is not behind the next that has not left.
+    /// For each place, one that is at or before the next place that has not left.
     next: Vec<usize>,
-    /// The first that has not left.
+    /// The first place that has not left.
     first: usize,
-    /// The first that has not left, and has another owner than `first`.
+    /// The first place that has not left and has another owner than `first`.
     second: usize,
-    /// How many holders have a lease that runs, and how many of them are not known to go on.
+    /// How many holders have a running lease, and how many of them are not known to continue.
     pub(super) holders: usize,
     pub(super) waiting_holders: usize,
 }
@@ -85,9 +85,9 @@ pub(super) struct Standing<'a> {
 /// How the requests of one owner depend on each other.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Together {
-    /// All leave their queues together, and are not in each other's way.
+    /// All leave their queues together, and do not block each other.
     ByOwner,
-    /// Each leaves when nothing is in its own way.
+    /// Each leaves when nothing blocks it.
     ByRequest,
 }
 
@@ -107,12 +107,12 @@ impl<'a> Standing<'a> {
         });
     }
 
-    /// The owner of the last place that was added holds something, and may go past others.
+    /// The owner of the place that was added last holds something, and may overtake others.
     pub(super) fn may_pass(&mut self) {
         self.passing.extend(self.places.len().checked_sub(1));
     }
 
-    /// How much is in the way of each place.
+    /// How many obstacles each place has.
     pub(super) fn obstacles(&self) -> impl Iterator<Item = (WaiterId, &'a Token, usize)> {
         self.places.iter().map(|place| {
             let both = [place.is_behind_holders, place.is_behind_others];
@@ -121,7 +121,7 @@ impl<'a> Standing<'a> {
         })
     }
 
-    /// All places are added: returns those that no place ahead keeps from continuing.
+    /// All places are added. Returns those that no place ahead blocks.
     pub(super) fn begin(&mut self, search: &mut Search<'a>, together: Together) -> Vec<WaiterId> {
         let mut free = Vec::new();
         self.form_groups(search, together);
@@ -133,8 +133,8 @@ impl<'a> Standing<'a> {
         free
     }
 
-    /// Puts those together who hold the same of what others wait for. An owner that may go past its
-    /// own places has a group of its own.
+    /// Groups owners that hold the same locks that others wait for. An owner that may overtake its
+    /// own places has its own group.
     fn form_groups(&mut self, search: &mut Search<'a>, together: Together) {
         let mut by_group: HashMap<search::Group, usize> = HashMap::default();
         let alone = match together {
@@ -172,7 +172,8 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// How many places here have the owners that may go past others and have several requests.
+    /// How many places in this queue belong to owners that may overtake others and have several
+    /// requests.
     fn owners_with_several_places(&self, search: &Search<'a>) -> HashMap<&'a Token, usize> {
         let mut counts = HashMap::default();
         let places = self.passing.iter().filter_map(|at| self.places.get(*at));
@@ -184,14 +185,14 @@ impl<'a> Standing<'a> {
         counts
     }
 
-    /// Goes on to the first place, from this one on, that nobody may go past.
+    /// Moves the barrier to the first place, from this one on, that nobody may overtake.
     fn find_barrier(&mut self, from: usize) {
         let mut rest = self.places.iter().skip(from);
         let ahead = rest.position(|place| !place.has_left && place.is_barrier());
         self.barrier = ahead.map_or(self.places.len(), |ahead| from + ahead);
     }
 
-    /// A request leaves the queue: those whom nobody ahead keeps from going on any more.
+    /// A request leaves the queue. Returns those that no place ahead blocks any more.
     pub(super) fn leave(
         &mut self,
         id: WaiterId,
@@ -223,7 +224,7 @@ impl<'a> Standing<'a> {
         self.places.get(at.ok()?)
     }
 
-    /// A request ahead of this one that is in its way.
+    /// A request ahead of this one that blocks it.
     pub(super) fn first_in_the_way(&self, id: WaiterId) -> Option<WaiterId> {
         let at = self
             .places
@@ -243,7 +244,7 @@ impl<'a> Standing<'a> {
         self.places.get(at).map(|place| &place.waiter.terms.token)
     }
 
-    /// Nobody ahead of a place is in its way any more.
+    /// No place ahead blocks this place any more.
     fn release(&mut self, at: usize, free: &mut Vec<WaiterId>) {
         if let Some(place) = self.places.get_mut(at) {
             place.is_released(free);
@@ -262,7 +263,7 @@ impl<'a> Standing<'a> {
         at
     }
 
-    /// The barrier has left: those who were asleep until the next one are looked at.
+    /// The barrier has left: checks the groups that are before the next one.
     fn lift_barrier(&mut self, search: &mut Search<'a>, free: &mut Vec<WaiterId>) {
         let before = self.barrier;
         self.find_barrier(before + 1);
@@ -277,7 +278,7 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// Goes on to the first place, from this one on, that a group may not go past.
+    /// Finds the first place, from this one on, that a group may not overtake.
     fn look_ahead(
         &mut self,
         at_group: usize,
@@ -304,7 +305,7 @@ impl<'a> Standing<'a> {
             }
         }
         let is_done = group.free == group.places.len();
-        // When the search is too long, nobody may go past others any more.
+        // When the search is too long, no request may overtake others any more.
         if !is_done
             && !self.sleeps(at_group, at)
             && !search.is_order_exhausted()
@@ -314,7 +315,7 @@ impl<'a> Standing<'a> {
         }
     }
 
-    /// Whether a group, which may go past all before this place, is not looked at any more before
+    /// Whether a group that may overtake everything before this place is not checked again before
     /// the barrier has left.
     fn sleeps(&mut self, at_group: usize, at: usize) -> bool {
         let Some(group) = self.groups.get_mut(at_group) else {
@@ -332,7 +333,7 @@ impl<'a> Standing<'a> {
         behind.is_some()
     }
 
-    /// The first place that has not left, from this one on, that a group may not go past.
+    /// The first place that has not left, from this one on, that a group may not overtake.
     fn first_not_passed(&mut self, at_group: usize, from: usize, search: &mut Search<'a>) -> usize {
         let mut at = self.staying(from);
         let Some(Group {
@@ -357,8 +358,8 @@ impl<'a> Standing<'a> {
         at
     }
 
-    /// Goes on to the first place that has not left: nobody is in its way, nor, where an owner's
-    /// places are not in each other's way, in that of its owner's next ones.
+    /// Moves to the first place that has not left: nothing blocks it. If the places of an owner do
+    /// not block each other, nothing blocks its owner's next places either.
     fn advance(&mut self, search: &mut Search<'a>, together: Together, free: &mut Vec<WaiterId>) {
         while self
             .places

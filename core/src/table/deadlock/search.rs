@@ -1,4 +1,4 @@
-//! The search: what a wait depends on, and who may overtake whom there.
+//! The search: what a wait depends on, and which requests may overtake which.
 
 use std::rc::Rc;
 
@@ -17,11 +17,11 @@ use crate::token::{Key, Token};
 /// different requests, and 300 owners that may overtake all of them.
 const ORDER_STEPS: u64 = 100_000;
 
-/// The limit for looking up what was found out already, which takes less than 100 ms: two requests
-/// for the same 1000 keys meet in 1000 queues.
+/// The limit for lookups of earlier results, which take less than 100 ms: two requests for the same
+/// 1000 keys meet in 1000 queues.
 const LOOKS: u64 = 10_000_000;
 
-/// A look into a hash map takes as long as so many looks into a list.
+/// A lookup in a hash map takes as long as this many lookups in a list.
 const LOOKS_IN_A_MAP: u64 = 4;
 
 /// A wait queue that the search has reached.
@@ -36,32 +36,32 @@ pub(super) struct Reached<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Group(pub(super) usize);
 
-/// Those that hold none of it, and may overtake nobody.
+/// The group of owners that hold none of it and may not overtake.
 pub(super) const OVERTAKES_NOBODY: Group = Group(0);
 
-/// The groups of the owners, as far as they were asked for.
+/// The groups of the owners that were looked up so far.
 #[derive(Default)]
 struct Groups<'a> {
     by_owner: HashMap<&'a Token, Group>,
     by_held: HashMap<Rc<[usize]>, Group>,
     /// One owner of each group but the first.
     owners: Vec<&'a Token>,
-    /// Which group may overtake which waiters, as far as that was looked at.
+    /// Which group may overtake which waiters, as far as it is known.
     passing: HashMap<(WaiterId, Group), bool>,
 }
 
 /// One search.
 pub(super) struct Search<'a> {
     pub(super) table: &'a Table,
-    /// Who is about to wait; nobody, if the waiters are searched.
+    /// The owner that is about to wait; none if existing waiters are searched.
     pub(super) newcomer: Option<&'a Token>,
     pub(super) now: LeaseTime,
     pub(super) reached: Vec<Reached<'a>>,
     pub(super) by_key: HashMap<&'a Key, usize>,
     pub(super) by_lock: HashMap<LockId, usize>,
     owners: HashSet<&'a Token>,
-    /// Of the owners that hold and wait, those that were not reached: known when they are fewer
-    /// than the holders that were looked at.
+    /// The owners that hold and wait but were not reached; known if there are fewer of them than
+    /// visited holders.
     unreached: Option<Vec<&'a Token>>,
     holders_seen: usize,
     /// The owners that cannot continue, and the newcomer; none if that makes no difference.
@@ -69,10 +69,10 @@ pub(super) struct Search<'a> {
     pub(super) steps: u64,
     /// The steps of [`Table::waits_for`] when the search began.
     order_began: u64,
-    /// How often it was looked up who may overtake whom.
+    /// The number of lookups of which request may overtake which.
     looks: u64,
     groups: Groups<'a>,
-    /// What each owner holds, as far as that was looked at: see [`Search::queues_for`].
+    /// What each owner holds, as far as it is known: see [`Search::queues_for`].
     held: HashMap<&'a Token, Rc<[usize]>>,
 }
 
@@ -97,7 +97,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Reaches every queue that the newcomer's wait depends on; whether one of them is for
+    /// Visits every queue that the newcomer's wait depends on. Returns whether one of them is for
     /// something that the newcomer holds.
     pub(super) fn reaches_newcomer(&mut self, wanted: &[(&'a Key, Option<&'a Lock>)]) -> bool {
         for (key, lock) in wanted {
@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
         self.reach_all()
     }
 
-    /// Reaches every queue that one of the reached ones depends on; whether one of them is for
+    /// Visits every queue that the reached ones depend on. Returns whether one of them is for
     /// something that the newcomer holds.
     pub(super) fn reach_all(&mut self) -> bool {
         let (mut found, mut next) = (false, 0);
@@ -127,8 +127,8 @@ impl<'a> Search<'a> {
         found
     }
 
-    /// Reaches the holders of a lock that wait. Where very many hold very many locks together, they
-    /// are looked at once, not once for each lock.
+    /// Visits the waiting holders of a lock. If very many owners hold very many locks together,
+    /// each is visited once, not once for each lock.
     fn reach_holders(&mut self, lock: Option<&'a Lock>) {
         let Some(lock) = lock else {
             return;
@@ -139,7 +139,7 @@ impl<'a> Search<'a> {
             let unreached = waiting.filter(|owner| !self.owners.contains(owner));
             self.unreached = Some(unreached.collect());
         }
-        // A single holder is asked itself: if nobody waits for its lock, it is in no index.
+        // A single holder is checked directly: if its lock has no waiters, it is not in any index.
         let unreached = self.unreached.as_mut();
         let owners = match unreached.filter(|owners| owners.len().max(1) < lock.holders()) {
             Some(unreached) => {
@@ -189,14 +189,14 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// The owners that were reached and wait.
+    /// The reached owners that wait.
     pub(super) fn waiting_owners(&self) -> impl Iterator<Item = &'a Token> {
         let owners = self.owners.iter().copied();
         owners.filter(|owner| self.table.queues.has(owner))
     }
 
-    /// Finds out who cannot continue, if that can make a difference: if every holder of a full
-    /// semaphore waits, too.
+    /// Finds the owners that cannot continue, if that can make a difference: if every holder of a
+    /// full semaphore also waits.
     pub(super) fn find_progress(&mut self, wanted: &[(&'a Key, Option<&'a Lock>)]) {
         let reached = self.reached.iter().filter_map(|reached| reached.lock);
         let mut locks = reached.chain(wanted.iter().filter_map(|(_, lock)| *lock));
@@ -218,7 +218,7 @@ impl<'a> Search<'a> {
         })
     }
 
-    /// Whether somebody who waits holds what others wait for in one of the reached queues.
+    /// Whether a waiter holds what others wait for in one of the reached queues.
     pub(super) fn has_waiting_holder(&mut self) -> bool {
         let owners: Vec<_> = self.waiting_owners().collect();
         let mut owners = owners.into_iter();
@@ -246,7 +246,7 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// [`Search::queues_for`] an owner, in order; each owner is looked at once.
+    /// [`Search::queues_for`] an owner, in order. Each owner is looked up once.
     pub(super) fn waited_for_of(&mut self, owner: &'a Token) -> Rc<[usize]> {
         if let Some(held) = self.held.get(owner) {
             return Rc::clone(held);
@@ -279,7 +279,8 @@ impl<'a> Search<'a> {
 
     /// Whether the owners of a group may overtake a waiter that is ahead of them.
     pub(super) fn may_pass(&mut self, id: WaiterId, ahead: &Waiter, group: Group) -> bool {
-        // Who waits for one key waits only for the lock that they want themselves, and do not hold.
+        // A waiter for one key waits only for the lock of this queue, which the group does not
+        // hold.
         let owner = group.0.checked_sub(1).filter(|_| ahead.keys.len() > 1);
         let Some(owner) = owner.and_then(|at| self.groups.owners.get(at).copied()) else {
             return false;
@@ -296,12 +297,12 @@ impl<'a> Search<'a> {
         may_pass
     }
 
-    /// It was looked up so often who may overtake whom.
+    /// Counts this many lookups of which request may overtake which.
     pub(super) fn count_looks(&mut self, looks: u64) {
         self.looks += looks;
     }
 
-    /// Whether as much was spent on which request may overtake which as may be.
+    /// Whether the limit of comparisons or lookups is reached.
     pub(super) fn is_order_exhausted(&self) -> bool {
         self.looks >= LOOKS || self.table.order_steps() - self.order_began >= ORDER_STEPS
     }

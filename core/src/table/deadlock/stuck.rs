@@ -1,5 +1,5 @@
-//! Who cannot continue before a newcomer releases something: those from whom a chain of waits leads
-//! to it, and whether its own wait would depend on one of them.
+//! The owners that cannot continue before a newcomer releases something: those from which a chain
+//! of waits leads to it. And whether its own wait would depend on one of them.
 
 use foldhash::{HashMap, HashSet};
 
@@ -11,13 +11,13 @@ use crate::token::{Key, Token};
 /// Requests for more keys than this are not compared with each other.
 const KEYS_COMPARED: usize = 16;
 
-/// What a waiter wants: all that counts for who may overtake it, if it holds none of it.
+/// What a waiter wants. Only this decides who may overtake it, if it holds none of it.
 type Kind<'a> = (&'a [Key], Mode);
 
 /// Waiters of one queue, in order.
 type Places<'a> = Vec<(WaiterId, &'a Waiter)>;
 
-/// Those of one queue whose owners are of one group.
+/// The waiters of one queue whose owners are in one group.
 struct Free<'a> {
     group: Group,
     places: Places<'a>,
@@ -36,7 +36,7 @@ impl Free<'_> {
     }
 }
 
-/// What is known of a queue.
+/// What is known about a queue.
 struct Known<'a> {
     /// The waiters that are not known to be stuck, and some that are: by the group of their owners,
     /// as soon as that makes a difference.
@@ -55,14 +55,14 @@ pub(super) struct Stuck<'s, 'a> {
     newcomer: &'a Token,
     /// As [`Search::reached`].
     queues: Vec<Known<'a>>,
-    /// The queues that are not held up, among others that are by now; and how many they are.
+    /// The queues that are not blocked, among others that are blocked meanwhile, and their number.
     open: Vec<usize>,
     still_open: usize,
-    /// The newcomer is one, for what it holds.
+    /// The newcomer is one of them, for what it holds.
     owners: HashSet<&'a Token>,
-    /// Those of them whose dependents have not been looked at.
+    /// The ones whose dependents have not been checked yet.
     spreading: Vec<&'a Token>,
-    /// Which groups may overtake the waiter that is looked at, as far as that is known.
+    /// Which groups may overtake the current waiter, as far as it is known.
     may_pass: Vec<Option<bool>>,
     known_groups: Vec<usize>,
 }
@@ -106,7 +106,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         };
         while let Some(owner) = stuck.spreading.pop() {
             stuck.spread_from_holder(owner);
-            // The newcomer's own places in queues keep nobody from going on; only its holds do.
+            // The newcomer's own places in queues do not block anybody; only its holds do.
             if owner != newcomer {
                 stuck.spread_from_waiter(owner);
             }
@@ -114,8 +114,8 @@ impl<'s, 'a> Stuck<'s, 'a> {
         stuck
     }
 
-    /// A waiter for something that a stuck owner holds is stuck. Looks at what the owner holds or
-    /// at the queues that are not held up yet, whichever are fewer.
+    /// A waiter for something that a stuck owner holds is stuck. Visits what the owner holds or the
+    /// queues that are not blocked yet, whichever are fewer.
     fn spread_from_holder(&mut self, owner: &'a Token) {
         let Some(held) = self.search.table.holdings.of(owner) else {
             return;
@@ -155,7 +155,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         self.are_now_stuck(excluded);
     }
 
-    /// A waiter behind a stuck owner that it may not go past is stuck.
+    /// A waiter behind a stuck owner that it may not overtake is stuck.
     fn spread_from_waiter(&mut self, owner: &'a Token) {
         let table = self.search.table;
         let holds_nothing = table.holdings.of(owner).is_none();
@@ -176,7 +176,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         }
     }
 
-    /// A waiter in one queue that is behind a stuck one, and may not go past it, is stuck.
+    /// In one queue, a waiter that is behind a stuck one and may not overtake it is stuck.
     fn spread_behind(&mut self, at: usize, id: WaiterId, ahead: &Waiter, kind: Option<Kind<'a>>) {
         self.search.steps += 1;
         let Some(queue) = self.queues.get_mut(at) else {
@@ -216,7 +216,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         queue.map_or_else(Vec::new, |queue| std::mem::take(&mut queue.free))
     }
 
-    /// Puts those together in a queue who may overtake the same others.
+    /// Groups the waiters of a queue that may overtake the same others.
     fn group(&mut self, at: usize) {
         let queue = self.queues.get_mut(at).filter(|queue| !queue.is_grouped);
         let Some(queue) = queue else {
@@ -242,7 +242,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         queue.free = free.collect();
     }
 
-    /// Whether those of a group that are not stuck may overtake the waiter that is looked at.
+    /// Whether the waiters of a group that are not stuck may overtake the current waiter.
     fn may_group_pass(&mut self, id: WaiterId, ahead: &Waiter, free: &mut Free<'a>) -> bool {
         let group = free.group;
         if group == OVERTAKES_NOBODY || ahead.keys.len() == 1 {
@@ -269,7 +269,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         may_pass
     }
 
-    /// The first of them is the next to be looked at: those behind it mostly are of its kind.
+    /// The first of them is checked next: those behind it are usually of the same kind.
     fn are_now_stuck(&mut self, mut waiters: Places<'a>) {
         self.search.steps += waiters.len() as u64;
         waiters.sort_unstable_by_key(|(id, _)| *id);
@@ -281,7 +281,7 @@ impl<'s, 'a> Stuck<'s, 'a> {
         }
     }
 
-    /// Whether the newcomer's wait depends on somebody who is stuck.
+    /// Whether the newcomer's wait depends on a stuck owner.
     pub(super) fn includes(&mut self, wanted: &[(&'a Key, Option<&'a Lock>)], mode: Mode) -> bool {
         let (table, now) = (self.search.table, self.search.now);
         let others = self.owners.iter().filter(|owner| **owner != self.newcomer);
