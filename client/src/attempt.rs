@@ -128,9 +128,9 @@ impl Attempt {
         let fleet = Arc::clone(&self.client.fleet);
         let sent = Moment::now();
         let proposal = fleet.proposal(sent);
-        let mut electorate = fleet.electorate();
-        held.iter().for_each(|place| electorate.insert(place));
-        let electorate = fleet.askable(electorate, self.unsettled);
+        let mut to_ask = fleet.nodes_to_ask();
+        held.iter().for_each(|place| to_ask.insert(place));
+        let to_ask = fleet.askable(to_ask, self.unsettled);
         let extend = (!held.is_empty()).then(|| Arc::new(self.extend(proposal)));
         let acquire = Arc::new(command::acquire(
             &self.spec,
@@ -138,13 +138,13 @@ impl Attempt {
             proposal,
             Wait::Not,
         ));
-        let ballot = Ballot::new(fleet.nodes.len(), electorate);
+        let ballot = Ballot::new(fleet.nodes.len(), to_ask);
         let earlier = std::mem::replace(&mut self.ballot, ballot);
         self.late.clear();
         self.generation = fleet.nodes[0].standing().generation;
         let mut round = fleet.round();
         for place in 0..fleet.nodes.len() {
-            if !electorate.contains(place) {
+            if !to_ask.contains(place) {
                 self.verdicts[place] = fleet.nodes[place].why_down().unwrap_or(Verdict::NotAsked);
                 continue;
             }

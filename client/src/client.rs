@@ -78,8 +78,8 @@ impl Client {
             return;
         };
         // A panic here would stop the release of a lock, or the monitoring of a node.
-        let told = AssertUnwindSafe(|| metrics.record(&spec.keys, event));
-        if catch_unwind(told).is_err() {
+        let record = AssertUnwindSafe(|| metrics.record(&spec.keys, event));
+        if catch_unwind(record).is_err() {
             tracing::error!(lock = %spec.name(), "the metrics hook has panicked");
         }
     }

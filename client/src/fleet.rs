@@ -63,7 +63,7 @@ impl Fleet {
     }
 
     /// The nodes to ask: those that seem up; all of them if those are not a majority.
-    pub(crate) fn electorate(&self) -> NodeSet {
+    pub(crate) fn nodes_to_ask(&self) -> NodeSet {
         let nodes = self.nodes.iter().enumerate();
         let up = nodes.filter(|(_, node)| node.is_up());
         let up: NodeSet = up.map(|(place, _)| place).collect();
@@ -151,7 +151,7 @@ impl Fleet {
                 if node.is_up() {
                     tokio::select! {
                         biased;
-                        () = node.complaint() => {}
+                        () = node.problem_reported() => {}
                         () = tokio::time::sleep(PULSE) => if !node.in_use() && keeper.is_idle() {
                             node.close_idle();
                             continue;
@@ -168,14 +168,14 @@ impl Fleet {
         tokio::select! {
             biased;
             () = stop.cancelled() => {}
-            () = self.tell_of_ends(place, &keeper) => {}
+            () = self.notify_of_ends(place, &keeper) => {}
             () = watching => {}
         }
     }
 
     /// Notifies ephemeral holds as soon as their connection is known to have ended, whatever else
     /// the node is doing.
-    async fn tell_of_ends(&self, place: usize, keeper: &Keeper) {
+    async fn notify_of_ends(&self, place: usize, keeper: &Keeper) {
         let mut closed = 0;
         loop {
             closed = self.nodes[place].closed_after(closed).await;

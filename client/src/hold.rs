@@ -53,7 +53,7 @@ impl Ending {
         self.loss.set(loss).is_ok()
     }
 
-    fn tell(&self) {
+    fn notify(&self) {
         self.token.cancel();
         let joint = std::mem::take(&mut *locked(&self.joint));
         let joint = joint.iter().filter_map(Weak::upgrade);
@@ -254,19 +254,19 @@ impl Hold {
         // This comes before a release can check whether the hold is valid.
         let first = self.ending.set(loss);
         drop(state);
-        self.tell_if(first);
+        self.notify_if(first);
     }
 
     fn end_with(&self, loss: Loss) {
-        self.tell_if(self.ending.set(loss));
+        self.notify_if(self.ending.set(loss));
     }
 
     /// Notifies whoever waits for the end, and the metrics hook, if this is the first reason.
-    fn tell_if(&self, first: bool) {
+    fn notify_if(&self, first: bool) {
         let Some(loss) = self.ending.loss.get().filter(|_| first) else {
             return;
         };
-        self.ending.tell();
+        self.ending.notify();
         let held = Moment::now().since(self.since);
         let event = match loss {
             Loss::Released | Loss::Detached => Event::Released { held },
@@ -380,10 +380,10 @@ impl Hold {
     pub(crate) async fn release_some(self: &Arc<Self>, locks: Vec<usize>) -> Released {
         let was_lost = self.is_lost();
         let (hold, patience) = (Arc::clone(self), self.client.fleet.node_timeout * 3);
-        let (told, released) = tokio::sync::oneshot::channel();
+        let (sender, released) = tokio::sync::oneshot::channel();
         self.client.background.spawn(async move {
             // The caller may have been cancelled.
-            let _ = told.send(hold.leave_locks(locks).await);
+            let _ = sender.send(hold.leave_locks(locks).await);
         });
         let released = tokio::time::timeout(patience, released).await;
         // A caller that was notified of a loss must not be notified now that there was none.
@@ -476,7 +476,7 @@ mod tests {
         let child = joint.0.child_token();
         assert!(!child.is_cancelled());
         ending.set(Loss::Released);
-        ending.tell();
+        ending.notify();
         assert!(child.is_cancelled());
     }
 }

@@ -238,12 +238,12 @@ impl Node {
         let demoted =
             |code: Option<&str>| matches!(code, Some("READONLY" | "UNBLOCKED" | "MASTERDOWN"));
         match result {
-            Err(error) if error.code().is_none() && self.link.is_cluster() => self.complain(),
+            Err(error) if error.code().is_none() && self.link.is_cluster() => self.report_problem(),
             Err(error) if error.code().is_none() => {
                 self.ended(generation, Verdict::Unreachable(error.clone()));
             }
-            Err(error) if demoted(error.code()) => self.complain(),
-            Ok(Value::ServerError(error)) if demoted(Some(error.code())) => self.complain(),
+            Err(error) if demoted(error.code()) => self.report_problem(),
+            Ok(Value::ServerError(error)) if demoted(Some(error.code())) => self.report_problem(),
             _ => self.heard_at.store(Moment::now().millis(), Relaxed),
         }
     }
@@ -261,7 +261,7 @@ impl Node {
             (standing.up, standing.closed) = (false, generation);
         });
         drop(state);
-        self.complain();
+        self.report_problem();
     }
 
     /// It did not answer in time. What was sent may still arrive, so the connection stays.
@@ -271,7 +271,7 @@ impl Node {
             state.down = Some(why.clone());
             self.change(&mut state, |standing| standing.up = false);
             drop(state);
-            self.complain();
+            self.report_problem();
             tracing::debug!(node = %self.name, verdict = %why, "node believed down");
         }
     }
@@ -346,12 +346,12 @@ impl Node {
     }
 
     /// Reports a problem, so that the background task checks the node.
-    pub(crate) fn complain(&self) {
+    pub(crate) fn report_problem(&self) {
         self.trouble.notify_one();
     }
 
     /// Returns when a problem with the node was reported.
-    pub(crate) fn complaint(&self) -> impl Future<Output = ()> {
+    pub(crate) fn problem_reported(&self) -> impl Future<Output = ()> {
         self.trouble.notified()
     }
 
@@ -401,7 +401,7 @@ impl Node {
             state.processes.leave();
         }
         let (names, is_cluster) = (answers.names(), self.link.is_cluster());
-        let known = state.processes.meet(&names, answers.all, is_cluster);
+        let known = state.processes.note(&names, answers.all, is_cluster);
         state.down = None;
         self.change(&mut state, |standing| {
             (standing.up, standing.redialling) = (true, false);

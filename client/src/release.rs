@@ -124,13 +124,13 @@ impl Release {
 
     async fn ask_all(&mut self) -> Vec<(Question, Reply)> {
         let fleet = Arc::clone(&self.client.fleet);
-        let electorate = fleet.electorate();
+        let to_ask = fleet.nodes_to_ask();
         let mut round = fleet.round();
         let sent = Moment::now();
         // The node where others queue comes last: the next waiter then finds the other nodes free.
         let places: Vec<usize> = self.left.iter().collect();
         for place in places.into_iter().rev() {
-            if electorate.contains(place) {
+            if to_ask.contains(place) {
                 round.ask(
                     &fleet.nodes[place],
                     Question::new(place, sent),

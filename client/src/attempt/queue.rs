@@ -77,7 +77,7 @@ impl Attempt {
             if let Some(outcome) = self.won_by_waiting() {
                 return outcome;
             }
-            match self.take_the_rest(&mut held, deadline).await {
+            match self.acquire_rest(&mut held, deadline).await {
                 Ok(next) => place = next,
                 Err(outcome) => return outcome,
             }
@@ -130,7 +130,7 @@ impl Attempt {
     }
 
     /// Asks the other nodes, a few times. `Ok`: queue at this node next.
-    async fn take_the_rest(
+    async fn acquire_rest(
         &mut self,
         held: &mut NodeSet,
         deadline: Option<Moment>,
@@ -286,7 +286,7 @@ impl Attempt {
             // closed only this one. Other connections that were opened earlier may have ended, too.
             Err(error) if error.code().is_none() => {
                 node.close_idle();
-                node.complain();
+                node.report_problem();
             }
             _ => {
                 node.heard(own.generation, &result);

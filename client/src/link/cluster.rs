@@ -32,11 +32,11 @@ pub(crate) struct Cluster {
     /// The last known masters of slots.
     masters: Mutex<HashMap<Slot, Server>>,
     /// By address.
-    doors: Mutex<HashMap<String, Arc<Door>>>,
+    servers: Mutex<HashMap<String, Arc<ServerState>>>,
 }
 
 /// What the waiters at one server of a cluster share.
-struct Door {
+struct ServerState {
     opening: Semaphore,
     /// When it was last checked whether the server answers a new connection, and the result.
     served: tokio::sync::Mutex<Option<(Moment, bool)>>,
@@ -61,7 +61,7 @@ impl Cluster {
             settings,
             connect_timeout,
             masters: Mutex::default(),
-            doors: Mutex::default(),
+            servers: Mutex::default(),
         };
         cluster.builder().build()?;
         Ok(cluster)
@@ -142,15 +142,15 @@ impl Cluster {
         Err(problem)
     }
 
-    fn door(&self, server: &Server) -> Arc<Door> {
-        let mut doors = locked(&self.doors);
-        let door = doors.entry(server.address()).or_insert_with(|| {
-            Arc::new(Door {
+    fn state_of(&self, server: &Server) -> Arc<ServerState> {
+        let mut servers = locked(&self.servers);
+        let state = servers.entry(server.address()).or_insert_with(|| {
+            Arc::new(ServerState {
                 opening: Semaphore::new(OPENING_CONNECTIONS),
                 served: tokio::sync::Mutex::default(),
             })
         });
-        Arc::clone(door)
+        Arc::clone(state)
     }
 
     /// A connection to this server. With `in_turn`, waiters do not all open one at the same time.
@@ -160,9 +160,9 @@ impl Cluster {
         patience: Duration,
         in_turn: bool,
     ) -> RedisResult<MultiplexedConnection> {
-        let door = self.door(server);
+        let state = self.state_of(server);
         let _turn = if in_turn {
-            let turn = async { Ok(door.opening.acquire().await.ok()) };
+            let turn = async { Ok(state.opening.acquire().await.ok()) };
             in_time(self.connect_timeout, turn).await?
         } else {
             None
@@ -173,8 +173,8 @@ impl Cluster {
     /// Whether this server answers a new connection, or at least refuses it. Callers at the same
     /// time share the answer.
     async fn is_served(&self, server: &Server) -> bool {
-        let (door, asked) = (self.door(server), Moment::now());
-        let mut served = door.served.lock().await;
+        let (state, asked) = (self.state_of(server), Moment::now());
+        let mut served = state.served.lock().await;
         if let Some((_, served)) = served.filter(|(at, _)| *at >= asked) {
             return served;
         }

@@ -6,26 +6,26 @@ use super::Known;
 #[derive(Default)]
 pub(super) struct Processes {
     /// For one server, the last one; for a cluster, all that ever were masters.
-    met: Vec<String>,
+    seen: Vec<String>,
     /// The masters of the current connection to a cluster, when all of them last answered.
     masters: Vec<String>,
 }
 
 impl Processes {
     /// Notes which processes have answered: all masters of a cluster, or some.
-    pub(super) fn meet(&mut self, names: &[&str], all: bool, is_cluster: bool) -> Known {
+    pub(super) fn note(&mut self, names: &[&str], all: bool, is_cluster: bool) -> Known {
         let new = names.iter().filter(|name| !self.knows(name));
         let new: Vec<String> = new.map(|name| (*name).to_owned()).collect();
-        let known = if self.met.is_empty() || new.is_empty() {
+        let known = if self.seen.is_empty() || new.is_empty() {
             Known::Same
         } else {
             Known::Restarted
         };
         // One server has one incarnation; in a cluster, some masters may not have answered.
         if !new.is_empty() && !is_cluster {
-            self.met.clear();
+            self.seen.clear();
         }
-        self.met.extend(new);
+        self.seen.extend(new);
         if all && self.masters != names {
             self.masters = names.iter().map(|name| (*name).to_owned()).collect();
         }
@@ -38,7 +38,7 @@ impl Processes {
     }
 
     pub(super) fn knows(&self, name: &str) -> bool {
-        self.met.iter().any(|one| one == name)
+        self.seen.iter().any(|one| one == name)
     }
 
     /// Whether some of the processes that answer on another connection are not reached by the
@@ -62,23 +62,23 @@ mod tests {
     #[test]
     fn a_master_that_takes_over_again_is_not_behind_the_connection_to_the_one_in_between() {
         let mut cluster = Processes::default();
-        assert_eq!(cluster.meet(&["a", "c"], true, true), Known::Same);
+        assert_eq!(cluster.note(&["a", "c"], true, true), Known::Same);
         assert!(!cluster.lack(&["a", "c"], true), "it is only slow");
         assert!(cluster.lack(&["b", "c"], true) && cluster.lack(&["b"], false));
         cluster.leave();
-        assert_eq!(cluster.meet(&["b", "c"], true, true), Known::Restarted);
+        assert_eq!(cluster.note(&["b", "c"], true, true), Known::Restarted);
         // Later b stops, and a is elected again.
-        assert_eq!(cluster.meet(&["c"], false, true), Known::Same);
+        assert_eq!(cluster.note(&["c"], false, true), Known::Same);
         assert!(cluster.lack(&["a", "c"], true));
         cluster.leave();
-        assert_eq!(cluster.meet(&["a", "c"], true, true), Known::Same);
+        assert_eq!(cluster.note(&["a", "c"], true, true), Known::Same);
         assert!(!cluster.lack(&["c", "a"], true));
     }
 
     #[test]
     fn a_connection_on_which_not_all_have_answered_is_left_for_one_on_which_they_do() {
         let mut cluster = Processes::default();
-        cluster.meet(&["c"], false, true);
+        cluster.note(&["c"], false, true);
         assert!(!cluster.lack(&["c"], false));
         assert!(cluster.lack(&["c"], true));
     }
@@ -86,9 +86,9 @@ mod tests {
     #[test]
     fn one_server_has_one_process() {
         let mut server = Processes::default();
-        assert_eq!(server.meet(&["a"], true, false), Known::Same);
-        assert_eq!(server.meet(&["a"], true, false), Known::Same);
-        assert_eq!(server.meet(&["b"], true, false), Known::Restarted);
+        assert_eq!(server.note(&["a"], true, false), Known::Same);
+        assert_eq!(server.note(&["a"], true, false), Known::Same);
+        assert_eq!(server.note(&["b"], true, false), Known::Restarted);
         assert!(server.knows("b") && !server.knows("a"));
     }
 }

@@ -1,4 +1,4 @@
-//! What a node knows of itself and what it tells others agree.
+//! The state of a node and what its watchers see agree.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ async fn an_answer_on_a_connection_that_has_ended_since_does_not_make_the_node_s
 
     let (connection, status) = node.dial().await.unwrap();
     assert_eq!(node.confirm(&status, Some(connection)), Ok(Known::Same));
-    // A late complaint about the old connection does not harm the new one.
+    // A late error of the old connection does not affect the new one.
     node.ended(first.generation, Verdict::unreachable("closed"));
     let second = node.standing();
     assert!(second.up && !second.redialling && node.shared().is_ok());

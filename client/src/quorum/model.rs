@@ -391,7 +391,7 @@ impl World {
         }
         if self.owners[owner].stale && self.columns.iter().all(heard) {
             return Err(format!(
-                "{fence} asked all nodes and was not told of its loss"
+                "{fence} asked all nodes and was not notified of its loss"
             ));
         }
         self.owners[owner].phase = Phase::Holding { fence, valid_until };

@@ -306,7 +306,7 @@ fn the_walk_finds_what_comes_of_every_flaw() {
             Flaw::LateCounts,
             once_held_with_a_late_request(),
             FORCED,
-            "was not told",
+            "was not notified",
         ),
     ] {
         let found = walk(&starts, flaw, bounds);
