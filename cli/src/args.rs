@@ -140,7 +140,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// The lease to ask for, if the lock is to stay held for `min_hold`.
+    /// The lease to ask for, if the lock must stay held for `min_hold`.
     pub fn lease(&self, min_hold: Option<Duration>) -> Duration {
         let usual = min_hold.map_or(DEFAULT_TTL, |hold| {
             (hold / TTL_IN_MIN_HOLD).clamp(SHORTEST_DEFAULT_TTL, DEFAULT_TTL)

@@ -14,7 +14,7 @@ pub struct Output {
     pub json: bool,
     /// Standard error is a terminal that can rewrite a line.
     live: bool,
-    /// The cursor is at the end of a line that is to be rewritten.
+    /// The cursor is at the end of a line that will be rewritten.
     unfinished: Cell<bool>,
     pub colors: Colors,
 }

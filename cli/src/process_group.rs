@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use rustix::process::{WaitOptions, waitpid};
 
-/// A command in a process group of its own.
+/// A command in its own process group.
 pub struct Group {
     pub leader: Pid,
 }

@@ -20,7 +20,7 @@ const REWRITE_EVERY: Duration = Duration::from_millis(250);
 /// How often the nodes are asked for it.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
-/// A wait that is under way.
+/// A wait in progress.
 struct Wait<'a> {
     key: &'a str,
     since: Moment,

@@ -25,7 +25,7 @@ pub fn problem(word: &str) -> Cow<'static, str> {
         "memory" => "refuses new locks: OOM, out of memory",
         "disk" => "refuses changes: MISCONF, disk errors",
         "replicas" => "refuses changes: NOREPLICAS, too few replicas",
-        "paused" => "holds changes back: writes are paused",
+        "paused" => "delays changes: writes are paused",
         "cluster" => "refuses changes: CLUSTERDOWN, masters or slots are missing",
         "other" => "refuses new locks",
         word => return Cow::Owned(format!("refuses new locks: {}", printable(word))),

@@ -71,7 +71,7 @@ fn mask(signal: Signal) -> u64 {
 }
 
 /// `nohup` and shells without job control start commands with signals ignored. Those stay ignored,
-/// also for the command. Only Linux can tell which they are.
+/// also for the command. Only on Linux can the tool find out which signals these are.
 fn ignored_at_start() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

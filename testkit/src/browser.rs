@@ -36,15 +36,15 @@ pub struct Browser {
     messages: Receiver<Value>,
     session: String,
     next: u64,
-    /// What the page complained about: exceptions, and what its policy has refused.
+    /// The errors of the page: exceptions, and what its policy has refused.
     complaints: Vec<String>,
     _running: Running,
     _folder: TempDir,
 }
 
 impl Browser {
-    /// Starts Chromium; none, with a line that says so, if it is not installed. Where it must be
-    /// (`CI=true`), that is an error.
+    /// Starts Chromium; none, with a message, if it is not installed. With `CI=true`, that is an
+    /// error.
     pub fn start() -> Option<Browser> {
         let named = |name: &&str| Command::new(name).arg("--version").output().is_ok();
         let Some(program) = ["chromium", "chromium-browser", "google-chrome"]
@@ -229,7 +229,7 @@ impl Browser {
 
     /// What went wrong on the page so far.
     pub fn complaints(&mut self) -> Vec<String> {
-        // Whatever was said before this answer has arrived.
+        // All messages before this answer have arrived.
         self.value("1");
         std::mem::take(&mut self.complaints)
     }

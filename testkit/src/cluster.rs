@@ -26,7 +26,7 @@ pub fn node_options(options: &Options) -> Options {
     options.clone().configs([
         "cluster-enabled yes",
         "cluster-node-timeout 2000",
-        // However long it has not heard of its master, a replica may be elected.
+        // A replica may be elected, however long it has had no contact with its master.
         "cluster-replica-validity-factor 0",
         "cluster-migration-barrier 9",
         bus.as_str(),
@@ -40,8 +40,8 @@ impl Cluster {
         Cluster::form(masters, nodes.collect())
     }
 
-    /// The same with options for each node, and a link: everybody else reaches the first master's
-    /// data port through it.
+    /// The same with options for each node, and a link: all others reach the first master's data
+    /// port through it.
     pub fn start_behind_a_link(
         masters: usize,
         replicas: usize,
@@ -132,7 +132,7 @@ impl Cluster {
         node.field("role").text() == "master"
     }
 
-    /// Any node: it knows where to go on.
+    /// Any node: it redirects to the right one.
     pub fn route(&self) -> Route {
         let ports: Vec<u16> = self.nodes.iter().map(Server::port).collect();
         let next = AtomicUsize::new(0);
@@ -142,17 +142,17 @@ impl Cluster {
         })
     }
 
-    /// Has the replica take over in agreement with its master.
+    /// Makes the replica take over in agreement with its master.
     pub fn fail_over_to(&self, replica: usize) {
         let mut r = self.nodes[replica].connect();
         wait_patiently("the replica is the master", || {
-            // Refused while the nodes do not all know of the last change yet.
+            // It is refused until all nodes know the last change.
             if r.call("CLUSTER FAILOVER").is_error() {
                 std::thread::sleep(Duration::from_millis(100));
                 return false;
             }
-            // Asking again would start it again, but a busy machine may let the time pass that the
-            // server has for it.
+            // On a busy machine, the server may run out of time for it. Then asking again starts it
+            // again.
             let asked = Instant::now();
             while !self.is_master(replica) && asked.elapsed() < FAILOVER {
                 std::thread::sleep(Duration::from_millis(5));
@@ -171,15 +171,15 @@ fn id(c: &mut Connection) -> String {
     c.call("CLUSTER MYID").text().to_owned()
 }
 
-/// Says that the slot is about to move. Keys that are not there any more are looked for at the
-/// target.
+/// Announces that the slot is about to move. Keys that are no longer on the source are redirected
+/// to the target.
 pub fn begin_move(slot: u16, from: &mut Connection, to: &mut Connection) {
     let (source, target) = (id(from), id(to));
     to.ok(&format!("CLUSTER SETSLOT {slot} IMPORTING {source}"));
     from.ok(&format!("CLUSTER SETSLOT {slot} MIGRATING {target}"));
 }
 
-/// Says that the slot has moved.
+/// Announces that the slot has moved.
 pub fn end_move(slot: u16, from: &mut Connection, to: &mut Connection) {
     let target = id(to);
     to.ok(&format!("CLUSTER SETSLOT {slot} NODE {target}"));

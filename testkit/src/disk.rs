@@ -17,7 +17,7 @@ pub enum Disk {
 }
 
 impl Disk {
-    /// Puts a server that has written nothing yet onto a disk of its own.
+    /// Puts a server that has written nothing yet onto its own disk.
     pub fn under(server: &Server) -> Disk {
         let mut c = server.connect();
         let folder = server.folder().to_owned();

@@ -26,7 +26,7 @@ impl Gate {
         })
     }
 
-    /// Whether a message has come to the closed gate.
+    /// Whether a message has reached the closed gate.
     pub fn is_reached(&self) -> bool {
         self.state().seen > self.limit
     }

@@ -2,9 +2,9 @@
 //! fences are unique and ordered. All clients of a test share one monotonic clock, so the checks
 //! are exact.
 //!
-//! [`History`] has the commands that a client sent, [`Claims`] what holders of the client library
-//! were told; both are checked by the same functions. A [`journal`](Entry) is the form in which
-//! processes write it down, and in which other checkers read it.
+//! [`History`] has the commands that a client sent, [`Claims`] what the client library reported to
+//! its holders; the same functions check both. A [`journal`](Entry) is the form in which processes
+//! save them, and in which other checkers read them.
 
 mod check;
 mod claims;
@@ -39,10 +39,10 @@ pub enum Operation {
     Release,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Outcome {
-    /// It happened; the fence, or how many holds were taken off.
+    /// It happened; the fence, or how many holds were removed.
     Ok(i64),
     /// It did not happen. The first word of the error, empty for null.
     Fail(String),
@@ -53,7 +53,7 @@ pub enum Outcome {
 /// One request, of one owner for one lock.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Each attempt to acquire is an owner of its own, with a token that is never used again.
+    /// Each attempt to acquire has its own owner, with a token that is never used again.
     pub owner: u64,
     /// The name of the lock.
     pub lock: String,

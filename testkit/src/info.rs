@@ -1,4 +1,4 @@
-//! What INFO says.
+//! Sections of INFO.
 
 use std::io;
 use std::str::FromStr;

@@ -1,7 +1,7 @@
-//! Clients that lock, hold, extend, release and forget to, all the time, and write down what they
-//! were told.
+//! Clients that repeatedly lock, hold, extend and release (or do not release), and record the
+//! replies.
 //!
-//! They follow redirects and reconnect, and never use a token twice: what was unknown stays
+//! They follow redirects and reconnect, and never use a token twice: an unknown outcome stays
 //! unknown.
 
 use std::collections::HashMap;
@@ -43,7 +43,7 @@ pub fn always_to(port: u16) -> Route {
     Arc::new(move |_| Some(port))
 }
 
-/// A client: its connections, and which node has told it to go where.
+/// A client: its connections, and the redirects that it knows.
 pub struct Client {
     route: Route,
     known: HashMap<String, u16>,
@@ -52,7 +52,7 @@ pub struct Client {
     pub history: History,
 }
 
-/// Somebody who has, or may have, acquired a lock.
+/// An owner that has, or may have, acquired a lock.
 #[derive(Clone)]
 pub struct Owner {
     /// A number that no other owner has.
@@ -185,7 +185,7 @@ impl Client {
     }
 }
 
-/// The reply, if one came.
+/// The reply, if one arrived.
 fn exchange(
     connection: &mut Connection,
     asking: bool,
@@ -261,7 +261,7 @@ impl Load {
         });
     }
 
-    /// Ends the clients; the results of all of them.
+    /// Ends the clients, and returns the results of all of them.
     pub fn stop(mut self) -> History {
         self.stop.store(true, Ordering::Relaxed);
         let mut events = Vec::new();
@@ -293,7 +293,7 @@ fn work(mut client: Client, plan: &Plan, stop: &AtomicBool, grants: &AtomicUsize
             continue;
         }
         grants.fetch_add(1, Ordering::Relaxed);
-        // Only an extension tells one who waited how long it may rely on the lock.
+        // After a wait, only an extension shows how long the client may rely on the lock.
         if wait.is_some() && client.extend(&owner) != outcome {
             client.release(&owner);
             continue;

@@ -145,7 +145,7 @@ pub fn sole_holder(connection: &mut Connection, key: &str) -> Value {
     holders.items()[0].clone()
 }
 
-/// How many wait for the lock.
+/// The number of waiters for the lock.
 pub fn waiters(connection: &mut Connection, key: &str) -> i64 {
     match connection.call(&format!("LOCK.INFO {key}")) {
         Value::Null => 0,
@@ -153,7 +153,7 @@ pub fn waiters(connection: &mut Connection, key: &str) -> i64 {
     }
 }
 
-/// Waits until this many wait for the lock.
+/// Waits until the lock has this many waiters.
 #[track_caller]
 pub fn wait_for_waiters(connection: &mut Connection, key: &str, count: i64) {
     wait_until("that many wait", || waiters(connection, key) == count);

@@ -1,5 +1,5 @@
-//! A link that can fail: a TCP proxy in front of a server that passes everything on, holds it back,
-//! loses it, changes it, delays it, or cuts.
+//! A link that can fail: a TCP proxy in front of a server that forwards, stalls, loses, changes or
+//! delays data, or closes connections.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -84,7 +84,7 @@ enum Way {
 }
 
 impl Proxy {
-    /// A link to nowhere, until [`Proxy::lead_to`] says where.
+    /// A link without a target, until [`Proxy::lead_to`] sets one.
     pub fn new() -> Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("a free port");
         let port = listener.local_addr().expect("its address").port();
@@ -197,12 +197,12 @@ impl Proxy {
         self.change(|rules| rules.to_hold_back = Some((words.to_owned(), Way::Reply)));
     }
 
-    /// Whether it has happened.
+    /// Whether that has happened.
     pub fn has_held_back(&self) -> bool {
         self.shared.rules().held_back.is_some()
     }
 
-    /// From the first request on that contains these words, replies are held.
+    /// After the first request that contains these words, replies are stalled.
     pub fn hold_replies_once_asked(&self, words: &str) {
         self.change(|rules| rules.trap = Some(words.to_owned()));
     }
@@ -283,7 +283,7 @@ impl Rules {
         self.stalled || self.stalled_source == Some(source)
     }
 
-    /// Checks whether the connection of this request is to be held back from now on.
+    /// Checks whether the connection of this request must be stalled from now on.
     fn hold_back_if_asked(&mut self, number: u64, bytes: &[u8]) {
         let has = |(words, _): &mut (String, Way)| contains(bytes, words.as_bytes());
         let Some((_, way)) = self.to_hold_back.take_if(has) else {

@@ -12,7 +12,7 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use crate::PATIENCE;
 use crate::process::spawn;
 
-/// A session with a terminal of its own, ended when dropped.
+/// A session with its own terminal, ended when dropped.
 pub struct Pty {
     keyboard: File,
     screen: Arc<Mutex<Vec<u8>>>,

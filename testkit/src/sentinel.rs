@@ -28,9 +28,9 @@ impl Deployment {
         deployment
     }
 
-    /// Two replicas and three sentinels. All of them, and those who follow the sentinels, reach the
-    /// master through the link: when it stalls, only those who talk to the master directly still
-    /// reach it.
+    /// Two replicas and three sentinels. All of them, and clients that follow the sentinels, reach
+    /// the master through the link: when it stalls, only clients that connect to the master
+    /// directly still reach it.
     pub fn start_behind_a_link(options: &Options) -> (Deployment, Proxy) {
         let master = options.clone().start();
         let link = Proxy::to(master.port());

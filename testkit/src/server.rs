@@ -88,7 +88,7 @@ impl Server {
         Connection::try_open(self.port)
     }
 
-    /// One command on a connection of its own.
+    /// One command on its own connection.
     #[track_caller]
     pub fn run<T: FromReply>(&self, words: &[&str]) -> T {
         match self.try_run(words) {

@@ -16,7 +16,7 @@ use crate::watch::Watch;
 
 /// Pages that may be open at the same time.
 pub const PAGES: usize = 256;
-/// A page hears something at least this often, so that it knows that the connection works.
+/// A page gets a message at least this often, so that it knows that the connection works.
 const STILL_HERE: Duration = Duration::from_secs(5);
 
 /// The texts of all open pages.

@@ -1,4 +1,4 @@
-//! The terminal: it is given back as it was, however the program ends.
+//! The terminal: it is restored, however the program ends.
 
 use std::io::{Stdout, Write, stdout};
 use std::mem::ManuallyDrop;
@@ -16,16 +16,16 @@ use ratatui::{Frame, Terminal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 static HOOK: Once = Once::new();
-/// Whether we have the terminal: giving it back twice would move the cursor.
+/// Whether the program has the terminal: restoring it twice would move the cursor.
 static IS_OURS: AtomicBool = AtomicBool::new(false);
 
-/// The whole screen, until it is dropped. The terminal itself is not: to be dropped it shows the
-/// cursor, and panics if the terminal is gone and with it standard error.
+/// The whole screen, until it is dropped. The terminal itself is not dropped: its destructor shows
+/// the cursor, and panics if the terminal and standard error are gone.
 pub struct Screen(ManuallyDrop<Terminal<CrosstermBackend<Stdout>>>);
 
 impl Screen {
     pub fn enter() -> std::io::Result<Self> {
-        // A panic is reported on the screen that the user sees afterwards.
+        // Restore the terminal first, so that the user can see the report of a panic.
         HOOK.call_once(|| {
             let before = std::panic::take_hook();
             std::panic::set_hook(Box::new(move |panic| {
@@ -43,7 +43,7 @@ impl Screen {
         self.0.draw(draw).map(drop)
     }
 
-    /// Gives the terminal back for a while.
+    /// Restores the terminal for a while.
     pub fn leave(&self) {
         give_back();
     }
@@ -52,7 +52,7 @@ impl Screen {
     pub fn again(&mut self) -> std::io::Result<()> {
         take()?;
         execute!(stdout(), Clear(ClearType::All))?;
-        // A new one knows nothing of what was drawn. To clear the old one, it would ask for the
+        // A new terminal has no record of what was drawn. Clearing the old one would query the
         // position of the cursor, and the thread that reads the keys would get the answer.
         let new = ManuallyDrop::new(Terminal::new(CrosstermBackend::new(stdout()))?);
         let mut old = std::mem::replace(&mut self.0, new);
@@ -75,7 +75,7 @@ fn take() -> std::io::Result<()> {
     execute!(stdout(), EnterAlternateScreen).inspect_err(|_| give_back())
 }
 
-/// Does what it can: the terminal may be gone.
+/// Ignores errors: the terminal may be gone.
 fn give_back() {
     if !IS_OURS.swap(false, Ordering::SeqCst) {
         return;
@@ -85,7 +85,7 @@ fn give_back() {
     let _ = stdout().flush();
 }
 
-/// What the user types, read by a thread of its own: reading blocks.
+/// What the user types, read by a separate thread, because reading blocks.
 pub fn keys() -> UnboundedReceiver<Event> {
     let (send, keys) = unbounded_channel();
     std::thread::spawn(move || {

@@ -1,4 +1,4 @@
-//! How much a watched node is asked. The figures keep the work of the server below 1 % of one
+//! How often a watched node is queried. The figures keep the work of the server below 1 % of one
 //! core, however many locks it has: bench/watch.py counts the instructions.
 
 use std::time::Duration;

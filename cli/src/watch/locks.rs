@@ -39,7 +39,7 @@ pub struct Locks {
     by_key: HashMap<Arc<[u8]>, u64>,
     all: BTreeMap<u64, Lock>,
     next_id: u64,
-    /// In which order they are looked at. It may name locks that are gone.
+    /// The order in which they are queried. It may contain locks that are gone.
     turns: VecDeque<u64>,
     /// Locks that were listed and not queried since: they come first.
     fresh: BTreeSet<u64>,
@@ -129,7 +129,7 @@ impl Locks {
         self.detailed.insert(id);
     }
 
-    /// The queue of a lock that has a view of its own.
+    /// The queue of a lock that is shown in its own view.
     pub fn queue(&self, id: u64) -> Option<&Queue> {
         self.queues.get(&id)
     }
@@ -189,7 +189,7 @@ impl Locks {
         ids
     }
 
-    /// Takes in what the nodes said about a lock at the time `now`, in ms since the start.
+    /// Stores the replies of the nodes about a lock at the time `now`, in ms since the start.
     pub fn learn(&mut self, id: u64, mut summary: LockSummary, now: i64) {
         let Some(lock) = self.all.get_mut(&id) else {
             return;
@@ -233,7 +233,7 @@ impl Locks {
         }
     }
 
-    /// All that were found were asked about.
+    /// Whether all locks that were found have been queried.
     pub fn all_asked(&self) -> bool {
         self.asked == self.all.len()
     }

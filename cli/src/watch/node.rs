@@ -1,4 +1,4 @@
-//! One node: how it is asked, and what is known of it.
+//! One node: how it is queried, and what is known about it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ pub struct Counters {
     warnings: Vec<String>,
 }
 
-/// Where the search for locks stands, and what it found.
+/// The progress of the search for locks, and its results.
 #[derive(Default)]
 pub struct Sweep {
-    /// Where SCAN goes on; empty at the start.
+    /// The cursor of SCAN; empty at the start.
     cursor: Vec<u8>,
     pub names: Vec<Arc<[u8]>>,
     /// Names that are too long to ask about.
@@ -46,7 +46,7 @@ pub struct Sweep {
 }
 
 impl Sweep {
-    /// Where the next round goes on.
+    /// The cursor for the next round.
     pub fn next(&self) -> Self {
         Self {
             cursor: self.cursor.clone(),
@@ -143,7 +143,7 @@ async fn scan(view: &View, sweep: &mut Sweep) -> bool {
     !sweep.complete
 }
 
-/// What is known of a node.
+/// What is known about a node.
 pub struct Node {
     pub name: String,
     /// None while it does not reply.
@@ -159,7 +159,7 @@ pub struct Node {
     pub sweep_problem: Option<String>,
     /// Names of the last visit to all keys that are too long to ask about.
     pub too_long: usize,
-    /// The same of the visit that is under way.
+    /// The same for the current visit.
     too_long_so_far: usize,
     /// How often all its keys were visited.
     pub sweeps: u64,
@@ -223,7 +223,7 @@ impl Node {
         read.is_none_or(|at| Moment::now().since(at) >= COUNTERS_EVERY)
     }
 
-    /// Takes in what it replied; the names that it listed come back.
+    /// Stores its reply, and returns the names that it listed.
     pub fn learn(&mut self, report: Report) -> Vec<Arc<[u8]>> {
         self.name = report.name;
         match report.status {
@@ -255,7 +255,7 @@ impl Node {
             self.since = Moment::now();
         }
         if verdict.is_some() {
-            // What it said before is old: it is not shown as if it still held.
+            // Its earlier reply is outdated, so it is not shown any more.
             self.status = None;
             self.rates = None;
             self.counters = None;

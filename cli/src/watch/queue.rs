@@ -1,4 +1,4 @@
-//! The queue of a lock that has a view of its own.
+//! The queue of a lock that is shown in its own view.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +28,8 @@ pub struct Queue {
     pub waiters: Option<Vec<Waiter>>,
 }
 
-/// What one node said about the queues of some locks, in their order. It ends early if the node
-/// does not reply.
+/// The replies of one node about the queues of some locks, in their order. It ends early if the
+/// node does not reply.
 pub async fn ask(view: Arc<View>, names: Vec<Arc<[u8]>>) -> Vec<Option<Vec<Waiter>>> {
     let mut told = Vec::new();
     for name in names {
@@ -66,7 +66,8 @@ fn read(reply: Value) -> Option<Vec<Waiter>> {
     Some(queue.into_iter().map(waiter).collect())
 }
 
-/// What the nodes say together: a request may wait on some of them only, so the longest queue.
+/// The combined queue of all nodes: a request may wait on only some of them, so the longest queue
+/// counts.
 pub fn longest(told: impl Iterator<Item = Option<Vec<Waiter>>>) -> Option<Vec<Waiter>> {
     told.flatten().max_by_key(Vec::len)
 }

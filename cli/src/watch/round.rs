@@ -123,7 +123,7 @@ impl Rounds {
         self.names = names;
     }
 
-    /// Asks every node. A node that did not reply last time is not waited for.
+    /// Queries every node. It does not wait for a node that did not reply last time.
     async fn ask_nodes(&mut self) {
         let mut waited_for = Vec::new();
         {
@@ -157,7 +157,7 @@ impl Rounds {
             let Some(asked) = member.asked.take() else {
                 continue;
             };
-            // A task that was ended with the program has nothing to say.
+            // A task that was ended with the program has no result.
             if let Ok(Some(report)) = asked.await {
                 member.sweep = report.sweep.next();
                 let mut seen = self.watch.seen();
@@ -263,7 +263,7 @@ impl Rounds {
         names.map(|(_, name, _)| Arc::clone(name)).collect()
     }
 
-    /// Puts together what the nodes said about each lock.
+    /// Combines the replies of the nodes about each lock.
     fn combine(&self, looks: &Looks, told: BTreeMap<usize, Statuses>) {
         let mut seen = self.watch.seen();
         let now = seen.now();
@@ -286,7 +286,7 @@ impl Rounds {
             let nobody = answers.iter().all(|answer| answer.result.is_err());
             match (nobody, self.is_cluster) {
                 (false, _) => seen.locks.learn(*id, LockSummary::of(&answers), now),
-                // Nothing new is known: what was seen grows old, and is shown as old.
+                // Nothing new is known: the entry keeps its old data, which is shown with its age.
                 (true, false) => {}
                 (true, true) if answers.iter().any(has_moved) => seen.locks.forget(*id),
                 (true, true) => {}

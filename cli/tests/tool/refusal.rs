@@ -103,7 +103,7 @@ fn each_refusal_of_a_server_is_told_by_every_tool() {
 
     let first = &watched.servers[0];
     let _: () = first.run(&["CLIENT", "PAUSE", "600000", "WRITE"]);
-    let text = "holds changes back: writes are paused";
+    let text = "delays changes: writes are paused";
     watched.all_tell("paused", text);
     let _: () = first.run(&["CLIENT", "UNPAUSE"]);
     watched.all_is_well();
