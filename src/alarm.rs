@@ -50,7 +50,7 @@ static ALARM_AT: AtomicU64 = AtomicU64::new(u64::MAX);
 static ALARM: AtomicU64 = AtomicU64::new(0);
 /// Whether the alarm's callback is running: the server sees timers that are set meanwhile before
 /// its next sleep.
-static RINGING: AtomicBool = AtomicBool::new(false);
+static FIRING: AtomicBool = AtomicBool::new(false);
 /// How many slices have followed each other, one in each turn.
 static SLICES: AtomicU32 = AtomicU32::new(0);
 /// Whether the alarm must fire in the next turn.
@@ -66,7 +66,7 @@ static NUDGED: AtomicBool = AtomicBool::new(false);
 
 /// What is fixed when the module is loaded.
 struct Fixed {
-    ring: fn(Ctx),
+    callback: fn(Ctx),
     sleeps_last: bool,
     main_thread: libc::pthread_t,
 }
@@ -80,8 +80,8 @@ pub type OnEvent =
 /// What the server calls when a timer fires.
 pub type OnTimer = unsafe extern "C" fn(*mut raw::RedisModuleCtx, *mut c_void);
 
-/// From now on, `ring` is called when the alarm fires.
-pub fn register(ring: fn(Ctx)) {
+/// From now on, `callback` is called when the alarm fires.
+pub fn register(callback: fn(Ctx)) {
     // SAFETY: take nothing and return numbers. A server without the first is older than
     // `SLEEPS_LAST`.
     let (version, main_thread) = unsafe {
@@ -90,7 +90,7 @@ pub fn register(ring: fn(Ctx)) {
     };
     // The module is loaded once, so a second call would have no effect.
     let _ = FIXED.set(Fixed {
-        ring,
+        callback,
         sleeps_last: version >= SLEEPS_LAST,
         main_thread,
     });
@@ -165,7 +165,7 @@ pub fn is_turn_over_before_event() -> bool {
 
 /// Wakes the module when the server has finished what it is doing now.
 pub fn wake_soon() {
-    if RINGING.load(Ordering::Relaxed)
+    if FIRING.load(Ordering::Relaxed)
         && SLICES.fetch_add(1, Ordering::Relaxed) % SLICES_IN_A_ROW < SLICES_IN_A_ROW - 1
     {
         NEXT_TURN.store(true, Ordering::Relaxed);
@@ -200,7 +200,7 @@ fn may_sleep_too_long() -> bool {
     // SAFETY: takes nothing, returns a number.
     let this_thread = unsafe { libc::pthread_self() };
     let sleeps_last = |fixed: &Fixed| fixed.sleeps_last && fixed.main_thread == this_thread;
-    !RINGING.load(Ordering::Relaxed) && !FIXED.get().is_some_and(sleeps_last)
+    !FIRING.load(Ordering::Relaxed) && !FIXED.get().is_some_and(sleeps_last)
 }
 
 /// The server takes another turn of its event loop before it sleeps. It costs a write to a pipe.
@@ -228,10 +228,10 @@ fn on_nudge(_: *mut c_void) {
 fn on_alarm(ctx: *mut raw::RedisModuleCtx, _: *mut c_void) {
     ALARM_AT.store(u64::MAX, Ordering::Relaxed);
     if let Some(fixed) = FIXED.get() {
-        RINGING.store(true, Ordering::Relaxed);
+        FIRING.store(true, Ordering::Relaxed);
         // SAFETY: the context of this callback.
-        (fixed.ring)(unsafe { Ctx::new(ctx) });
-        RINGING.store(false, Ordering::Relaxed);
+        (fixed.callback)(unsafe { Ctx::new(ctx) });
+        FIRING.store(false, Ordering::Relaxed);
     }
 }
 

@@ -318,14 +318,14 @@ impl Ctx {
     }
 
     /// Whether the server calls only to find out which arguments are keys.
-    pub fn asks_for_keys(self) -> bool {
+    pub fn is_key_query(self) -> bool {
         // SAFETY: the context of a command.
         unsafe { api!(RedisModule_IsKeysPositionRequest(self.0)) != 0 }
     }
 
     /// Reports that argument `at` is a key with these flags.
     pub fn key_at(self, at: usize, flags: u32) {
-        // SAFETY: the context of a command that asks for keys.
+        // SAFETY: the context of a command that the server queries for its keys.
         unsafe {
             api!(RedisModule_KeyAtPosWithFlags(
                 self.0,

@@ -63,7 +63,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         if in_state {
             let pause = table.pause(now);
             let left = pause.map_or(Micros::ZERO, |(left, _)| left);
-            let (reason, code) = pause.map_or((c"none", 0), |(_, reason)| told(reason));
+            let (reason, code) = pause.map_or((c"none", 0), |(_, reason)| name_and_code(reason));
             number(c"locks", table.locks() as u64);
             number(c"waiters", table.waiters() as u64);
             number(c"fence", table.fence());
@@ -96,7 +96,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             );
             number(c"quarantine_reason_code", code);
             number(c"max_waiters", config::MAX_WAITERS.get());
-            number(c"refusal_code", Refusal::told(refusal.flatten()).1);
+            number(c"refusal_code", Refusal::name_and_code(refusal.flatten()).1);
         }
         if section(c"stats") {
             let counters = table.counters;
@@ -127,7 +127,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
 
 /// The name of a reason, and its number for monitoring that reads only numbers. Both are documented
 /// and must not change.
-fn told(reason: Reason) -> (&'static CStr, u64) {
+fn name_and_code(reason: Reason) -> (&'static CStr, u64) {
     match reason {
         Reason::Start => (c"start", 1),
         Reason::Promotion => (c"promotion", 2),

@@ -33,7 +33,7 @@ pub fn announce() {
 
 /// Stops granting while a setting that decides the length of a quarantine cannot be read. Returns
 /// whether that has changed.
-pub fn settings_are_news() -> bool {
+pub fn check_settings() -> bool {
     let readable = config::replica_rule() != ReplicaRule::Unknown;
     node::with(|node| {
         let quarantine = &mut node.table.quarantine;
@@ -43,7 +43,7 @@ pub fn settings_are_news() -> bool {
 
 /// Checks settings that may have changed.
 pub fn notice_settings() {
-    if !settings_are_news() {
+    if !check_settings() {
         return;
     }
     if node::with(|node| node.table.quarantine.lacks_settings()) {

@@ -179,7 +179,7 @@ pub enum Refusal {
 impl Refusal {
     /// Its name, and its number for monitoring that reads only numbers. Both are documented and
     /// must not change.
-    pub fn told(refusal: Option<Self>) -> (&'static str, u64) {
+    pub fn name_and_code(refusal: Option<Self>) -> (&'static str, u64) {
         match refusal {
             None => ("none", 0),
             Some(Self::Memory) => ("memory", 1),

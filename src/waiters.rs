@@ -322,7 +322,7 @@ fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
 fn unblock_answered() {
     let mut answers = WAITERS.with(|waiters| std::mem::take(&mut waiters.answers));
     for (id, answer) in answers.drain(..) {
-        tell(id, answer);
+        send_answer(id, answer);
     }
     // Its memory is reused.
     WAITERS.with(|waiters| {
@@ -338,12 +338,12 @@ fn unblock_dismissed(most: usize) {
         let Some(id) = WAITERS.with(|waiters| waiters.dismissed.pop_front()) else {
             return;
         };
-        tell(id, Answer::Unblocked);
+        send_answer(id, Answer::Unblocked);
     }
 }
 
 /// Lets the server reply to a waiter.
-fn tell(id: WaiterId, answer: Answer) {
+fn send_answer(id: WaiterId, answer: Answer) {
     match WAITERS.with(|waiters| waiters.end(id, Some(answer))) {
         Some(parked) => unblock(parked.client, id),
         // It left before it could get its answer.
@@ -379,7 +379,7 @@ pub fn give_up() {
     unblock_answered();
     let all = WAITERS.with(|waiters| waiters.parked.ids());
     for id in all {
-        tell(id, Answer::Unblocked);
+        send_answer(id, Answer::Unblocked);
     }
 }
 

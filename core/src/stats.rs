@@ -108,10 +108,10 @@ mod tests {
             times.record(Micros(micros));
         }
         for (per_mille, exact) in [(1, 10), (500, 5_000), (990, 9_900), (1000, 10_000)] {
-            let told = times.percentile(per_mille).0;
+            let shown = times.percentile(per_mille).0;
             assert!(
-                told >= exact && told <= exact + exact / 8 + 1,
-                "{per_mille}: {told}"
+                shown >= exact && shown <= exact + exact / 8 + 1,
+                "{per_mille}: {shown}"
             );
         }
         times.record(Micros::MAX);

@@ -38,8 +38,8 @@ static KINDS: LazyLock<Global<HashMap<Vec<u8>, Kind>>> =
     LazyLock::new(|| Global::new(HashMap::default()));
 
 pub fn guard(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    if ctx.asks_for_keys() {
-        tell_keys(ctx, args);
+    if ctx.is_key_query() {
+        report_keys(ctx, args);
         return Ok(());
     }
     let (Some(key), Some(token), Some(command)) = (args.get(1), args.get(2), args.get(INNER))
@@ -213,7 +213,7 @@ impl Drop for Reply {
 }
 
 /// Tells the server which arguments are keys: the lock, and those of the inner command.
-fn tell_keys(ctx: Ctx, args: Args<'_>) {
+fn report_keys(ctx: Ctx, args: Args<'_>) {
     ctx.key_at(1, super::READ);
     let inner = args.from(INNER);
     // Our own commands are refused later; asking one for its keys would call this function again
@@ -223,7 +223,7 @@ fn tell_keys(ctx: Ctx, args: Args<'_>) {
     }
     let mut len = 0;
     let mut flags = std::ptr::null_mut();
-    // SAFETY: a valid context that asks for keys; what the server allocates is freed here.
+    // SAFETY: a valid context of a query for keys; what the server allocates is freed here.
     unsafe {
         let argv = inner.raw().as_ptr().cast_mut();
         let argc = inner.len() as c_int;

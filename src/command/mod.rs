@@ -322,7 +322,7 @@ fn run(
         None
     };
     match refusal {
-        Some(text) if !ctx.asks_for_keys() => ctx.reply_error(text),
+        Some(text) if !ctx.is_key_query() => ctx.reply_error(text),
         _ => {
             if let Err(failure) = command(ctx, args) {
                 reply::failure(ctx, &failure);
@@ -361,7 +361,7 @@ const IN_THE_MIDDLE: &str = "ERR a LOCK command cannot run in the middle of anot
 fn refuse(ctx: *mut raw::RedisModuleCtx) -> c_int {
     // SAFETY: the context of the command.
     let ctx = unsafe { Ctx::new(ctx) };
-    if !ctx.asks_for_keys() {
+    if !ctx.is_key_query() {
         ctx.reply_error(edge::REFUSAL);
     }
     raw::REDISMODULE_OK as c_int

@@ -21,7 +21,7 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     };
     let durable = server::is_durable(ctx);
     let warnings = warnings::collect(ctx);
-    let (refusal, _) = Refusal::told(server::refusal(ctx));
+    let (refusal, _) = Refusal::name_and_code(server::refusal(ctx));
     let now = clock::now();
     if !ctx.has(raw::REDISMODULE_CTX_FLAGS_LOADING) {
         // Check the same conditions as a request, so that their result is shown, too.
@@ -53,14 +53,14 @@ pub fn node(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         .iter()
         .for_each(|warning| ctx.reply_bytes(warning.as_bytes()));
     number(ctx, "failed", edge::has_failed().into());
-    tell_replicas(ctx, now.mono);
+    reply_replicas(ctx, now.mono);
     text(ctx, "refusal", refusal.as_bytes());
     Ok(())
 }
 
 /// The number of replicas that must confirm that this is the only master, the number that do, for
 /// how long enough of them have, and the age of their confirmations, ms.
-fn tell_replicas(ctx: Ctx, now: MonoTime) {
+fn reply_replicas(ctx: Ctx, now: MonoTime) {
     let standing = node::with(|node| {
         let lease = node.table.replication.as_ref();
         lease.map(|lease| lease.standing(now))

@@ -17,8 +17,8 @@ use crate::reply::{self, Failure};
 const MAX_KEYS: i64 = 1000;
 
 pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    if ctx.asks_for_keys() {
-        return tell_keys(ctx, args, super::TAKE);
+    if ctx.is_key_query() {
+        return report_keys(ctx, args, super::TAKE);
     }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
@@ -31,8 +31,8 @@ pub fn macquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    if ctx.asks_for_keys() {
-        return tell_keys(ctx, args, super::DROP);
+    if ctx.is_key_query() {
+        return report_keys(ctx, args, super::DROP);
     }
     let (keys, next) = keys(args)?;
     let token = args.get(next).ok_or(Failure::Arity)?;
@@ -48,8 +48,8 @@ pub fn mrelease(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 }
 
 pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
-    if ctx.asks_for_keys() {
-        return tell_keys(ctx, args, super::CHANGE);
+    if ctx.is_key_query() {
+        return report_keys(ctx, args, super::CHANGE);
     }
     let (keys, next) = keys(args)?;
     let (Some(token), Some(ttl)) = (args.get(next), args.get(next + 1)) else {
@@ -74,7 +74,7 @@ pub fn mextend(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
 
 /// Tells the server which arguments are keys: Redis 7.0 does not use the key specification for
 /// routing.
-fn tell_keys(ctx: Ctx, args: Args<'_>, flags: u32) -> Result<(), Failure> {
+fn report_keys(ctx: Ctx, args: Args<'_>, flags: u32) -> Result<(), Failure> {
     let numkeys = args
         .get(1)
         .and_then(|numkeys| numkeys.number())

@@ -37,7 +37,7 @@ fn look(ctx: Ctx) {
 }
 
 /// Counts and logs locks that were removed while they were held, some at a time.
-pub fn tell_removals(ctx: Ctx) {
+pub fn report_removals(ctx: Ctx) {
     let some = node::with(|node| node.take_removals(BATCH));
     // The master has logged what it tells its replicas to remove.
     if some.is_empty() || server::is_replica() {

@@ -82,12 +82,12 @@ pub fn on_flush(
         unsafe { info.cast::<raw::RedisModuleFlushInfo>().as_ref() }.map_or(-1, |info| info.dbnum);
     keyspace::note_foreign_change();
     node::move_databases(Notice::Flushed(u32::try_from(db).ok(), clock::now()));
-    node::when_whole(tell_flush);
+    node::when_whole(report_flush);
     wake_soon();
 }
 
 /// Counts and logs the consequences of a flush.
-fn tell_flush() {
+fn report_flush() {
     let Flush { locks, quarantines } = node::with(|node| std::mem::take(&mut node.flush));
     // A replica flushes its own data before it loads that of its master.
     if locks > 0 && !server::is_replica() {

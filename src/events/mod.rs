@@ -78,7 +78,7 @@ pub fn started(ctx: Ctx) {
         let ahead = clock::wall().plus(MAX_LEAD);
         node::with(|node| node.table.raise_fence(ahead.0));
     }
-    quarantine::settings_are_news();
+    quarantine::check_settings();
     replication::refresh(ctx);
     quarantine::announce();
     for warning in warnings::collect(ctx) {

@@ -64,7 +64,7 @@ pub fn catch_up(ctx: Ctx) {
     }
     // This comes first, because the first use of the table reads the notices of callbacks.
     let slice = Slice::begin();
-    checks::tell_removals(ctx);
+    checks::report_removals(ctx);
     let mut more = slice.spend(ctx, SLICE, |node, now, _| {
         if node.table.time_out(BATCH, now) {
             More::Soon

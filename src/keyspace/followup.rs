@@ -70,7 +70,7 @@ impl<'a> Followup<'a> {
         };
         own.iter().for_each(Opened::close);
         first.send(ctx);
-        self.more.iter().for_each(|told| told.send(ctx));
+        self.more.iter().for_each(|events| events.send(ctx));
     }
 }
 
@@ -89,14 +89,14 @@ impl KeyEvents<'_> {
 }
 
 fn send_events(ctx: Ctx, events: Events, name: Arg<'_>) {
-    let told: [(u32, &CStr); 5] = [
+    let counts: [(u32, &CStr); 5] = [
         (events.expired, c"lock.expired"),
         (events.released, c"lock.released"),
         (events.forced, c"lock.forced"),
         (events.extended, c"lock.extended"),
         (events.acquired, c"lock.acquired"),
     ];
-    for (times, event) in told {
+    for (times, event) in counts {
         for _ in 0..times {
             ctx.notify(event, name);
         }

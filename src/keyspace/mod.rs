@@ -274,12 +274,12 @@ fn decide_at<'a, R>(
         // Outside of a command, an effect is always made: nothing else counts the change.
         let listened_to = node.listened_to || occasion == Occasion::Event;
         let lock = own.first().and_then(Opened::lock);
-        let says_it =
+        let command_is_enough =
             occasion == Occasion::Release && lock.is_some_and(|lock| node.table.only_frees(lock));
         let reusable = REUSABLE.with(Option::take).unwrap_or_default();
         let output = node
             .table
-            .take_output(now, listened_to && !says_it, reusable);
+            .take_output(now, listened_to && !command_is_enough, reusable);
         let places = change::places(&node.table, own, &output);
         let wake = node.table.wake(Some(&output), now);
         (result, wake, Some((output, places)))

@@ -213,9 +213,14 @@ impl Table {
     }
 
     /// Notes that the hold of `token` in a lock is about to change, and which event reports it.
-    pub(super) fn touch_hold(&mut self, id: LockId, token: &Token, tell: impl FnOnce(&mut Events)) {
+    pub(super) fn touch_hold(
+        &mut self,
+        id: LockId,
+        token: &Token,
+        report: impl FnOnce(&mut Events),
+    ) {
         if let Some(touched) = self.touch(id) {
-            tell(&mut touched.events);
+            report(&mut touched.events);
             // After some changes, writing the whole lock is as cheap, and searching for duplicates
             // is not.
             if touched.changed.len() >= PARTS {

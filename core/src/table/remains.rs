@@ -116,7 +116,7 @@ impl Table {
         let Some(mut remains) = self.remains.pop() else {
             return;
         };
-        let mut told = 0;
+        let mut reported = 0;
         for _ in 0..most {
             let Some(hold) = remains.lock.take_ended(LeaseTime::MAX) else {
                 break;
@@ -124,13 +124,13 @@ impl Table {
             self.forget_holder(remains.id, &hold);
             if let Some(end) = remains.ended {
                 self.hold_times.record(end.since(hold.granted));
-                told += 1;
+                reported += 1;
             }
         }
         if let Some(key) = &remains.told_at
-            && told > 0
+            && reported > 0
         {
-            self.output.ended_before.push((key.clone(), told));
+            self.output.ended_before.push((key.clone(), reported));
         }
         if !remains.lock.is_free() {
             self.remains.push(remains);
