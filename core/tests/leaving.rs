@@ -1,5 +1,6 @@
 //! Very many waiters that leave at once: in slices, and as if they had left already.
 
+use redislock_core::lock::Mode;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::{Answer, Denial, Verdict};
 use redislock_core::time::Wait;
@@ -188,4 +189,33 @@ fn a_role_change_leaves_nobody_who_is_granted_something_later() {
     counts_for_nobody(&mut node);
     let told = told(&mut node);
     assert!(told.iter().all(|answer| *answer == Answer::Unblocked));
+}
+
+/// Requests that leave in slices are still at the head of the queue when their lock becomes free.
+/// `behind` waits after them, and comes before `newcomer`.
+fn overtakes_nobody(leave: impl FnOnce(&mut Node, &[WaiterId])) {
+    let mut node = Node::new(ROOMY);
+    node.hold("holder", "k");
+    let ahead: Vec<_> = (0..150).map(|_| node.wait("many", "k")).collect();
+    node.wait("behind", "k");
+    leave(&mut node, &ahead);
+    assert!(node.table.has_leaving());
+    assert_eq!(node.let_go("holder", "k"), 1);
+    let verdict = node.ask("newcomer", "k", Mode::Exclusive, Wait::No);
+    assert_eq!(verdict, Verdict::Busy);
+    node.take();
+    node.tick();
+    assert!(node.holds("behind", "k"));
+}
+
+#[test]
+fn a_request_does_not_overtake_a_waiter_behind_others_whose_connections_closed() {
+    overtakes_nobody(|node, ahead| ahead.iter().for_each(|id| node.table.abandon(*id)));
+}
+
+#[test]
+fn a_request_does_not_overtake_a_waiter_behind_others_that_were_cancelled() {
+    overtakes_nobody(|node, _| {
+        assert_eq!(node.release(&key("k"), &token("many"), true), 0);
+    });
 }

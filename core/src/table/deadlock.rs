@@ -130,6 +130,9 @@ const KEPT: usize = 1024;
 /// For an owner with more holdings than this, the search starts without checking each of them.
 const HOLDINGS_LOOKED_AT: usize = 64;
 
+/// After this many steps, checking whether a search is needed costs as much as the search.
+const STEPS_BEFORE_SEARCH: usize = 4096;
+
 /// This many steps of a search take as long as one check of a waiter.
 pub(super) const STEPS_IN_A_LOOK: u64 = 16;
 
@@ -275,10 +278,15 @@ impl Table {
     /// Whether a waiter holds something that others wait for. Without that there is no deadlock,
     /// because the waiters ahead in a wait queue arrived earlier.
     fn may_be_stuck(&mut self, now: LeaseTime) -> bool {
-        let waiting = &self.holdings.waiting;
-        self.looks += 1 + waiting.len() as u64 / STEPS_IN_A_LOOK;
-        let mut owners = waiting.iter();
-        owners.any(|owner| self.holds_what_is_waited_for(owner, now))
+        let mut steps = 0;
+        let mut owners = self.holdings.waiting.iter();
+        let may_be_stuck = owners.any(|owner| {
+            let held = self.holdings.of(owner).map_or(0, |held| held.len());
+            steps += 1 + held.min(HOLDINGS_LOOKED_AT);
+            steps > STEPS_BEFORE_SEARCH || self.holds_what_is_waited_for(owner, now)
+        });
+        self.looks += 1 + steps as u64 / STEPS_IN_A_LOOK;
+        may_be_stuck
     }
 
     /// [`Holdings::waiting_holders`].

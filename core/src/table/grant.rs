@@ -1,5 +1,6 @@
 //! How locks are granted or re-entered: the checks, the fence, the lease.
 
+use super::deadlock::STEPS_IN_A_LOOK;
 use super::{Denial, Granted, Table};
 use crate::fence::check_lead;
 use crate::lock::{Hold, Lock, Mode, Terms, check_end, latest_end, tighter};
@@ -74,6 +75,8 @@ impl Table {
             // Other requests of this owner may be a re-entry now, or may overtake those that wait
             // for the lock.
             if let Some(waits) = self.queues.waits_of(&terms.token) {
+                // An owner with very many requests costs the decision accordingly.
+                self.looks += waits.len() as u64 / STEPS_IN_A_LOOK;
                 self.next_up.extend(waits.iter().copied());
                 self.suspects.insert(terms.token.clone());
             }

@@ -114,8 +114,19 @@ impl Table {
         let Some(queue) = self.queues.at(key) else {
             return;
         };
-        let same = self.queues.of(token);
-        let same: Vec<_> = same.filter(|id| queue.waiting.contains(id)).collect();
+        // Either may be very long: the queue, or the list of the owner's requests.
+        let waits = self.queues.waits_of(token).map_or(0, |waits| waits.len());
+        let same: Vec<_> = if queue.waiting.len() < waits {
+            let waiting = queue.waiting.iter().copied();
+            let is_same = |id: &WaiterId| {
+                let waiter = self.queues.get(*id);
+                waiter.is_some_and(|waiter| waiter.terms.token == *token)
+            };
+            waiting.filter(is_same).collect()
+        } else {
+            let waits = self.queues.of(token);
+            waits.filter(|id| queue.waiting.contains(id)).collect()
+        };
         for id in same {
             self.let_leave(id, Some(Answer::Nothing));
         }

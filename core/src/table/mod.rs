@@ -423,10 +423,12 @@ impl Table {
     }
 
     /// Whether somebody may wait for a key without a lock. A request for one key waits for a lock
-    /// that exists, unless it was just removed.
+    /// that exists, unless the lock was just removed, or other waiters are leaving the head of the
+    /// queue.
     fn may_have_queues(&self) -> bool {
         let waits_without_lock = self.queues.has_several_keys() || !self.strings.is_empty();
-        waits_without_lock || self.has_unserved() || self.sweep.is_some()
+        let is_served_later = self.has_unserved() || self.has_leaving() || self.sweep.is_some();
+        waits_without_lock || is_served_later
     }
 
     /// A hold has ended: removes it from all indexes. `known`: see [`Entry::is_known`].
