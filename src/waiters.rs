@@ -28,7 +28,7 @@ use crate::ffi::{Arg, Ctx, api};
 use crate::global::Global;
 use crate::node::{self, Notice};
 use crate::reply::{self, Shape};
-use crate::{alarm, server};
+use crate::{alarm, clock, server};
 
 /// A connection whose wait has ended, until the server frees its private data.
 struct Ended {
@@ -78,10 +78,10 @@ struct Waiters {
     by_client: HashMap<Blocked, WaiterId>,
     /// Connections whose wait has ended, in the order in which the server frees their private data.
     ended: VecDeque<Ended>,
-    /// Answers for connections that are still blocked.
-    answers: Vec<(WaiterId, Answer)>,
-    /// Connections that are still blocked and must try again. There may be very many at once.
-    dismissed: VecDeque<WaiterId>,
+    /// Grants to waiters that are still blocked. Core limits their number.
+    grants: Vec<(WaiterId, Answer)>,
+    /// Other answers to waiters that are still blocked: there may be very many at once.
+    refusals: VecDeque<(WaiterId, Answer)>,
     turn: Turn,
     /// Whether a waiter was answered since [`look_for_quiet`] last checked.
     has_answered: bool,
@@ -118,24 +118,25 @@ impl Waiters {
     /// Frees the memory of very many waiters when nobody waits.
     fn give_back(&mut self) {
         let most = self.by_client.capacity().max(self.ended.capacity());
+        let most = most.max(self.refusals.capacity());
         if !(self.ended.is_empty() && self.parked.is_empty() && most > KEPT) {
             return;
         }
         self.by_client = HashMap::default();
         self.ended = VecDeque::new();
         if !self.has_pending_replies() {
-            self.answers = Vec::new();
-            self.dismissed = VecDeque::new();
+            self.grants = Vec::new();
+            self.refusals = VecDeque::new();
         }
     }
 
     fn has_pending_replies(&self) -> bool {
-        !(self.answers.is_empty() && self.dismissed.is_empty())
+        !(self.grants.is_empty() && self.refusals.is_empty())
     }
 }
 
-/// This many waiters get `-UNBLOCKED` in one iteration of the event loop.
-const DISMISSED_AT_ONCE: usize = 32;
+/// This many waiters that were granted nothing get their replies in one turn of the event loop.
+const REFUSED_AT_ONCE: usize = 32;
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
@@ -255,10 +256,10 @@ fn block_on_keys<'a>(ctx: Ctx, id: WaiterId, keys: impl Iterator<Item = Arg<'a>>
 pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
     let before = WAITERS.with(|waiters| {
         for (id, answer) in answers {
-            if answer == Answer::Unblocked {
-                waiters.dismissed.push_back(id);
+            if matches!(answer, Answer::Granted(_)) {
+                waiters.grants.push((id, answer));
             } else {
-                waiters.answers.push((id, answer));
+                waiters.refusals.push_back((id, answer));
             }
         }
         let before = waiters.turn;
@@ -280,8 +281,8 @@ pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
 /// The server is about to sleep, or has slept.
 fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _: *mut c_void) {
     if moment == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        unblock_answered();
-        unblock_dismissed(DISMISSED_AT_ONCE);
+        unblock_granted();
+        unblock_refused(REFUSED_AT_ONCE);
         let is_more = WAITERS.with(|waiters| {
             waiters.turn = Turn::Over;
             waiters.has_pending_replies()
@@ -318,28 +319,35 @@ fn look_for_quiet(_: *mut raw::RedisModuleCtx, _: *mut c_void) {
     }
 }
 
-/// Lets the server send the replies of the waiters.
-fn unblock_answered() {
-    let mut answers = WAITERS.with(|waiters| std::mem::take(&mut waiters.answers));
-    for (id, answer) in answers.drain(..) {
+/// Lets the server send the replies of waiters that were granted their locks.
+fn unblock_granted() {
+    let mut grants = WAITERS.with(|waiters| std::mem::take(&mut waiters.grants));
+    for (id, answer) in grants.drain(..) {
         send_answer(id, answer);
     }
     // Its memory is reused.
     WAITERS.with(|waiters| {
-        if waiters.answers.is_empty() {
-            waiters.answers = answers;
+        if waiters.grants.is_empty() {
+            waiters.grants = grants;
         }
     });
 }
 
-/// Lets the server send `-UNBLOCKED` to dismissed waiters, at most this many.
-fn unblock_dismissed(most: usize) {
-    for _ in 0..most {
-        let Some(id) = WAITERS.with(|waiters| waiters.dismissed.pop_front()) else {
-            return;
-        };
-        send_answer(id, Answer::Unblocked);
+/// Lets the server send the replies of other waiters, at most this many.
+fn unblock_refused(most: usize) {
+    if WAITERS.with(|waiters| waiters.refusals.is_empty()) {
+        return;
     }
+    let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
+    for _ in 0..most {
+        let Some((id, answer)) = WAITERS.with(|waiters| waiters.refusals.pop_front()) else {
+            break;
+        };
+        send_answer(id, answer);
+    }
+    let spent = clock::mono().since(begin);
+    let spent_cpu = clock::time_of_thread().minus(begin_cpu);
+    node::with(|node| node.note_slice(spent, spent_cpu));
 }
 
 /// Lets the server reply to a waiter.
@@ -376,7 +384,7 @@ fn end_without_answer(id: WaiterId) -> bool {
 
 /// The module has failed and grants nothing any more: all waiters get that error.
 pub fn give_up() {
-    unblock_answered();
+    unblock_granted();
     let all = WAITERS.with(|waiters| waiters.parked.ids());
     for id in all {
         send_answer(id, Answer::Unblocked);

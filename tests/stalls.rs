@@ -301,6 +301,41 @@ fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices(
     assert!(slice <= ALLOWED, "{slice:?}");
 }
 
+/// Connections that wait for `job`, all as `many`.
+fn waiters_of_one_owner(server: &Server, c: &mut Connection) -> Vec<Connection> {
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let wait = |_| {
+        let mut waiter = server.connect();
+        waiter.send("LOCK.ACQUIRE job many 60000 BLOCK 0");
+        waiter
+    };
+    let waiters: Vec<_> = (0..800).map(wait).collect();
+    wait_for_waiters(c, "job", 800);
+    waiters
+}
+
+/// To unblock all of them at once took 3 ms, and the server then replied to all of them.
+#[test]
+fn very_many_waiters_that_are_granted_nothing_get_their_replies_in_slices() {
+    for (command, error) in [
+        ("LOCK.RELEASE job many ALL", None),
+        ("SET job text", Some("WRONGTYPE")),
+    ] {
+        let server = Server::start();
+        let mut c = server.connect();
+        let mut waiters = waiters_of_one_owner(&server, &mut c);
+        c.call(command);
+        for waiter in &mut waiters {
+            match error {
+                Some(error) => refused(&waiter.receive(), error),
+                None => assert_eq!(waiter.receive(), Value::Null),
+            }
+        }
+        let slice = longest_slice(&mut c);
+        assert!(slice <= Duration::from_millis(1), "{command}: {slice:?}");
+    }
+}
+
 /// In a cluster the lock may have moved, so all its waiters are unblocked.
 #[test]
 fn very_many_waiters_whose_lock_is_removed_in_a_cluster_are_unblocked_in_slices() {

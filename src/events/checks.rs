@@ -38,9 +38,12 @@ fn look(ctx: Ctx) {
 
 /// Counts and logs locks that were removed while they were held, some at a time.
 pub fn report_removals(ctx: Ctx) {
+    if server::is_replica() {
+        // The master has logged what it tells its replicas to remove.
+        node::with(|node| node.removals.clear());
+    }
     let some = node::with(|node| node.take_removals(BATCH));
-    // The master has logged what it tells its replicas to remove.
-    if some.is_empty() || server::is_replica() {
+    if some.is_empty() {
         return;
     }
     for removal in some {

@@ -156,10 +156,7 @@ impl Slice {
     fn end(self) {
         let spent = clock::mono().since(self.begin);
         let spent_cpu = clock::time_of_thread().minus(self.begin_cpu);
-        node::with(|node| {
-            node.longest_slice = node.longest_slice.max(spent);
-            node.longest_slice_cpu = node.longest_slice_cpu.max(spent_cpu);
-        });
+        node::with(|node| node.note_slice(spent, spent_cpu));
     }
 }
 

@@ -41,7 +41,7 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
             own.iter().position(|opened| is_own(&opened))
         };
         if let Some(own) = own {
-            next += 1;
+            next = own + 1;
             return Place::Own(own);
         }
         let key = touched.gone_from.clone();

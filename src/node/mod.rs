@@ -267,7 +267,9 @@ impl Node {
         if self.removed_by.is_empty() && self.removed_by.capacity() > KEPT {
             self.removed_by = HashMap::default();
         }
-        if self.table.lock(id).is_some() && !self.table.is_attached(id) {
+        // What is removed while an AOF is loaded was logged at its time.
+        let is_news = !self.table.is_loading() && !self.table.is_attached(id);
+        if is_news && self.table.lock(id).is_some() {
             let now = self.table.lease_now(clock::mono());
             let (cause, caller) = by.unwrap_or((Cause::Other, None));
             if let Some(mut removal) = Removal::of(&self.table, id, cause, now) {
@@ -275,6 +277,12 @@ impl Node {
                 self.removals.push_back(removal);
             }
         }
+    }
+
+    /// Notes how long the main thread worked without a break on something that no command requested.
+    pub fn note_slice(&mut self, spent: Micros, spent_cpu: Micros) {
+        self.longest_slice = self.longest_slice.max(spent);
+        self.longest_slice_cpu = self.longest_slice_cpu.max(spent_cpu);
     }
 
     /// Takes some of the locks that were removed while they were held, to report them.
