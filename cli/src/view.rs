@@ -79,6 +79,11 @@ impl View {
         Self::new(self.builder.clone(), urls, false)
     }
 
+    /// The URL of each node; none behind Sentinel.
+    pub fn urls(&self) -> &[String] {
+        &self.urls
+    }
+
     /// The name of each node.
     pub fn names(&self) -> Vec<String> {
         self.observer.names().map(str::to_owned).collect()

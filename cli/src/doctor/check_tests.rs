@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::checks::check;
-use super::facts::{Deployment, Kind, Node, State};
+use super::facts::{Deployment, Kind, MIGRATION, Node, State};
 use super::finding::Severity::{self, Error, Note, Warning};
 
 /// A node without any problem.
@@ -225,6 +225,14 @@ fn a_replica_must_be_fit_to_take_over() {
     assert_eq!(setting("lock.quarantine", "10000"), other);
     assert_eq!(setting("min-replicas-max-lag", "5"), other);
     assert_eq!(setting("min-replicas-max-lag", "0"), off);
+    assert_eq!(setting("maxmemory-policy", "allkeys-lru"), off);
+    assert_eq!(setting("maxmemory-policy", "volatile-lru"), []);
+    let unreadable = after_replica(|node| {
+        if let Ok(state) = &mut node.state {
+            state.settings.clear();
+        }
+    });
+    assert_eq!(unreadable, [("permissions", Note)]);
     let older = after_replica(|node| {
         if let Ok(state) = &mut node.state {
             state.version = "0.0.9".to_owned();
@@ -238,6 +246,89 @@ fn a_replica_must_be_fit_to_take_over() {
     assert_eq!(silent("unreachable"), [("replicas", Note)]);
     assert_eq!(silent("its address cannot be used"), [("replicas", Note)]);
     assert_eq!(silent("the module is not loaded"), [("replicas", Error)]);
+}
+
+#[test]
+fn without_the_settings_it_is_still_told_that_nothing_can_take_over() {
+    let mut deployment = three();
+    deployment.kind = Kind::Sentinel;
+    deployment.nodes.truncate(1);
+    if let Ok(state) = &mut deployment.nodes[0].state {
+        state.settings.clear();
+    }
+    let notes = [("replicas", Warning), ("permissions", Note)];
+    assert_eq!(found(&deployment), notes);
+    // Without INFO, nobody knows.
+    if let Ok(state) = &mut deployment.nodes[0].state {
+        state.info.clear();
+    }
+    let notes = [("permissions", Note), ("permissions", Note)];
+    assert_eq!(found(&deployment), notes);
+}
+
+/// A cluster of a master and a replica with the replication lease, after a change of the settings
+/// of the master and of the replica.
+fn in_a_cluster(change: impl Fn(&mut State, &mut State)) -> Deployment {
+    let [mut master, mut replica] = ["master", "replica"].map(fit);
+    for node in [&mut master, &mut replica] {
+        if let Ok(state) = &mut node.state {
+            set(state, "min-replicas-to-write", "1");
+            set(state, "min-replicas-max-lag", "10");
+            set(state, MIGRATION, "no");
+        }
+    }
+    if let (Ok(of_master), Ok(of_replica)) = (&mut master.state, &mut replica.state) {
+        let connected = ("connected_slaves".to_owned(), "1".to_owned());
+        of_master.info.extend([connected]);
+        change(of_master, of_replica);
+        of_master.replicas.push(replica);
+    }
+    Deployment {
+        kind: Kind::Cluster,
+        nodes: vec![master],
+        ..three()
+    }
+}
+
+#[test]
+fn in_a_cluster_replicas_must_stay_where_they_are() {
+    let migration = [("replica-migration", Warning)];
+    assert_eq!(found(&in_a_cluster(|_, _| ())), []);
+    let all = in_a_cluster(|master, replica| {
+        set(master, MIGRATION, "yes");
+        set(replica, MIGRATION, "yes");
+    });
+    assert_eq!(found(&all), migration);
+    assert!(check(&all)[0].problem.contains("(master, replica)"));
+    let one = in_a_cluster(|_, replica| set(replica, MIGRATION, "yes"));
+    assert_eq!(found(&one), migration);
+    assert!(check(&one)[0].problem.contains("(replica)"));
+    // Behind Sentinel there is no such move.
+    let sentinel = Deployment {
+        kind: Kind::Sentinel,
+        ..all
+    };
+    assert_eq!(found(&sentinel), []);
+    // Without the lease, something else comes first.
+    let unleased = in_a_cluster(|master, replica| {
+        set(master, MIGRATION, "yes");
+        for state in [master, replica] {
+            set(state, "min-replicas-to-write", "0");
+        }
+    });
+    assert_eq!(found(&unleased), [("min-replicas", Error)]);
+}
+
+#[test]
+fn a_migration_that_cannot_be_checked_is_told() {
+    let unreadable = in_a_cluster(|master, replica| {
+        master.settings.clear();
+        replica.settings.clear();
+    });
+    let notes = [("permissions", Note), ("permissions", Note)];
+    assert_eq!(found(&unreadable), notes);
+    let problem = &check(&unreadable)[0].problem;
+    assert!(problem.contains("the migration of replicas"), "{problem}");
 }
 
 #[test]
@@ -284,6 +375,25 @@ fn keys_that_are_locked_together_share_a_slot() {
     assert_eq!(found(&deployment), [("hash-tags", Warning)]);
     deployment.slots[1].1 = 1;
     assert_eq!(found(&deployment), []);
+}
+
+#[test]
+fn a_node_of_a_cluster_is_no_master_of_its_own() {
+    let mode = |state: &mut State| {
+        let mode = ("redis_mode".to_owned(), "cluster".to_owned());
+        state.info.extend([mode]);
+    };
+    assert_eq!(after(mode), [("cluster-mode", Warning)]);
+    let moved = after(|state| {
+        mode(state);
+        state.unserved = Some("MOVED: 1 b:2".to_owned());
+    });
+    assert_eq!(moved, [("refused", Error)]);
+    let mut cluster = in_a_cluster(|_, _| ());
+    if let Ok(state) = &mut cluster.nodes[0].state {
+        mode(state);
+    }
+    assert_eq!(found(&cluster), []);
 }
 
 #[test]

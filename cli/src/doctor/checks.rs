@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use super::facts::{Deployment, Kind, State};
+use super::facts::{Deployment, Kind, MIGRATION, Node, State};
 use super::finding::Severity::{Error, Note, Warning};
 use super::finding::{Finding, Severity};
 use super::node_checks::Checks;
@@ -30,6 +30,7 @@ pub fn check(deployment: &Deployment) -> Vec<Finding> {
     findings.extend(same_server(&states));
     findings.extend(differences(&states));
     findings.extend(clocks(&states));
+    findings.extend(replica_migration(deployment));
     findings.extend(deployment.plaintext_password.then(|| Finding {
         severity: Warning,
         check: "tls",
@@ -186,6 +187,42 @@ fn clocks(states: &[(&str, &State)]) -> Option<Finding> {
         problem,
         "synchronize the clocks (NTP)",
     ))
+}
+
+/// Whether a cluster may give a master more replicas than its min-replicas-to-write is made for.
+/// The replica itself decides, so the setting counts on replicas, and on masters, which may become
+/// replicas.
+fn replica_migration(deployment: &Deployment) -> Option<Finding> {
+    let masters = states(deployment);
+    let is_leased = masters
+        .iter()
+        .any(|(_, state)| state.has_replication_lease());
+    if deployment.kind != Kind::Cluster || !is_leased {
+        return None;
+    }
+    let replicas = masters
+        .iter()
+        .flat_map(|(_, master)| &master.replicas)
+        .filter_map(|Node { name, state }| Some((name.as_str(), state.as_ref().ok()?)));
+    let all = masters.iter().copied().chain(replicas);
+    let migrate = |(_, state): &(&str, &State)| {
+        let value = state.settings.get(MIGRATION);
+        value.is_some_and(|value| value != "no")
+    };
+    let names: BTreeSet<&str> = all.filter(migrate).map(|(name, _)| name).collect();
+    if names.is_empty() {
+        return None;
+    }
+    let names: Vec<&str> = names.into_iter().collect();
+    let problem = format!(
+        "{MIGRATION} is yes ({}): the cluster may move a replica to another master, and then \
+         min-replicas-to-write is no majority of its nodes: after a failover two masters may grant \
+         one lock",
+        names.join(", ")
+    );
+    let fix = "set cluster-allow-replica-migration no on all masters and replicas (CONFIG SET, and \
+               in their configuration)";
+    Some(about_all(Warning, "replica-migration", problem, fix))
 }
 
 fn hash_tags(deployment: &Deployment) -> Option<Finding> {

@@ -24,12 +24,15 @@ const PROBE_TOKEN: &str = "redlock-doctor-holds-nothing";
 const WRITES: usize = 3;
 /// A node that replies to questions, but not to these.
 pub const NO_REPLY: &str = "no reply";
+/// Whether the cluster may give a replica another master.
+pub const MIGRATION: &str = "cluster-allow-replica-migration";
 /// The settings that are read.
-const SETTINGS: [&str; 8] = [
+const SETTINGS: [&str; 9] = [
     "maxmemory-policy",
     "maxclients",
     "min-replicas-to-write",
     "min-replicas-max-lag",
+    MIGRATION,
     "lock.quarantine",
     "lock.max-ttl",
     "lock.max-waiters",
@@ -51,7 +54,8 @@ pub struct Deployment {
     pub nodes: Vec<Node>,
     /// How long a node may take to reply.
     pub node_timeout: Duration,
-    /// Whether the URLs contain a password that is sent in plaintext to another host.
+    /// Whether a password is sent in plaintext to another host: one of the URLs, or one that a
+    /// cluster or a master names.
     pub plaintext_password: bool,
     /// The slots of the given keys, in a cluster.
     pub slots: Vec<(String, u64)>,
@@ -94,6 +98,13 @@ pub struct State {
 }
 
 impl State {
+    /// Whether the replication lease applies: a master grants only while replicas confirm it.
+    pub fn has_replication_lease(&self) -> bool {
+        let needed = ["lock.quarantine", "min-replicas-to-write"];
+        let is_set = |name: &&str| self.number(name).unwrap_or(0) > 0;
+        needed.iter().all(is_set) && self.number("min-replicas-max-lag") != Some(0)
+    }
+
     /// A setting, or a field of INFO, as a number.
     pub fn number(&self, name: &str) -> Option<u64> {
         let value = self.settings.get(name).or_else(|| self.info.get(name));
@@ -109,6 +120,10 @@ pub async fn collect(
 ) -> Result<Deployment, Failure> {
     let urls = place.urls()?;
     let view = place.view().await?;
+    let plaintext_password = [urls.each(), view.urls()]
+        .concat()
+        .iter()
+        .any(|url| sends_password_in_plaintext(url));
     let mut states = view.nodes().await;
     let view = view.without_silent(&states)?;
     sample(&view, &mut states).await;
@@ -120,10 +135,7 @@ pub async fn collect(
         },
         nodes: states.into_iter().map(node).collect(),
         node_timeout,
-        plaintext_password: urls
-            .each()
-            .iter()
-            .any(|url| sends_password_in_plaintext(url)),
+        plaintext_password,
         slots: Vec::new(),
     };
     let mut replied: Vec<&mut State> = deployment
@@ -133,7 +145,7 @@ pub async fn collect(
         .collect();
     add_details(&view, &mut replied).await;
     if let Some(login) = urls.login() {
-        add_replicas(&view, login, &mut replied).await;
+        deployment.plaintext_password |= add_replicas(&view, login, &mut replied).await;
     }
     add_permissions(&view, keys, &mut replied).await;
     if deployment.kind == Kind::Cluster {
@@ -216,7 +228,9 @@ async fn add_details(view: &View, nodes: &mut [&mut State]) {
 }
 
 /// Asks the replicas that each master names. Their addresses are those that the master sees.
-async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) {
+/// Returns whether that sends a password in plaintext to another host.
+async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) -> bool {
+    let mut plaintext_password = false;
     for master in masters.iter_mut() {
         let urls: Vec<String> = replica_addresses(&master.info)
             .map(|(host, port)| login.url(host, port))
@@ -224,6 +238,7 @@ async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) {
         if urls.is_empty() {
             continue;
         }
+        plaintext_password |= urls.iter().any(|url| sends_password_in_plaintext(url));
         let Ok(replicas) = view.beside(urls) else {
             // A master that names hosts of which no URL can be made.
             let silent = |(host, port)| Node {
@@ -243,6 +258,7 @@ async fn add_replicas(view: &View, login: &Login, masters: &mut [&mut State]) {
             add_details(&replicas, &mut replied).await;
         }
     }
+    plaintext_password
 }
 
 /// Host and port of each replica: `slave0:ip=10.0.0.2,port=6379,state=online,…` of INFO.
@@ -295,7 +311,7 @@ async fn try_key(view: &View, key: &str, is_given: bool, nodes: &mut [&mut State
                 continue;
             };
             if name == "LOCK.ACQUIRE" && state.unserved.is_none() {
-                state.unserved = unserved(&verdict);
+                state.unserved = unserved(&verdict, view.is_cluster);
             }
             note_refusal(state, name, key, is_given, &verdict);
         }
@@ -324,13 +340,17 @@ fn note_refusal(state: &mut State, name: &str, key: &str, is_given: bool, verdic
 }
 
 /// What keeps a node from serving the probe. That the probe itself is wrong (ERR), that the user
-/// may not send it, and that another node has the key is no reason.
-fn unserved(verdict: &Verdict) -> Option<String> {
-    const EXPECTED: [&str; 5] = ["ERR", "NOPERM", "MOVED", "ASK", "READONLY"];
-    match verdict {
-        Verdict::Refused(error) if !EXPECTED.contains(&error.code()?) => Some(error.to_string()),
-        _ => None,
-    }
+/// may not send it, and that another node of a cluster has the key is no reason.
+fn unserved(verdict: &Verdict, is_cluster: bool) -> Option<String> {
+    let Verdict::Refused(error) = verdict else {
+        return None;
+    };
+    let is_expected = match error.code()? {
+        "ERR" | "NOPERM" | "READONLY" => true,
+        "MOVED" | "ASK" => is_cluster,
+        _ => false,
+    };
+    (!is_expected).then(|| error.to_string())
 }
 
 async fn slots(view: &View, keys: &[String]) -> Vec<(String, u64)> {

@@ -14,6 +14,8 @@ const OLDEST_REDIS: (u64, u64) = (7, 0);
 const OLDEST_VALKEY: (u64, u64) = (7, 2);
 /// A fence counter this far ahead of its clock, in µs, means that the clock was set back.
 const FENCE_AHEAD: i64 = 10_000_000;
+/// What to do about a node of a cluster that is listed like an independent master.
+const CLUSTER_URL: &str = "give the nodes of a cluster as one redis+cluster:// URL";
 /// Connections beyond those of the waiters: holders that release, operators, replicas.
 const SPARE_CONNECTIONS: u64 = 100;
 
@@ -64,6 +66,7 @@ impl<'a> Checks<'a> {
         self.clock(state);
         self.connections(state);
         self.refusal(state);
+        self.cluster_mode(state);
         self.memory(state);
         self.permissions(state);
         self.own_warnings(state);
@@ -174,6 +177,17 @@ impl<'a> Checks<'a> {
         }
     }
 
+    /// Whether it is a node of a cluster that is used as a master of its own.
+    fn cluster_mode(&mut self, state: &State) {
+        let mode = state.info.get("redis_mode");
+        let is_said = self.findings.iter().any(|found| found.check == "refused");
+        let is_cluster = mode.is_some_and(|mode| mode == "cluster");
+        if self.deployment.kind == Kind::Masters && is_cluster && !is_said {
+            let problem = "it runs in cluster mode: it serves only the keys of its own slots";
+            self.add(Warning, "cluster-mode", problem.to_owned(), CLUSTER_URL);
+        }
+    }
+
     /// Whether it will soon refuse new locks. A server that evicts is always near its limit.
     fn memory(&mut self, state: &State) {
         let (used, limit) = (state.number("used_memory"), state.number("maxmemory"));
@@ -198,14 +212,16 @@ impl<'a> Checks<'a> {
     /// Whether it can lose grants at a restart without pausing.
     fn memory_of_grants(&mut self, state: &State) {
         if state.settings.is_empty() {
-            return self.add(
-                Note,
-                "permissions",
-                "CONFIG GET cannot be run: quarantine, eviction, min-replicas and limits are not \
-                 checked"
-                    .to_owned(),
-                "run doctor as a user with +config|get",
+            let migration = match self.deployment.kind {
+                Kind::Cluster => "the migration of replicas, ",
+                _ => "",
+            };
+            let problem = format!(
+                "CONFIG GET cannot be run: quarantine, eviction, min-replicas, {migration}and \
+                 limits are not checked"
             );
+            let fix = "run doctor as a user with +config|get";
+            return self.add(Note, "permissions", problem, fix);
         }
         let quarantined = state.number("lock.quarantine").unwrap_or(0) > 0;
         if !quarantined && !state.durable {
@@ -223,9 +239,11 @@ impl<'a> Checks<'a> {
 
     /// Whether a promoted replica, or a master that was replaced, can break a lock.
     fn failover(&mut self, state: &State) {
-        let replicas = state.number("connected_slaves").unwrap_or(0);
+        // Unknown without INFO.
+        let connected = state.number("connected_slaves");
+        let replicas = connected.unwrap_or(0);
         let fails_over = self.deployment.kind != Kind::Masters;
-        if state.settings.is_empty() || state.role != "master" {
+        if state.role != "master" {
             return;
         }
         if self.deployment.kind == Kind::Masters && self.deployment.nodes.len() > 1 && replicas > 0
@@ -250,11 +268,12 @@ impl<'a> Checks<'a> {
                 "persistence",
                 "lock.quarantine is 0: a promoted replica may grant a lock that is still held"
                     .to_owned(),
-                "set lock.quarantine (30000 is usual) on the master and on its replicas",
+                "set lock.quarantine (30000 is usual) in the configuration of the master and of \
+                 its replicas, and restart them",
             );
         }
         self.min_replicas(state, severity);
-        if fails_over && replicas == 0 {
+        if fails_over && connected == Some(0) {
             self.add(
                 Warning,
                 "replicas",
@@ -403,7 +422,7 @@ impl<'a> Checks<'a> {
 fn refusal_advice(error: &str) -> &'static str {
     const PAUSED: &str = "wait if a failover runs; if writes are paused (CLIENT PAUSE), end that \
                           with CLIENT UNPAUSE";
-    const ADVICE: [(&str, &str); 6] = [
+    const ADVICE: [(&str, &str); 8] = [
         (
             "OOM",
             "free memory (MEMORY STATS), or raise maxmemory; leave maxmemory-policy at noeviction",
@@ -421,6 +440,8 @@ fn refusal_advice(error: &str) -> &'static str {
             "CLUSTERDOWN",
             "bring back the masters that are missing (CLUSTER INFO, CLUSTER NODES)",
         ),
+        ("MOVED", CLUSTER_URL),
+        ("ASK", CLUSTER_URL),
         ("writes are paused", PAUSED),
         (NO_REPLY, PAUSED),
     ];

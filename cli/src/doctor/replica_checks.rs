@@ -50,6 +50,22 @@ impl Checks<'_> {
             let fix = "upgrade the replicas first, then fail over, then upgrade the old master";
             self.add(Warning, "module-version", problem, fix);
         }
+        if state.settings.is_empty() {
+            let problem = format!(
+                "CONFIG GET cannot be run on its replica {name}: its settings are not checked"
+            );
+            let fix = "give the replica the same users as the master, with +config|get for doctor";
+            self.add(Note, "permissions", problem, fix);
+        }
+        let policy = state.settings.get("maxmemory-policy");
+        if let Some(policy) = policy.filter(|policy| policy.starts_with("allkeys")) {
+            let problem = format!(
+                "its replica {name} has maxmemory-policy {policy}, and as the master may evict a \
+                 lock while it is held"
+            );
+            let fix = "set maxmemory-policy noeviction on the replica";
+            self.add(Error, "replica-settings", problem, fix);
+        }
         for setting in COMMON {
             let (Some(own), Some(masters)) = (state.number(setting), master.number(setting)) else {
                 continue;
@@ -61,7 +77,12 @@ impl Checks<'_> {
             let severity = if is_off { Error } else { Warning };
             let problem =
                 format!("its replica {name} has {setting} {own}, and would use it as the master");
-            let fix = format!("set {setting} {masters} on the replica, as on the master");
+            // The others change at once.
+            let then = match setting {
+                "lock.quarantine" => ", and restart it",
+                _ => "",
+            };
+            let fix = format!("set {setting} {masters} on the replica, as on the master{then}");
             self.add(severity, "replica-settings", problem, &fix);
         }
     }

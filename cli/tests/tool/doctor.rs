@@ -1,6 +1,6 @@
 //! `redlock doctor`, on real deployments with real mistakes.
 
-use redislock_testkit::cluster::Cluster;
+use redislock_testkit::cluster::{Cluster, node_options};
 use redislock_testkit::process::{Outcome, outcome};
 use redislock_testkit::sentinel::{Deployment, NAME, watch};
 use redislock_testkit::{Server, Value, wait_until};
@@ -260,6 +260,70 @@ fn a_replica_with_other_settings_is_found_before_it_takes_over() {
 }
 
 #[test]
+fn a_replica_whose_settings_cannot_be_read_is_named() {
+    let options = Server::options()
+        .configs(SOUND)
+        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
+    let deployment = Deployment::start(&options);
+    wait_until("the master grants", || {
+        let node: Value = deployment.master.run(&["LOCK.NODE"]);
+        node.number("quarantine") == 0
+    });
+    let replica = &deployment.replicas[0];
+    let rule = ["ACL", "SETUSER", "default", "-config|get"];
+    let _: () = replica.run(&rule);
+    let url = [format!(
+        "redis+sentinel://127.0.0.1:{}/{NAME}",
+        deployment.sentinels[0].port()
+    )];
+    let ended = found(&url, &[], 0, &[]);
+    let note = format!(
+        "CONFIG GET cannot be run on its replica 127.0.0.1:{}",
+        replica.port()
+    );
+    assert!(ended.out.contains(&note), "{ended:?}");
+    let text = ask(&url, &[]);
+    let summary = "1 node: no problems in what could be checked\n";
+    assert!(text.out.ends_with(summary), "{text:?}");
+}
+
+#[test]
+fn in_a_cluster_that_may_move_replicas_every_such_node_is_named() {
+    let options = Server::options()
+        .configs(SOUND)
+        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
+    let nodes = || node_options(&options).start();
+    let cluster = Cluster::form(1, vec![nodes(), nodes()]);
+    let [master, replica] = &cluster.nodes[..] else {
+        panic!("two nodes")
+    };
+    let url = [format!("redis+cluster://127.0.0.1:{}", master.port())];
+    let named = |ended: &Outcome, server: &Server| {
+        let problem = ended.json()["findings"][0]["problem"].to_string();
+        problem.contains(&server.port().to_string())
+    };
+    let migration = [("replica-migration", "warning")];
+    let ended = found(&url, &[], 1, &migration);
+    assert!(named(&ended, master) && named(&ended, replica), "{ended:?}");
+    // What it advises helps.
+    let fix = ["CONFIG", "SET", "cluster-allow-replica-migration", "no"];
+    let _: () = master.run(&fix);
+    let ended = found(&url, &[], 1, &migration);
+    assert!(
+        !named(&ended, master) && named(&ended, replica),
+        "{ended:?}"
+    );
+    let _: () = replica.run(&fix);
+    found(&url, &[], 0, &[]);
+    // Without the permission it is told that this is not checked.
+    for server in [master, replica] {
+        let _: () = server.run(&["ACL", "SETUSER", "default", "-config|get"]);
+    }
+    let ended = found(&url, &[], 0, &[]);
+    assert!(ended.out.contains("the migration of replicas"), "{ended:?}");
+}
+
+#[test]
 fn in_a_cluster_keys_of_one_request_need_a_common_hash_tag() {
     let cluster = Cluster::start(1, 0, &Server::options().configs(SOUND));
     let url = [format!(
@@ -270,6 +334,20 @@ fn in_a_cluster_keys_of_one_request_need_a_common_hash_tag() {
     found(&url, &["--key", "{a}:x", "--key", "{a}:y"], 2, &usual);
     let apart = [usual[0], usual[1], ("hash-tags", "warning")];
     found(&url, &["--key", "a:x", "--key", "a:y"], 2, &apart);
+}
+
+#[test]
+fn nodes_of_a_cluster_that_are_listed_as_masters_are_reported() {
+    let cluster = Cluster::start(3, 0, &Server::options().configs(SOUND));
+    let listed: Vec<String> = cluster.nodes.iter().map(Server::url).collect();
+    // One of them has the key that doctor tries, the others send it there.
+    let expected = [
+        ("refused", "error"),
+        ("refused", "error"),
+        ("cluster-mode", "warning"),
+    ];
+    let ended = found(&listed, &[], 2, &expected);
+    assert!(ended.out.contains("redis+cluster:// URL"), "{ended:?}");
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use redislock_testkit::cluster::node_options;
 use redislock_testkit::{Proxy, Server, SteppedServer, Value, wait_until};
 
 use crate::doctor::{SOUND, ask, found, sound, urls};
@@ -174,6 +175,30 @@ fn a_password_in_plaintext_is_reported() {
     // A name that leads to this host, but does not tell so.
     let url = format!("redis://app:pw@127.1:{}", server.port());
     let ended = found(&[url], &[], 1, &[("tls", "warning")]);
+    assert!(!ended.out.contains("app:pw"), "{ended:?}");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_password_in_plaintext_to_nodes_that_a_cluster_names_is_reported() {
+    // The URL names this host, but the nodes of the cluster are elsewhere, as far as one can tell.
+    let options = Server::options()
+        .configs(SOUND)
+        .config("cluster-announce-ip 127.1");
+    let server = node_options(&options).start();
+    let _: () = server.run(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]);
+    let _: () = server.run(&["CLUSTER", "ADDSLOTSRANGE", "0", "16383"]);
+    wait_until("it grants", || {
+        let node: Value = server.run(&["LOCK.NODE"]);
+        node.number("quarantine") == 0 && node.field("refusal").text() == "none"
+    });
+    let url = format!("redis+cluster://app:pw@127.0.0.1:{}", server.port());
+    let expected = [
+        ("min-replicas", "error"),
+        ("replicas", "warning"),
+        ("tls", "warning"),
+    ];
+    let ended = found(&[url], &[], 2, &expected);
     assert!(!ended.out.contains("app:pw"), "{ended:?}");
 }
 
