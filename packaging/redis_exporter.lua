@@ -1,6 +1,9 @@
+#!lua flags=no-writes,allow-stale
 -- The numbers of INFO lock and LOCK.NODE for redis_exporter: redis_exporter -script redis_exporter.lua
 -- They become redis_script_values{key="lock_grants"}, {key="node_durable"} and so on.
 -- The user of redis_exporter needs +eval, +info and +lock.node in addition.
+-- The first line must stay the first one: without it, the server treats the script as a write, holds
+-- it back while writes are paused (a failover, CLIENT PAUSE), and redis_exporter gets no reply.
 
 local values = {}
 

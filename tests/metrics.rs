@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use redislock_testkit::{Connection, Server, Value, granted};
+use redislock_testkit::{Connection, Server, Value, free_port, granted, refused};
 
 const SCRIPT: &str = include_str!("../packaging/redis_exporter.lua");
 const REFERENCE: &str = include_str!("../docs/COMMANDS.md");
@@ -103,6 +103,28 @@ fn the_script_for_redis_exporter_returns_every_number() {
     assert_eq!(told["lock_refusal_code"], 0.0);
     c.ok("CONFIG SET maxmemory 1");
     assert_eq!(run_script(&mut c)["lock_refusal_code"], 1.0);
+}
+
+/// Nothing ends the pause: a script that waits for its end gets no reply.
+#[test]
+fn the_script_for_redis_exporter_replies_while_writes_are_paused() {
+    let server = Server::start();
+    let mut admin = server.connect();
+    admin.ok("CLIENT PAUSE 600000 WRITE");
+    let told = run_script(&mut server.connect());
+    assert_eq!(told["lock_up"], 1.0, "{told:?}");
+    // 4 is `paused`: the pause is still on.
+    assert_eq!(told["lock_refusal_code"], 4.0, "{told:?}");
+    admin.ok("CLIENT UNPAUSE");
+}
+
+#[test]
+fn the_script_for_redis_exporter_replies_on_a_replica_that_serves_no_stale_data() {
+    let nobody = format!("replicaof 127.0.0.1 {}", free_port());
+    let server = Server::with(["replica-serve-stale-data no", &nobody]);
+    let mut c = server.connect();
+    refused(&c.call("GET key"), "MASTERDOWN");
+    assert_eq!(run_script(&mut c)["lock_up"], 1.0);
 }
 
 #[test]
