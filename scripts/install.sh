@@ -6,6 +6,8 @@
 #   DESTDIR=            a folder in front of it, for packages
 set -eu
 cd "$(dirname "$0")/.."
+# Servers and users must be able to read what is installed, also if root has a stricter umask.
+umask 022
 
 prefix=${PREFIX:-/usr/local}
 dest=${DESTDIR:-}
@@ -89,3 +91,7 @@ for file in README.md CHANGELOG.md SECURITY.md docs/*.md; do
     put 644 "$file" "$prefix/share/doc/redislock/$file"
 done
 put 644 LICENSE "$prefix/share/doc/redislock/copyright"
+case $prefix in /usr | /usr/local) ;; *)
+    echo "install: systemd does not read $units: copy what is there to /etc/systemd/system"
+    ;;
+esac

@@ -262,7 +262,14 @@ ok "nothing is left after it was removed"
 
 # ---- 8. make install into /usr/local, where only the drop-in lets the server map code ------------
 
-PREFIX=/usr/local DESTDIR=$root scripts/install.sh
+PREFIX=/opt/redislock DESTDIR=$work/opt scripts/install.sh >"$work/install.log"
+grep -q 'copy what is there to /etc/systemd/system' "$work/install.log" ||
+    fail "make install does not say that systemd does not read its drop-ins in /opt"
+(umask 077 && PREFIX=/usr/local DESTDIR=$root scripts/install.sh)
+for file in bin/redlock lib/redis/modules/redislock.so share/redislock/redislock.conf; do
+    chroot --userspec=nobody "$root" test -r "/usr/local/$file" ||
+        fail "with a strict umask, only root can read /usr/local/$file"
+done
 cat "$work/conf" >"$root$conf"
 rm -f "$root/var/lib/$server"/*.rdb
 inside sh -c "cat /usr/local/share/redislock/redislock.conf >>$conf"
@@ -276,3 +283,23 @@ until_true 30 "the server serves with the drop-in" serving
 cli LOCK.NODE | grep -qx quarantine || fail "the module of /usr/local is not loaded"
 stop_server
 ok "make install works with its drop-in, and would not without"
+
+# ---- 9. the tar.gz over it, with the commands of docs/OPERATIONS.md ------------------------------
+
+extract=$(sed -n 's/.*`sudo \(tar -xzf [^`]*\)`.*/\1/p' docs/OPERATIONS.md)
+keep=$(sed -n "s/^For an upgrade, add \`\([^\`]*\)\`.*/\1/p" docs/OPERATIONS.md)
+[ -n "$extract" ] && [ -n "$keep" ] || fail "docs/OPERATIONS.md does not name the commands"
+cp "$(dirname "$deb")"/redislock-*.tar.gz "$root/root/"
+rm "$root/usr/local/bin/redlock"
+echo '# edited' >"$root/usr/local/etc/default/redlock-exporter"
+chmod 2775 "$root/usr/local/share"
+inside sh -c "cd /root && $extract $keep" || fail "$extract $keep"
+inside /usr/local/bin/redlock --version >/dev/null || fail "the tool of the tar.gz does not start"
+[ "$(cat "$root/usr/local/etc/default/redlock-exporter")" = '# edited' ] ||
+    fail "the tar.gz replaced the settings of the exporter"
+[ "$(stat -c %a "$root/usr/local/share")" = 2775 ] ||
+    fail "the tar.gz changed the permissions of /usr/local/share"
+rm "$root/usr/local/etc/default/redlock-exporter"
+inside sh -c "cd /root && $extract" || fail "$extract"
+[ -s "$root/usr/local/etc/default/redlock-exporter" ] || fail "the tar.gz lacks the settings"
+ok "the tar.gz installs and upgrades, and keeps settings and the permissions of directories"

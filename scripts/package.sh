@@ -4,11 +4,14 @@
 # VERSION=... overrides the version of Cargo.toml.
 set -eu
 cd "$(dirname "$0")/.."
+umask 022
 
 version=${VERSION:-$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)}
 machine=$(uname -m)
 out=${CARGO_TARGET_DIR:-$PWD/target}/package
 mkdir -p "$out"
+# The container file and `apt install` take every package that is here: keep only this version.
+rm -f "$out"/redislock_*.deb "$out"/redislock-*.tar.gz
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 
