@@ -167,7 +167,7 @@ fn refuses_all(c: &mut Connection, lines: &[&str]) {
 }
 
 /// What ends locks, creates them, or shows tokens.
-const DANGEROUS: [&str; 12] = [
+const DANGEROUS: [&str; 17] = [
     "DEL lock:a",
     "SET lock:a x",
     "EXPIRE lock:a 1",
@@ -179,6 +179,11 @@ const DANGEROUS: [&str; 12] = [
     "MODULE LIST",
     "MONITOR",
     "SLOWLOG GET",
+    "CLIENT KILL ID 1",
+    "CLIENT UNBLOCK 1",
+    "CLIENT PAUSE 1",
+    "PSYNC ? -1",
+    "REPLCONF ACK 1",
     "DEBUG SLEEP 0",
 ];
 
@@ -232,6 +237,18 @@ fn the_recommended_operator_can_look_force_and_nothing_else() {
     if !of_7_0 {
         refuses_all(&mut c, &["FLUSHALL"]);
     }
+}
+
+/// docs/OPERATIONS.md and SECURITY.md warn of it.
+#[test]
+fn a_user_who_may_read_settings_sees_passwords() {
+    let server = Server::start();
+    let mut c = login_as(&server, "operator", "");
+    server.connect().ok("CONFIG SET masterauth SECRET");
+    let seen = c.ok("CONFIG GET masterauth");
+    assert_eq!(seen.field("masterauth").text(), "SECRET");
+    let mut c = login_as(&server, "operator", "-config|get");
+    refuses_all(&mut c, &["CONFIG GET masterauth"]);
 }
 
 #[test]
