@@ -127,6 +127,10 @@ for master in $masters; do
 done
 say "three masters run as $user, and their health check passes"
 ! healthy "$mounted" 127.0.1.9 2>/dev/null || die "the health check passes without a server"
+eval "run_in '$mounted' locked $start --bind 127.0.1.4 --dir /tmp --requirepass secret"
+guarded() { (export REDISCLI_AUTH=secret && healthy "$mounted" 127.0.1.4); }
+until_true 60 "a master with a password is healthy" guarded
+! healthy "$mounted" 127.0.1.4 2>/dev/null || die "the health check needs no password"
 
 # shellcheck disable=SC2154 # root_1 is set by eval
 exporter=$root_1
