@@ -279,7 +279,7 @@ impl Node {
         }
     }
 
-    /// Notes how long the main thread worked without a break on something that no command requested.
+    /// Notes how long the main thread worked without a break on what no command requested.
     pub fn note_slice(&mut self, spent: Micros, spent_cpu: Micros) {
         self.longest_slice = self.longest_slice.max(spent);
         self.longest_slice_cpu = self.longest_slice_cpu.max(spent_cpu);
