@@ -57,9 +57,10 @@ impl Hold {
             let state = self.lock();
             (state.ttl, state.valid_until)
         };
-        let lease = match self.spec.renew {
-            true => ttl,
-            false => lease_for(until.remaining()),
+        let lease = if self.spec.renew {
+            ttl
+        } else {
+            lease_for(until.remaining())
         };
         self.renew(lease, ttl).await
     }
@@ -311,12 +312,11 @@ impl<'a> Renewal<'a> {
             state.leases.clone()
         };
         for place in 0..fleet.nodes.len() {
-            match connected.contains(place) {
-                true => renewal.ask(place, leases.of(place).map(|lease| lease.fence)),
-                false => {
-                    let why = fleet.nodes[place].why_down();
-                    renewal.verdicts[place] = why.unwrap_or(Verdict::NotAsked);
-                }
+            if connected.contains(place) {
+                renewal.ask(place, leases.of(place).map(|lease| lease.fence));
+            } else {
+                let why = fleet.nodes[place].why_down();
+                renewal.verdicts[place] = why.unwrap_or(Verdict::NotAsked);
             }
         }
         renewal
@@ -413,12 +413,12 @@ impl<'a> Renewal<'a> {
         drop(state);
         let mut verdicts = self.verdicts.iter();
         let nodes = reports.clone();
-        hold.lose(
-            match verdicts.any(|verdict| matches!(verdict, Verdict::NotHeld | Verdict::WrongType)) {
-                true => Loss::Gone { nodes },
-                false => Loss::Expired { nodes },
-            },
-        );
+        let is_gone = |verdict: &Verdict| matches!(verdict, Verdict::NotHeld | Verdict::WrongType);
+        hold.lose(if verdicts.any(is_gone) {
+            Loss::Gone { nodes }
+        } else {
+            Loss::Expired { nodes }
+        });
         Err(Error::Lost {
             lock,
             nodes: reports,
@@ -430,9 +430,10 @@ impl<'a> Renewal<'a> {
         let verdicts = self.verdicts.iter().enumerate();
         let missed = verdicts.filter(|(_, verdict)| !matches!(verdict, Verdict::Granted { .. }));
         let missed: NodeSet = missed.map(|(place, _)| place).collect();
-        match missed.iter().all(|place| before.0.contains(place)) {
-            true => (missed, before.1.saturating_add(1)),
-            false => (missed, 1),
+        if missed.iter().all(|place| before.0.contains(place)) {
+            (missed, before.1.saturating_add(1))
+        } else {
+            (missed, 1)
         }
     }
 
