@@ -37,11 +37,11 @@ pub(crate) async fn acquire(
     deadline: Option<Moment>,
 ) -> Result<Arc<Hold>, Error> {
     client.fleet.first_answers(deadline).await;
-    let mut pauses = pauses(FIRST_PAUSE, LONGEST_PAUSE);
+    let mut pauses = retry_pauses();
     loop {
         let mut attempt = Attempt::new(Arc::clone(client), Arc::clone(&spec));
         let outcome = try_or_wait(&mut attempt, may_wait, deadline).await;
-        let over = !may_wait || deadline.is_some_and(|deadline| deadline <= Moment::now());
+        let over = !may_wait || is_over(deadline);
         match outcome {
             Outcome::Won { fence, valid_until } => {
                 if let Some(replicas) = spec.replicas {
@@ -64,16 +64,67 @@ pub(crate) async fn acquire(
                 let hint = retry_in(&attempt.verdicts);
                 drop(attempt);
                 client.record(&spec, Event::Retried);
-                let pause = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
-                let until = Moment::now() + pause;
-                let until = deadline.map_or(until, |deadline| deadline.min(until));
-                // A node that reconnects ends the pause, but one that reconnects again and again
-                // must not make it too short.
-                tokio::time::sleep(until.remaining() / 2).await;
-                client.fleet.change(until.remaining()).await;
+                let length = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
+                pause(&client.fleet, length, deadline).await;
             }
         }
     }
+}
+
+/// Re-enters, repeating the renewal if too few nodes answer and the caller can wait.
+pub(crate) async fn enter_again(
+    hold: &Arc<Hold>,
+    spec: &Spec,
+    may_wait: bool,
+    deadline: Option<Moment>,
+) -> Result<(), Error> {
+    let client = &hold.client;
+    let mut pauses = retry_pauses();
+    loop {
+        // Like any request, it tries once if no time is left to wait.
+        let patience = deadline.map_or(Duration::MAX, Moment::remaining);
+        let patience = patience.max(client.fleet.node_timeout);
+        let entering = async {
+            hold.enter_for(spec.ttl).await?;
+            match spec.replicas {
+                Some(replicas) => replicate_again(hold, replicas, deadline).await,
+                None => Ok(()),
+            }
+        };
+        let timed_out = |_| Error::NoQuorum {
+            lock: hold.spec.name(),
+            nodes: client.fleet.reports(|_| Verdict::TimedOut(patience)),
+        };
+        let entered = tokio::time::timeout(patience, entering).await;
+        match entered.map_err(timed_out).flatten() {
+            Err(Error::NoQuorum { nodes, .. }) if may_wait && !is_over(deadline) => {
+                let verdicts = nodes.iter().map(|node| node.verdict.clone());
+                let hint = retry_in(&verdicts.collect::<Vec<_>>());
+                client.record(spec, Event::Retried);
+                let length = pauses.next().unwrap_or(LONGEST_PAUSE).max(hint);
+                pause(&client.fleet, length, deadline).await;
+            }
+            entered => return entered,
+        }
+    }
+}
+
+fn is_over(deadline: Option<Moment>) -> bool {
+    deadline.is_some_and(|deadline| deadline <= Moment::now())
+}
+
+/// The pauses between attempts that fail because of the nodes.
+fn retry_pauses() -> impl Iterator<Item = Duration> + Send {
+    pauses(FIRST_PAUSE, LONGEST_PAUSE)
+}
+
+/// Pauses for this time, at most until `deadline`. A node that reconnects ends the pause, but one
+/// that reconnects again and again must not make it too short.
+async fn pause(fleet: &Fleet, length: Duration, deadline: Option<Moment>) {
+    let until = Moment::now() + length;
+    let until = deadline.map_or(until, |deadline| deadline.min(until));
+    tokio::time::sleep(until.remaining() / 2).await;
+    fleet.change(until.remaining()).await;
 }
 
 /// The error of the last attempt.
@@ -137,7 +188,7 @@ struct Grant {
 
 /// Waits until this many replicas of each node of a majority have the grants of this hold, for a
 /// guard that re-enters it.
-pub(crate) async fn replicate_again(
+async fn replicate_again(
     hold: &Hold,
     replicas: u32,
     deadline: Option<Moment>,

@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::OwnedMutexGuard;
 use tracing::Instrument;
 
-use crate::acquire::{acquire, replicate_again};
+use crate::acquire::{acquire, enter_again};
 use crate::client::{Client, Event};
 use crate::command::Spec;
 use crate::error::{Error, Verdict};
@@ -181,7 +181,7 @@ impl Lock {
         let mut guard = Guard::empty();
         for turn in &turns {
             if let Some(hold) = turn.hold().filter(|_| !guard.has(&turn.key)) {
-                self.re_enter(&mut guard, hold, deadline).await?;
+                self.re_enter(&mut guard, hold, may_wait, deadline).await?;
             }
         }
         let mut missing = self.spec.clone();
@@ -203,6 +203,7 @@ impl Lock {
         &self,
         guard: &mut Guard,
         hold: Arc<Hold>,
+        may_wait: bool,
         deadline: Option<Moment>,
     ) -> Result<(), Error> {
         let part = hold.enter(&self.spec.keys);
@@ -216,23 +217,7 @@ impl Lock {
                 hold.spec.name()
             )));
         }
-        let entering = async {
-            hold.enter_for(self.spec.ttl).await?;
-            match self.spec.replicas {
-                Some(replicas) => replicate_again(&hold, replicas, deadline).await,
-                None => Ok(()),
-            }
-        };
-        // Like any request, it tries once if no time is left to wait.
-        let fleet = &self.client.fleet;
-        let patience = deadline.map_or(Duration::MAX, Moment::remaining);
-        let patience = patience.max(fleet.node_timeout);
-        let entering = tokio::time::timeout(patience, entering);
-        let timed_out = |_| Error::NoQuorum {
-            lock: hold.spec.name(),
-            nodes: fleet.reports(|_| Verdict::TimedOut(patience)),
-        };
-        match entering.await.map_err(timed_out).flatten() {
+        match enter_again(&hold, &self.spec, may_wait, deadline).await {
             Ok(()) => guard.join(entered),
             Err(Error::Lost { .. }) => {}
             Err(other) => return Err(other),

@@ -6,7 +6,10 @@ use redislock_client::{Error, Owner, Released, Verdict};
 use redislock_testkit::Server;
 use redislock_testkit::lock::waiters;
 
-use crate::{NODE_TIMEOUT, TTL, connect, freed_before_the_lease_ends, is_busy, patient, until};
+use crate::{
+    NODE_TIMEOUT, TTL, acquire_in_background, connect, freed_before_the_lease_ends, is_busy,
+    patient, until,
+};
 
 #[tokio::test]
 async fn the_same_owner_enters_again_and_the_last_guard_out_releases() {
@@ -280,6 +283,26 @@ async fn entering_again_waits_for_the_requested_number_of_replicas() {
     );
     assert!(outer.is_valid());
     assert_eq!(outer.release().await, Released::WasHeld);
+}
+
+/// One renewal is not enough for a caller that can wait.
+#[tokio::test]
+async fn entering_again_is_repeated_until_the_node_answers() {
+    let servers = [Server::start()];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL * 40);
+    let outer = lock.acquire().await.unwrap();
+    servers[0].pause();
+    let once = lock.try_acquire().await;
+    assert!(matches!(once, Err(Error::NoQuorum { .. })), "{once:?}");
+    let waiting = acquire_in_background(&lock.clone().wait(TTL * 20));
+    tokio::time::sleep(NODE_TIMEOUT * 3).await;
+    servers[0].resume();
+    let inner = waiting.await.unwrap().unwrap();
+    assert_eq!(inner.fence(), outer.fence());
+    assert_eq!(outer.release().await, Released::StillHeld);
+    assert_eq!(inner.release().await, Released::WasHeld);
 }
 
 /// It tries for as long as any request does, although extensions that hang are ahead of it.
