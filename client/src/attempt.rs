@@ -247,7 +247,7 @@ impl Attempt {
             self.overtaking |= self.queue_node == Some(place);
             // The token holds nothing there, so there is nothing to release, unless the same
             // request may still arrive on a connection that has ended.
-            if !node.may_have_repeated(question.generation) {
+            if !node.may_have_repeated(question.route) {
                 self.owing.remove(place);
             }
         }

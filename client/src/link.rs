@@ -159,6 +159,16 @@ impl Connection {
         }
     }
 
+    /// How many connections to masters a shared connection of a cluster has opened. It sends a
+    /// request that breaks off again, but only after it has opened another one.
+    pub(crate) fn opened(&self) -> u64 {
+        match self {
+            #[cfg(feature = "cluster")]
+            Self::Cluster(masters) => masters.opened(),
+            _ => 0,
+        }
+    }
+
     /// Whether the server of this connection answers a new connection. Only connections to one
     /// master of a cluster are checked here; their node monitors the others.
     pub(crate) async fn is_served(&self) -> bool {

@@ -76,6 +76,16 @@ pub(crate) struct Standing {
     pub(crate) process: u64,
 }
 
+/// The connections that a request is sent on. If they have changed when its reply arrives, the
+/// request may have been sent again on another one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Route {
+    /// Which shared connection it is.
+    generation: u64,
+    /// How many connections to masters the shared connection of a cluster has opened so far.
+    opened: u64,
+}
+
 /// What an answer to LOCK.NODE shows about the process.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Known {
@@ -286,10 +296,28 @@ impl Node {
         self.state().connection.is_some()
     }
 
-    /// Whether a request that was sent on this connection may have been sent on another one, too.
-    /// Then the reply says nothing about the first request.
-    pub(crate) fn may_have_repeated(&self, generation: u64) -> bool {
-        self.link.is_cluster() || self.standing().generation != generation
+    /// The connections that a request is sent on now.
+    pub(crate) fn route(&self) -> Route {
+        if !self.link.is_cluster() {
+            let generation = self.standing().generation;
+            return Route {
+                generation,
+                opened: 0,
+            };
+        }
+        let state = self.state();
+        let shared = state.connection.as_ref();
+        Route {
+            generation: self.standing().generation,
+            opened: shared.map_or(0, Connection::opened),
+        }
+    }
+
+    /// Whether a request that was sent on this route may have been sent on another one, too. Then
+    /// the reply says nothing about the first request. The shared connection of a cluster sends a
+    /// request again by itself, but only after it has opened another connection.
+    pub(crate) fn may_have_repeated(&self, route: Route) -> bool {
+        self.route() != route
     }
 
     pub(crate) fn is_up(&self) -> bool {

@@ -27,10 +27,10 @@ pub enum Released {
     WasLost,
     /// Another guard of the same owner keeps it.
     StillHeld,
-    /// It is unknown whether it was held. Too few nodes answered, or the release may have been sent
-    /// twice and the second one found nothing: the connection broke, or the node is a cluster,
-    /// where the client cannot see that. The release is repeated in the background until it is
-    /// delivered; at the latest, the hold ends with its lease.
+    /// It is unknown whether it was held. Too few nodes answered, or the connection broke, so that
+    /// the release may have been sent twice and the second one found nothing. The release is
+    /// repeated in the background until it is delivered; at the latest, the hold ends with its
+    /// lease.
     Unknown,
 }
 
@@ -97,7 +97,7 @@ impl Release {
         let nodes = &self.client.fleet.nodes;
         // A node that has executed the first of two releases answers no to the second one.
         let was_sent_twice =
-            |question: &Question| nodes[question.place].may_have_repeated(question.generation);
+            |question: &Question| nodes[question.place].may_have_repeated(question.route);
         replies.retain(|(question, reply)| *reply != Reply::No || !was_sent_twice(question));
         Released::count(&replies, nodes.len())
     }
@@ -108,14 +108,8 @@ impl Release {
     pub(crate) async fn settle(mut self) -> NodeSet {
         let replies = self.ask_all().await;
         let mut unsettled = self.left;
-        for (
-            Question {
-                place, generation, ..
-            },
-            _,
-        ) in replies
-        {
-            if self.client.fleet.nodes[place].may_have_repeated(generation) {
+        for (Question { place, route, .. }, _) in replies {
+            if self.client.fleet.nodes[place].may_have_repeated(route) {
                 unsettled.insert(place);
             }
         }

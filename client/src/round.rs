@@ -12,7 +12,7 @@ use tokio::time::Sleep;
 use crate::command::Request;
 use crate::error::Verdict;
 use crate::host::Moment;
-use crate::node::Node;
+use crate::node::{Node, Route};
 use crate::reply::Reply;
 
 /// The nodes of a client, in the fixed order of the configuration.
@@ -25,8 +25,8 @@ pub(crate) struct Question {
     pub(crate) sent: Moment,
     /// An extension must return exactly this fence: any other fence belongs to another hold.
     pub(crate) exactly: Option<u64>,
-    /// The generation of the shared connection when it was sent.
-    pub(crate) generation: u64,
+    /// The connections that it was sent on.
+    pub(crate) route: Route,
 }
 
 impl Question {
@@ -35,7 +35,7 @@ impl Question {
             place,
             sent,
             exactly: None,
-            generation: 0,
+            route: Route::default(),
         }
     }
 
@@ -167,11 +167,8 @@ impl<A: From<Verdict> + Send + 'static> Round<A> {
 impl Round {
     /// Asks this node on the shared connection.
     pub(crate) fn ask(&mut self, node: &Arc<Node>, question: Question, request: &Arc<Request>) {
-        let generation = node.standing().generation;
-        let question = Question {
-            generation,
-            ..question
-        };
+        let route = node.route();
+        let question = Question { route, ..question };
         let reply = node.ask(Arc::clone(request));
         self.push(question, async move { question.judge(reply.await) });
     }

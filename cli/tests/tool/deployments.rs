@@ -150,6 +150,29 @@ fn a_master_behind_sentinel() {
     assert_eq!(other.code, Some(69), "{other:?}");
 }
 
+/// A lock that ends before its release does: the exit code tells.
+#[test]
+fn a_lock_that_was_lost_in_a_cluster() {
+    let cluster = Cluster::start(MASTERS, 0, &Server::options());
+    let url = format!("redis+cluster://127.0.0.1:{}", cluster.nodes[0].port());
+    let tool = redlock(&[]).get_program().to_str().unwrap().to_owned();
+    // One key for each of two masters.
+    for key in ["job", "other"] {
+        let force = [tool.as_str(), "force", key, "--yes"];
+        let run = ["run", "--key", key, "--ttl", "5m", "--"];
+        let ran = ask(&url, &[run.as_slice(), &force].concat());
+        assert_eq!(ran.code, Some(70), "{ran:?}");
+        let taken = ask(&url, &["acquire", "--key", key, "--ttl", "5m", "--json"]).json();
+        assert_eq!(ask(&url, &["force", key, "--yes"]).code, Some(0));
+        let mut release = redlock(&[]);
+        release.args(["release", "--key", key]);
+        release.env("REDLOCK_NODES", &url).envs([NODE_TIMEOUT]);
+        release.env("REDLOCK_TOKEN", taken["token"].as_str().unwrap());
+        let released = outcome(release);
+        assert_eq!(released.code, Some(70), "{released:?}");
+    }
+}
+
 #[test]
 fn a_cluster() {
     let cluster = Cluster::start(MASTERS, 0, &Server::options());

@@ -2,6 +2,8 @@
 //! each waiter.
 
 use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -12,7 +14,8 @@ use redis::cluster_routing::{
     MultipleNodeRoutingInfo, ResponsePolicy, Route, RoutingInfo, SingleNodeRoutingInfo, Slot,
     SlotAddr,
 };
-use redis::{ErrorKind, RedisError, RedisResult, Value};
+use redis::io::AsyncDNSResolver;
+use redis::{ErrorKind, RedisError, RedisFuture, RedisResult, Value};
 use tokio::sync::Semaphore;
 
 use super::settings::{Credentials, Settings};
@@ -47,6 +50,34 @@ struct ServerState {
 pub(crate) struct Masters {
     pub(super) connection: ClusterConnection,
     login: Option<Arc<Credentials>>,
+    openings: Openings,
+}
+
+impl Masters {
+    /// How many connections it has opened, or tried to open.
+    pub(super) fn opened(&self) -> u64 {
+        self.openings.0.load(SeqCst)
+    }
+}
+
+/// Counts the connections that redis-rs opens for a shared connection: each begins with a look at
+/// the host's address.
+#[derive(Clone, Default)]
+struct Openings(Arc<AtomicU64>);
+
+impl AsyncDNSResolver for Openings {
+    fn resolve<'a, 'b: 'a>(
+        &'a self,
+        host: &'b str,
+        port: u16,
+    ) -> RedisFuture<'a, Box<dyn Iterator<Item = SocketAddr> + Send + 'a>> {
+        self.0.fetch_add(1, SeqCst);
+        Box::pin(async move {
+            let found = tokio::net::lookup_host((host, port)).await?;
+            let found: Vec<SocketAddr> = found.collect();
+            Ok(Box::new(found.into_iter()) as Box<dyn Iterator<Item = SocketAddr> + Send>)
+        })
+    }
 }
 
 impl Cluster {
@@ -89,7 +120,9 @@ impl Cluster {
 
     /// One connection to all masters.
     pub(crate) async fn open(&self) -> RedisResult<Masters> {
-        let (mut builder, mut login) = (self.builder(), None);
+        let openings = Openings::default();
+        let mut builder = self.builder().async_dns_resolver(openings.clone());
+        let mut login = None;
         if let Some(provider) = &self.settings.provider {
             let credentials = provider.ask().await?;
             login = Some(Arc::new(credentials.clone()));
@@ -106,7 +139,11 @@ impl Cluster {
             // This is only for operators: nothing waits for the reply.
             let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
         }
-        Ok(Masters { connection, login })
+        Ok(Masters {
+            connection,
+            login,
+            openings,
+        })
     }
 
     /// Whether the provider now has other credentials than this connection.

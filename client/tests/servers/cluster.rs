@@ -71,6 +71,23 @@ async fn a_cluster_is_one_node_and_keys_find_their_slots() {
     assert_eq!(both.release().await, Released::WasHeld);
 }
 
+/// Only a release that was sent twice may find nothing without a loss.
+#[tokio::test]
+async fn a_lock_that_was_forced_away_is_reported_lost_by_its_release() {
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let client = client(&cluster).await;
+    // One for each of two masters.
+    for (key, master) in [("job", 0), ("elsewhere", 1)] {
+        let lock = client.lock(key).ttl(LONG);
+        let force = || cluster.nodes[master].run::<u64>(&["LOCK.FORCE", key]);
+        let guard = lock.acquire().await.unwrap();
+        assert_eq!(force(), 1);
+        assert_eq!(guard.release().await, Released::WasLost);
+        let ran = lock.run(async |_| force()).await;
+        assert!(matches!(ran, Err(Error::Lost { .. })), "{ran:?}");
+    }
+}
+
 /// A guard that was renewed since, and is then released to the waiters.
 async fn is_still_held(guard: Guard) {
     let before = guard.valid_until();
