@@ -17,7 +17,7 @@ use redis::aio::MultiplexedConnection;
 use redis::io::tcp::{TcpSettings, socket2::TcpKeepalive};
 use redis::{
     AsyncConnectionConfig, ConnectionInfo, Pipeline, ProtocolVersion, RedisConnectionInfo,
-    RedisResult, Value,
+    RedisError, RedisResult, Value,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -456,9 +456,13 @@ async fn in_time<T>(
     patience: Duration,
     work: impl Future<Output = RedisResult<T>>,
 ) -> RedisResult<T> {
-    let late = |_| Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into());
     let done = tokio::time::timeout(patience, work).await;
-    done.unwrap_or_else(late)
+    done.unwrap_or_else(|_| Err(late()))
+}
+
+/// The error of work that took too long.
+fn late() -> RedisError {
+    std::io::Error::from(std::io::ErrorKind::TimedOut).into()
 }
 
 /// Sets keepalive, so that a connection that a firewall has dropped does not look open forever.

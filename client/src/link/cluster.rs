@@ -3,7 +3,7 @@
 
 use std::collections::HashMap;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use redis::{ErrorKind, RedisError, RedisFuture, RedisResult, Value};
 use tokio::sync::Semaphore;
 
 use super::settings::{Credentials, Settings};
-use super::{OPENING_CONNECTIONS, Server, in_time};
+use super::{OPENING_CONNECTIONS, Server, in_time, late};
 use crate::command::{self, Request};
 use crate::host::{Moment, locked};
 
@@ -41,6 +41,8 @@ pub(crate) struct Cluster {
 /// What the waiters at one server of a cluster share.
 struct ServerState {
     opening: Semaphore,
+    /// Whether the last connection did not open in time.
+    is_slow: AtomicBool,
     /// When it was last checked whether the server answers a new connection, and the result.
     served: tokio::sync::Mutex<Option<(Moment, bool)>>,
 }
@@ -158,7 +160,7 @@ impl Cluster {
     }
 
     /// A connection to the last known master of the slot, or to any node, which knows where the
-    /// slot is.
+    /// slot is. Servers that did not open the last connection in time come last.
     async fn open_for(
         &self,
         slot: Slot,
@@ -167,6 +169,7 @@ impl Cluster {
         let known = locked(&self.masters).get(&slot).cloned();
         let mut places: Vec<Server> = known.into_iter().collect();
         places.extend(self.seeds.iter().cloned());
+        places.sort_by_cached_key(|server| self.state_of(server).is_slow.load(SeqCst));
         let share = self.connect_timeout / 4;
         let mut problem = RedisError::from((ErrorKind::Io, "no node of the cluster answers"));
         for server in places {
@@ -184,13 +187,15 @@ impl Cluster {
         let state = servers.entry(server.address()).or_insert_with(|| {
             Arc::new(ServerState {
                 opening: Semaphore::new(OPENING_CONNECTIONS),
+                is_slow: AtomicBool::default(),
                 served: tokio::sync::Mutex::default(),
             })
         });
         Arc::clone(state)
     }
 
-    /// A connection to this server. With `in_turn`, waiters do not all open one at the same time.
+    /// A connection to this server. With `in_turn`, waiters do not all open one at the same time,
+    /// and a waiter gives up its turn if the server turns out to be slow meanwhile.
     async fn open_at(
         &self,
         server: &Server,
@@ -198,13 +203,23 @@ impl Cluster {
         in_turn: bool,
     ) -> RedisResult<MultiplexedConnection> {
         let state = self.state_of(server);
+        let was_slow = state.is_slow.load(SeqCst);
         let _turn = if in_turn {
             let turn = async { Ok(state.opening.acquire().await.ok()) };
             in_time(self.connect_timeout, turn).await?
         } else {
             None
         };
-        server.open(patience).await
+        if state.is_slow.load(SeqCst) && !was_slow {
+            return Err(late());
+        }
+        let opened = server.open(patience).await;
+        match &opened {
+            Ok(_) => state.is_slow.store(false, SeqCst),
+            Err(error) if error.is_timeout() => state.is_slow.store(true, SeqCst),
+            Err(_) => {}
+        }
+        opened
     }
 
     /// Whether this server answers a new connection, or at least refuses it. Callers at the same
@@ -286,10 +301,18 @@ impl SlotConnection {
                 connection.send_packed_command(&request.cmd).await
             };
             let Some((kind, host, port)) = redirection(&result, &server) else {
-                if result.as_ref().is_err_and(|error| error.code().is_none()) {
+                match &result {
                     // The successor of a dead master is found by asking the others.
-                    locked(&self.cluster.masters).remove(&slot);
-                    *locked(&self.open) = None;
+                    Err(error) if error.code().is_none() => {
+                        locked(&self.cluster.masters).remove(&slot);
+                        *locked(&self.open) = None;
+                    }
+                    Err(_) | Ok(Value::ServerError(_)) => {}
+                    // The slot is still moving there.
+                    Ok(_) if asking => {}
+                    Ok(_) => {
+                        locked(&self.cluster.masters).insert(slot, server);
+                    }
                 }
                 return result;
             };

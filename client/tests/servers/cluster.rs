@@ -193,6 +193,33 @@ async fn a_master_that_stands_still_costs_the_locks_of_the_others_nothing() {
     the_others_serve(&cluster, &client, held).await;
 }
 
+/// One connection to it is opened in vain. If each was, they would take much longer than this test
+/// waits.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_stands_still_does_not_delay_connections_to_the_others() {
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let client = Redlock::builder()
+        .cluster(cluster.nodes.iter().map(Server::url))
+        .connect_timeout(Duration::from_secs(12))
+        .connect()
+        .await
+        .unwrap();
+    let guard = client.lock("elsewhere").ttl(LONG * 5);
+    let guard = guard.acquire().await.unwrap();
+    cluster.nodes[0].pause();
+    let add = redislock_client::redis::cmd("INCR");
+    let add = add.clone().arg("{elsewhere}n").to_owned();
+    let commands = async {
+        for _ in 0..20 {
+            guard.command::<u64>(&add).await.unwrap();
+            // Longer than a connection is trusted without a reply.
+            tokio::time::sleep(Duration::from_millis(150)).await;
+        }
+    };
+    let done = tokio::time::timeout(Duration::from_secs(45), commands).await;
+    assert!(done.is_ok(), "each command waits for the first master");
+}
+
 /// A master that does not answer keeps its connections open, so nothing else shows that another one
 /// has taken over.
 #[tokio::test(flavor = "multi_thread")]

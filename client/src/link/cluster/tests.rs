@@ -50,6 +50,29 @@ async fn a_few_waiters_open_a_connection_at_the_same_time() {
     }
 }
 
+/// The first waiters find out, and no other one tries.
+#[tokio::test]
+async fn a_server_that_opens_no_connection_in_time_is_tried_last() {
+    let (hanging, node) = (
+        redislock_testkit::Server::start(),
+        redislock_testkit::Server::start(),
+    );
+    let proxy = Proxy::to(hanging.port());
+    proxy.requests(Flow::Hold);
+    let seed = |url: String| Server::new(url.into_connection_info().unwrap(), None, None);
+    let seeds = vec![seed(proxy.url()), seed(node.url())];
+    let patience = Duration::from_secs(8);
+    let cluster = Cluster::new(seeds, Settings::default(), patience).unwrap();
+    let before = number(&hanging, "total_connections_received");
+    let opened = join_all((0..MANY).map(|_| cluster.open_for(Slot::for_key(b"x"), true))).await;
+    for opened in opened {
+        assert_eq!(opened.unwrap().0.address(), cluster.seeds[1].address());
+    }
+    // One is for the question.
+    let tried = number(&hanging, "total_connections_received") - before - 1;
+    assert!(tried <= OPENING_CONNECTIONS, "{tried} were opened in vain");
+}
+
 #[tokio::test]
 async fn waiters_that_ask_at_the_same_time_whether_a_server_answers_share_the_answer() {
     let node = redislock_testkit::Server::start();
