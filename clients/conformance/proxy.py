@@ -42,7 +42,7 @@ class Proxy:
     def _set(self, marker: str, action: str) -> None:
         self._marker, self._action, self.seen_at = marker.encode(), action, None
 
-    def wait_seen(self, within: float = 15.0) -> float:
+    def wait_seen(self, within: float = 60.0) -> float:
         with self._change:
             assert self._change.wait_for(lambda: self.seen_at is not None, within), (
                 "the marked request did not come"

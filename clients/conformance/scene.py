@@ -8,15 +8,22 @@ from collections.abc import Callable
 from driver import Driver, LibraryError, Pending
 from proxy import Proxy
 from servers import Server, eventually
+from slowness import Slowness
 
-LONG = 60_000  # a ttl or wait in ms that no scenario lives to see the end of
+LONG = 300_000  # a ttl or wait in ms that no scenario lives to see the end of
+PACES = (1, 2, 4)  # a scenario that a slow machine has spoiled is repeated with longer times
+
+
+class TooSlow(AssertionError):
+    """The machine was too slow to tell: once more, at the next pace."""
 
 
 class Scene:
     """What a scenario has at hand; everything it took is given back at its end."""
 
-    def __init__(self, driver: Driver) -> None:
-        self.driver = driver
+    def __init__(self, driver: Driver, pace: int = 1) -> None:
+        self.driver, self.pace = driver, pace
+        self._slowness = Slowness(driver.process.pid)
         self._taken: list = []
         self._names = iter(range(1_000_000))
 
@@ -27,6 +34,14 @@ class Scene:
     def close(self) -> None:
         for thing in reversed(self._taken):
             thing.close()
+
+    def in_time(self, is_right: bool, spare: float, what: str) -> None:
+        """A check that a slow machine can fail: one that held up the driver for half of `spare`
+        (ms), the time that a correct library has left. On any other machine it is a failure."""
+        if not is_right:
+            held_up = self._slowness.seconds()
+            kind = TooSlow if held_up * 1000 >= spare / 2 else AssertionError
+            raise kind(f"{what} (the machine held up the driver for {held_up:.1f} s)")
 
     def server(self, *settings: str, module: bool = True) -> Server:
         return self.take(Server(*settings, module=module))
@@ -133,9 +148,20 @@ def scenario(function: Callable[[Scene], None]) -> Callable[[Scene], None]:
     return function
 
 
-def is_free(server: Server, key: str = "door", within: float = 20.0) -> None:
+def is_free(server: Server, key: str = "door", within: float = 60.0) -> None:
     """Nobody holds it and nobody waits, well before a lease of LONG could have ended."""
     eventually(lambda: server.lock(key) is None, within, f"the end of everything at {key!r}")
+
+
+def is_quiet(server: Server, command: str, what: str, seconds: float = 1.5) -> None:
+    """The command is not called any more; one that was on its way may still come."""
+
+    def rests() -> bool:
+        calls = server.calls(command)
+        time.sleep(seconds)
+        return server.calls(command) == calls
+
+    eventually(rests, 30, f"an end of {command}: {what}")
 
 
 def block_by_hand(server: Server, key: str = "door", ttl: int = LONG) -> None:

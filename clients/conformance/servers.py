@@ -63,7 +63,7 @@ class Wire:
         self._socket.close()
 
 
-def eventually(condition, within: float = 15.0, what: str = "the condition"):
+def eventually(condition, within: float = 60.0, what: str = "the condition"):
     """Waits for the condition; only a broken program uses up the time."""
     end = time.monotonic() + within
     while True:
@@ -123,7 +123,7 @@ class Server:
         command = [SERVER, str(file), *(["--sentinel"] if self._sentinel else [])]
         self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         log.close()
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if self._process.poll() is not None:
                 raise ConnectionError(f"the server ended: {self.log()}")
@@ -199,7 +199,7 @@ def sentinel_set(take) -> tuple[Server, Server, Server]:
     """A master, its replica, and one Sentinel that decides alone. `take` owns each server."""
     master = take(Server())
     replica = take(Server(f"replicaof 127.0.0.1 {master.port}"))
-    eventually(lambda: "master_link_status:up" in replica.wire("INFO", "replication"), 30)
+    eventually(lambda: "master_link_status:up" in replica.wire("INFO", "replication"))
     watch = take(
         Server(
             f"sentinel monitor main 127.0.0.1 {master.port} 1",
@@ -210,8 +210,7 @@ def sentinel_set(take) -> tuple[Server, Server, Server]:
     )
     eventually(
         lambda: "slaves=1" in watch.wire("INFO", "sentinel"),
-        30,
-        "Sentinel's discovery of the replica",
+        what="Sentinel's discovery of the replica",
     )
     return master, replica, watch
 
@@ -235,7 +234,7 @@ def cluster_set(take, *settings: str, count: int = 2) -> list[Server]:
         node.wire("CLUSTER", "SET-CONFIG-EPOCH", index + 1)
         node.wire("CLUSTER", "MEET", "127.0.0.1", nodes[0].port)
     for node in nodes:
-        eventually(lambda node=node: _is_whole(node, count), 30, "the cluster")
+        eventually(lambda node=node: _is_whole(node, count), what="the cluster")
     return nodes
 
 

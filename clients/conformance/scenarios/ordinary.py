@@ -6,6 +6,7 @@ import threading
 import time
 
 from scene import LONG, Scene, block_by_hand, give_back_by_hand, is_free, queued, scenario
+from servers import eventually
 
 
 @scenario
@@ -95,8 +96,10 @@ def one_try_is_busy_at_once_and_leaves_nothing(scene: Scene) -> None:
 @scenario
 def a_wait_ends_with_busy_and_not_early(scene: Scene) -> None:
     server = scene.server()
+    client = scene.open(server)
+    scene.hold(client, "warm").release()
     block_by_hand(server)
-    asked = scene.acquire(scene.open(server), wait=700)
+    asked = scene.acquire(client, wait=700)
     assert asked.error().kind == "busy"
     assert asked.pending.answered_at - asked.asked_at >= 0.69
     assert server.waiters("door") == 0
@@ -150,9 +153,9 @@ def several_keys_are_taken_all_or_none(scene: Scene) -> None:
     assert scene.refused(client, ["a", "b"]).kind == "busy"
     assert server.lock("a") is None
     give_back_by_hand(server, "b")
-    both = scene.hold(client, ["a", "b"], ttl=2_000, renew_every=300)
+    both = scene.hold(client, ["a", "b"], ttl=20_000, renew_every=300)
     assert server.holders("a")[0]["fence"] == server.holders("b")[0]["fence"] == both.fence
-    time.sleep(2.5)
+    eventually(lambda: server.calls("LOCK.MEXTEND") >= 2, what="renewals")
     assert not both.state()["lost"] and server.holders("a") and server.holders("b")
     assert both.release() is True
     assert server.lock("a") is None and server.lock("b") is None

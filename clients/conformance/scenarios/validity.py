@@ -5,7 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from scene import LONG, Scene, block_by_hand, give_back_by_hand, queued, scenario
+from driver import LibraryError, Pending
+from scene import LONG, Asked, Scene, block_by_hand, give_back_by_hand, is_quiet, queued, scenario
 from servers import eventually
 
 
@@ -15,17 +16,29 @@ def validity_counts_from_the_sending(scene: Scene) -> None:
     proxy = scene.proxy(server)
     client = scene.open(proxy, answer=1_900)
     scene.hold(client, "warm").release()
+    ttl = 6 * scene.pace
     for wait in (0, LONG):
         proxy.when("LOCK.ACQUIRE", "hold_reply")
-        asked = scene.acquire(client, ttl=6_000, wait=wait, renew=False)
+        asked = scene.acquire(client, ttl=ttl * 1000, wait=wait, renew=False)
         seen = proxy.wait_seen()
         time.sleep(0.8)
         proxy.resume()
-        asked.granted()
-        assert server.calls("LOCK.EXTEND") == 0, "an EXTEND was not needed yet"
-        late = asked.valid_until() - (seen + 6)
+        _granted_in_time(scene, asked, 1_000)
+        late = asked.valid_until() - (seen + ttl)
         assert late <= 0, f"validity ends {late:.3f} s after the lease may have ended"
+        took = asked.pending.answered_at - asked.asked_at
+        is_early = server.calls("LOCK.EXTEND") == 0
+        scene.in_time(is_early, ttl * 200, f"an EXTEND was not needed yet, after {took:.1f} s")
         asked.release()
+
+
+def _granted_in_time(scene: Scene, asked: Asked, spare: float) -> None:
+    """A grant that has to arrive within a limit: that of an answer, or the lease."""
+    try:
+        asked.granted()
+    except LibraryError as error:
+        scene.in_time(error.kind != "unavailable", spare, f"the reply took too long: {error}")
+        raise
 
 
 @scenario
@@ -48,53 +61,62 @@ def validity_of_a_renewal_counts_from_its_sending(scene: Scene) -> None:
 def a_wait_longer_than_the_ttl_is_confirmed_first(scene: Scene) -> None:
     server = scene.server()
     block_by_hand(server)
-    asked = scene.acquire(scene.open(server), ttl=4_000, wait=LONG, renew=False)
+    ttl = 4_000 * scene.pace
+    asked = scene.acquire(scene.open(server), ttl=ttl, wait=LONG, renew=False)
     queued(server)
-    time.sleep(4.5)
+    time.sleep(ttl / 1000 + 0.5)
     give_back_by_hand(server)
-    assert asked.granted()["fence"] == server.holders("door")[0]["fence"]
+    fence = asked.granted()["fence"]
     before = time.monotonic()
-    state, seen = asked.state(), server.holders("door")[0]
-    assert server.calls("LOCK.EXTEND") == 1, "the grant was not confirmed by EXTEND"
-    assert not state["lost"] and state["valid_for"] > 0, state
+    state, holders = asked.state(), server.holders("door")
     spent = (time.monotonic() - before) * 1000
-    assert state["valid_for"] <= seen["ttl"] + spent, (state, seen, spent)
+    assert server.calls("LOCK.EXTEND") >= 1, "the grant was not confirmed by EXTEND"
+    is_held = holders and not state["lost"] and state["valid_for"] > 0
+    scene.in_time(is_held, ttl / 2, f"the hold has ended: {state} {holders}")
+    assert holders[0]["fence"] == fence
+    assert state["valid_for"] <= holders[0]["ttl"] + spent, (state, holders, spent)
     asked.release()
 
 
 @scenario
 def a_hold_is_renewed_for_as_long_as_it_lasts(scene: Scene) -> None:
     server = scene.server()
-    held = scene.hold(scene.open(server), ttl=2_500, renew_every=300)
+    ttl = 2_500 * scene.pace
+    held = scene.hold(scene.open(server), ttl=ttl, renew_every=300 * scene.pace)
     lost = held.start_await_lost()
-    end = time.monotonic() + 4
-    while time.monotonic() < end:
+    began = time.monotonic()
+    while time.monotonic() < began + 4 * scene.pace:
         state = held.state()
-        assert state["valid_for"] > 0 and not state["lost"], state
+        is_held = state["valid_for"] > 0 and not state["lost"]
+        scene.in_time(is_held, ttl / 2, f"it was lost: {state}")
         time.sleep(0.05)
-    assert not lost.done and server.holders("door")[0]["fence"] == held.fence
-    calls = server.calls("LOCK.EXTEND")
-    assert 1 <= calls <= 30, calls
-    assert held.release() is True
-    time.sleep(0.3)  # for one that was on its way
-    calls = server.calls("LOCK.EXTEND")
-    time.sleep(0.7)
-    assert server.calls("LOCK.EXTEND") == calls, "renewal goes on after the release"
+    fences = [one["fence"] for one in server.holders("door")]
+    scene.in_time(not lost.done and fences == [held.fence], ttl / 2, "it was lost")
+    calls, most = server.calls("LOCK.EXTEND"), 2 + 8 * (time.monotonic() - began)
+    assert 1 <= calls <= most, (calls, most)
+    scene.in_time(held.release(), ttl / 2, "it was lost")
+    is_quiet(server, "LOCK.EXTEND", "renewal goes on after the release", 1.5 * scene.pace)
+
+
+def _is_told_before_the_end(scene: Scene, lost: Pending, ttl: int) -> None:
+    """The libraries tell a tenth of the ttl before the end, the Rust client at most 1 s before."""
+    left = lost.result()["valid_for"]
+    scene.in_time(left > 0, min(ttl / 10, 1_000), "the signal came at the end of validity or later")
 
 
 @scenario
 def without_renewal_the_holder_is_told_before_the_end(scene: Scene) -> None:
     server = scene.server()
-    held = scene.hold(scene.open(server), ttl=6_000, renew=False)
-    signal_ = held.start_await_lost().result()
-    assert signal_["valid_for"] > 0, f"the signal came after the end: {signal_}"
+    ttl = 6_000 * scene.pace
+    held = scene.hold(scene.open(server), ttl=ttl, renew=False)
+    _is_told_before_the_end(scene, held.start_await_lost(), ttl)
     assert held.release() is False
 
 
 @scenario
 def a_lock_that_is_forced_away_is_reported_lost(scene: Scene) -> None:
     server = scene.server()
-    held = scene.hold(scene.open(server), ttl=1_500)
+    held = scene.hold(scene.open(server), ttl=6_000)
     assert server.wire("LOCK.FORCE", "door") == 1
     held.start_await_lost().result()
     assert held.state() == {"valid_for": 0, "lost": True}
@@ -104,7 +126,7 @@ def a_lock_that_is_forced_away_is_reported_lost(scene: Scene) -> None:
 @scenario
 def a_paused_holder_knows_at_once_that_it_lost_the_lock(scene: Scene) -> None:
     server = scene.server()
-    held = scene.hold(scene.open(server), ttl=1_000)
+    held = scene.hold(scene.open(server), ttl=3_000)
     scene.driver.process.send_signal(signal.SIGSTOP)
     try:
         eventually(lambda: server.lock("door") is None, what="the end of the lease")
@@ -121,11 +143,11 @@ def a_paused_holder_knows_at_once_that_it_lost_the_lock(scene: Scene) -> None:
 def a_cut_off_holder_is_told_before_validity_ends(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy), ttl=6_000)
+    ttl = 6_000 * scene.pace
+    held = scene.hold(scene.open(proxy), ttl=ttl)
     lost = held.start_await_lost()
     proxy.stall()
-    signal_ = lost.result()
-    assert signal_["valid_for"] > 0, f"the signal came after the end: {signal_}"
+    _is_told_before_the_end(scene, lost, ttl)
     proxy.resume()
     assert held.release() is False
 
@@ -134,12 +156,12 @@ def a_cut_off_holder_is_told_before_validity_ends(scene: Scene) -> None:
 def a_holder_that_cannot_connect_again_is_told_before_validity_ends(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy), ttl=6_000)
+    ttl = 6_000 * scene.pace
+    held = scene.hold(scene.open(proxy), ttl=ttl)
     lost = held.start_await_lost()
     proxy.stall()
     proxy.cut()  # new connections are accepted, and nothing answers
-    signal_ = lost.result()
-    assert signal_["valid_for"] > 0, f"the signal came after the end: {signal_}"
+    _is_told_before_the_end(scene, lost, ttl)
     proxy.resume()
     assert held.release() is False
 
@@ -147,7 +169,7 @@ def a_holder_that_cannot_connect_again_is_told_before_validity_ends(scene: Scene
 @scenario
 def a_forked_child_does_not_release_the_lock_of_its_parent(scene: Scene) -> None:
     server = scene.server()
-    held = scene.hold(scene.open(server), ttl=2_500, renew_every=300)
+    held = scene.hold(scene.open(server), ttl=30_000, renew_every=300)
     assert held.fork()
     assert server.holders("door")[0]["fence"] == held.fence
     calls = server.calls("LOCK.EXTEND")
@@ -159,11 +181,11 @@ def a_forked_child_does_not_release_the_lock_of_its_parent(scene: Scene) -> None
 def a_holder_survives_a_connection_that_breaks(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy), ttl=6_000, renew_every=300)
+    held = scene.hold(scene.open(proxy), ttl=12_000, renew_every=300)
     for _ in range(4):
-        time.sleep(1)
         proxy.cut()
-    time.sleep(1)
+        calls = server.calls("LOCK.EXTEND")
+        eventually(lambda: server.calls("LOCK.EXTEND") > calls, what="a renewal")  # noqa: B023
     assert not held.state()["lost"] and server.holders("door")[0]["fence"] == held.fence
     assert held.release() is True
 

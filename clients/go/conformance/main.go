@@ -156,19 +156,17 @@ func (d *driver) work(ctx context.Context, asked *ask) (object, error) {
 	case "state":
 		return object{"valid_for": milliseconds(held.ValidFor()), "lost": held.IsLost()}, nil
 	case "await_lost":
-		// At the signal ValidFor is 0. What was left of it is the last value before.
-		left := held.ValidFor()
+		// At the signal ValidFor is 0. What was left of it is known from before.
+		var end time.Time
 		for {
+			before := time.Now()
+			if until := before.Add(held.ValidFor()); until.After(end) {
+				end = until
+			}
 			select {
 			case <-held.Lost():
-				return object{"valid_for": milliseconds(left)}, nil
-			case <-time.After(time.Millisecond):
-				valid := held.ValidFor()
-				select {
-				case <-held.Lost():
-				default:
-					left = valid
-				}
+				return object{"valid_for": max(0, milliseconds(time.Until(end)))}, nil
+			case <-time.After(20 * time.Millisecond):
 			}
 		}
 	case "release":
