@@ -18,6 +18,7 @@ class Proxy:
         self._resumed = 0  # how often
         self._stalled = False
         self._refusing = False
+        self._opens_nothing = False
         self._closed = False
         self._opening = 0.0  # seconds
         self._opens = threading.Lock()
@@ -64,10 +65,15 @@ class Proxy:
         """New connections get through one after the other, each after so many seconds."""
         self._opening = seconds
 
+    def open_nothing(self) -> None:
+        """Nothing goes through on new connections, until `resume`."""
+        with self._change:
+            self._opens_nothing = True
+
     def resume(self, *then: str) -> None:
         """Lets everything pass; `then` are a marker and an action for what comes from now on."""
         with self._change:
-            self._stalled = self._refusing = False
+            self._stalled = self._refusing = self._opens_nothing = False
             self._marker = None
             self._resumed += 1
             if then:
@@ -125,6 +131,9 @@ class Proxy:
                 if is_new and self._opening:
                     with self._opens:
                         time.sleep(self._opening)
+                if is_new:
+                    with self._change:
+                        self._change.wait_for(lambda: not self._opens_nothing or self._closed)
                 is_new = False
                 if requests and (answer := self._mark(data, state)):
                     source.sendall(answer)

@@ -225,7 +225,11 @@ func (l *link) connected(
 	if moved != "" {
 		options.Addr = moved
 	}
-	if idle := l.takeIdle(options.Addr); idle != nil {
+	leave := 0
+	if mayQueue {
+		leave = 1 // for a release: waiters must not take it from the holder
+	}
+	if idle := l.takeIdle(options.Addr, leave); idle != nil {
 		return idle, nil
 	}
 	if mayQueue {
@@ -235,7 +239,7 @@ func (l *link) connected(
 			return nil, limited.Err()
 		}
 		defer func() { <-l.opening }()
-		if idle := l.takeIdle(options.Addr); idle != nil { // since then
+		if idle := l.takeIdle(options.Addr, leave); idle != nil { // since then
 			return idle, nil
 		}
 	}
@@ -299,11 +303,12 @@ func (l *link) keep(connection *redis.Client) {
 	}
 }
 
-func (l *link) takeIdle(address string) *redis.Client {
+// takeIdle returns nil if no more than so many are left.
+func (l *link) takeIdle(address string, leave int) *redis.Client {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	idle := l.idle[address]
-	if len(idle) == 0 {
+	if len(idle) <= leave {
 		return nil
 	}
 	l.idle[address] = idle[:len(idle)-1]

@@ -44,7 +44,11 @@ func Do(ctx context.Context, client redis.UniversalClient, name string, options 
 		return err
 	}
 	inside, cancel := context.WithCancelCause(ctx)
-	stop := context.AfterFunc(held.done, func() { cancel(ErrLost) })
+	stop := context.AfterFunc(held.done, func() {
+		if !held.isReleased() { // the work may have done that, and go on
+			cancel(ErrLost)
+		}
+	})
 	defer func() { // also if the work panics
 		stop()
 		wasHeld := held.isReleased() || held.Release(ctx) // the work may have done it

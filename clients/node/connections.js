@@ -183,7 +183,7 @@ export class Link {
             const idle = this.#idleAt(at);
             let connection, reply;
             try {
-                connection = popAlive(idle);
+                connection = popAlive(idle, isAttempt);
                 connection ??= await this.#connect(idle, at, step, signal, isAttempt);
                 reply = connection.call(words());
                 const value = await limited(reply, answer(), signal);
@@ -213,7 +213,7 @@ export class Link {
         if (!isAttempt) return this.#open(idle, at, step(), signal);
         await this.#opening.take(step(), signal);
         try {
-            return popAlive(idle) ?? (await this.#open(idle, at, step(), signal));
+            return popAlive(idle, true) ?? (await this.#open(idle, at, step(), signal));
         } finally {
             this.#opening.end();
         }
@@ -260,11 +260,15 @@ export class Link {
     }
 }
 
-function popAlive(idle) {
-    for (let connection; (connection = idle.pop()); connection.destroy()) {
-        if (!connection.isAlive()) continue;
-        connection.ref();
-        return connection;
+// An attempt leaves one for a release: waiters must not take it from the holder.
+function popAlive(idle, isAttempt) {
+    while (idle.length > (isAttempt ? 1 : 0)) {
+        const connection = idle.pop();
+        if (connection.isAlive()) {
+            connection.ref();
+            return connection;
+        }
+        connection.destroy();
     }
 }
 

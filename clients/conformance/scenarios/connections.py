@@ -144,6 +144,24 @@ def many_waiters_get_through_to_a_server_that_is_slow_to_open(scene: Scene) -> N
 
 
 @scenario
+def a_holder_releases_while_no_new_connection_opens(scene: Scene) -> None:
+    server = scene.server()
+    proxy = scene.proxy(server)
+    client = scene.open(proxy)
+    held = scene.hold(client)
+    proxy.open_nothing()
+    waiting = [scene.acquire(client, wait=None) for _ in range(5)]
+    time.sleep(0.5)  # for them to take idle connections, if there are any
+    assert held.release() is True
+    eventually(
+        lambda: held.fence not in [one["fence"] for one in server.holders("door")], 20, "the release"
+    )
+    proxy.resume()
+    release_all(waiting)
+    is_free(server)
+
+
+@scenario
 def settings_that_change_replies_do_not_reach_locks(scene: Scene) -> None:
     server = scene.server()
     client = scene.open(server, unusual=True)

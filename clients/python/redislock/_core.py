@@ -111,7 +111,7 @@ class Link:
                 source = await self.source(key)
                 settings = source.connection_kwargs
                 idle = self.idle[settings.get("host"), settings.get("port")]
-                if not await self.take(idle, sending):
+                if not await self.take(idle, sending, may_queue):
                     await self.connect(source, idle, sending, may_queue)
                 reply = await self.exchange(sending, build, limit)
                 await self.keep(idle, sending)
@@ -128,9 +128,10 @@ class Link:
                 sending.is_sent = sending.is_sent and not isinstance(error, theirs.DataError)
                 raise explain(error, self.follows_master) from None
 
-    async def take(self, idle: deque[tuple[Any, float]], sending: Sending) -> bool:
-        """An idle connection that the server has not closed meanwhile, if there is one."""
-        while (taken := _taken(idle)) is not None:
+    async def take(self, idle: deque[tuple[Any, float]], sending: Sending, leave: bool) -> bool:
+        """An idle connection that the server has not closed meanwhile, if there is one. An attempt
+        leaves one for a release: waiters must not take it from the holder."""
+        while (taken := _taken(idle, int(leave))) is not None:
             sending.connection, used = taken
             if now() < used + FRESH or not await self.is_stale(sending.connection):
                 return True
@@ -144,7 +145,7 @@ class Link:
         if may_queue:
             await self.turn(self.opening, now() + ANSWER, "opening a connection takes too long")
         try:
-            if not await self.take(idle, sending):
+            if not await self.take(idle, sending, may_queue):
                 sending.connection = _new(source)
                 await self.open(sending.connection)
                 self.plain.opened_at = now()
@@ -173,9 +174,9 @@ class Sending:
     is_sent = False
 
 
-def _taken(idle: deque[tuple[Any, float]]) -> tuple[Any, float] | None:
+def _taken(idle: deque[tuple[Any, float]], leave: int) -> tuple[Any, float] | None:
     try:
-        return idle.pop()
+        return idle.pop() if len(idle) > leave else None
     except IndexError:  # perhaps another thread was faster
         return None
 

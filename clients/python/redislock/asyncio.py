@@ -168,12 +168,7 @@ class Held(_core.Held):
 
     async def wait_lost(self) -> None:
         """Returns when the lock is lost (or released)."""
-        while not self.lost:
-            try:
-                async with asyncio.timeout(max(0.0, min(1.0, self._loss_at - now()))):
-                    await self._ended.wait()
-            except TimeoutError:
-                pass
+        await self._ended.wait()
 
     async def guard(self, *command: Any) -> Any:
         """Runs a command on the server if and only if the lock is held, in one step. Never twice.

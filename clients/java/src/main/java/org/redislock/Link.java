@@ -96,7 +96,7 @@ final class Link {
             Consumer<Sending> unanswered, boolean isQueued)
             throws ErrorReply, InterruptedException {
         var unused = idle.computeIfAbsent(address, any -> new ConcurrentLinkedDeque<>());
-        Connection connection = taken(unused, step(left));
+        Connection connection = taken(unused, step(left), isQueued);
         Connection used =
                 connection != null ? connection : connected(address, unused, left, isQueued);
         var sending = new Sending(used, begun(() -> used.send(build.get())));
@@ -127,9 +127,10 @@ final class Link {
     }
 
     /** A server that is silent on one connection is silent on the others, too: none is left. */
-    private static Connection taken(Deque<Connection> unused, long limit)
+    private static Connection taken(Deque<Connection> unused, long limit, boolean isQueued)
             throws ErrorReply, InterruptedException {
-        for (var next = unused.poll(); next != null; next = unused.poll()) {
+        int leave = isQueued ? 1 : 0;
+        for (var next = next(unused, leave); next != null; next = next(unused, leave)) {
             boolean isOpen = false;
             try {
                 isOpen = answer(next.isOpen(), limit);
@@ -147,6 +148,13 @@ final class Link {
         return null;
     }
 
+    /** An attempt leaves one for a release: waiters must not take it from the holder. */
+    private static Connection next(Deque<Connection> unused, int leave) {
+        synchronized (unused) {
+            return unused.size() > leave ? unused.poll() : null;
+        }
+    }
+
     private static void closeAll(Deque<Connection> unused) {
         for (var next = unused.poll(); next != null; next = unused.poll()) {
             next.close();
@@ -160,7 +168,7 @@ final class Link {
             throw new Unavailable("no connection to the server: opening one takes too long");
         }
         try {
-            Connection idleSince = taken(unused, step(left));
+            Connection idleSince = taken(unused, step(left), isQueued);
             return idleSince != null ? idleSince : opened(address, unused, step(left));
         } finally {
             if (isQueued) {
@@ -173,10 +181,10 @@ final class Link {
     private Connection opened(String address, Deque<Connection> unused, long limit)
             throws ErrorReply, InterruptedException {
         var connecting = begun(() -> source.connect(address));
+        connecting.thenAccept(any -> openedAt = millis());
         Connection connection = null;
         try {
             connection = answer(connecting, limit);
-            openedAt = millis();
             return connection;
         } finally {
             if (connection == null) {
