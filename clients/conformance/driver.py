@@ -78,6 +78,7 @@ class Driver:
             env={**os.environ, **(environment or {})},
         )
         self._pending: dict[int, Pending] = {}
+        self.unavailable = 0  # answers: for example, the limit for a reply was over
         self._number = 0
         self._mutex = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
@@ -100,6 +101,7 @@ class Driver:
     def _read(self) -> None:
         for line in self.process.stdout:
             answer = json.loads(line)
+            self.unavailable += answer.get("error", {}).get("kind") == "unavailable"
             self._pending.pop(answer["id"]).put(answer)
         for pending in list(self._pending.values()):
             pending.put({"error": {"kind": "ended", "message": "the driver ended"}})

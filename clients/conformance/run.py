@@ -112,7 +112,8 @@ def one(driver: Driver, name: str) -> tuple[str | None, str | None, int]:
         except Skip as skip:
             return None, str(skip), repeats
         except Exception as error:  # noqa: BLE001 a failure of any kind is told
-            if not isinstance(error, TooSlow) or pace == PACES[-1]:
+            is_slow = isinstance(error, TooSlow) or scene.is_spoiled()
+            if not is_slow or pace == PACES[-1]:
                 return traceback.format_exc(limit=-3), None, repeats
         finally:
             scene.close()

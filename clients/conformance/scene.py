@@ -11,6 +11,7 @@ from servers import Server, eventually
 from slowness import Slowness
 
 LONG = 300_000  # a ttl or wait in ms that no scenario lives to see the end of
+ANSWER = 2.0  # seconds that the libraries wait for a connection or a reply
 PACES = (1, 2, 4)  # a scenario that a slow machine has spoiled is repeated with longer times
 
 
@@ -24,6 +25,7 @@ class Scene:
     def __init__(self, driver: Driver, pace: int = 1) -> None:
         self.driver, self.pace = driver, pace
         self._slowness = Slowness(driver.process.pid)
+        self._unavailable = driver.unavailable
         self._taken: list = []
         self._names = iter(range(1_000_000))
 
@@ -42,6 +44,11 @@ class Scene:
             held_up = self._slowness.seconds()
             kind = TooSlow if held_up * 1000 >= spare / 2 else AssertionError
             raise kind(f"{what} (the machine held up the driver for {held_up:.1f} s)")
+
+    def is_spoiled(self) -> bool:
+        """A reply took longer than the limit of the library, on a machine that is that slow."""
+        is_slow = self._slowness.seconds() >= ANSWER / 2
+        return is_slow and self.driver.unavailable > self._unavailable
 
     def server(self, *settings: str, module: bool = True) -> Server:
         return self.take(Server(*settings, module=module))

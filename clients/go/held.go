@@ -4,11 +4,18 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
-// Held is a lock that is held: what is known of it, by the clock of this host.
+// Held is a lock that is held. Every entry of an owner is a Held, and is released once.
 type Held struct {
+	*hold
+	isReleased atomic.Bool
+}
+
+// hold is what is known of a lock that is held, by the clock of this host.
+type hold struct {
 	link  *link
 	asked *request
 	token string
@@ -30,20 +37,20 @@ const (
 )
 
 func newHeld(own *link, asked *request, token string, fence int64, sent time.Duration) *Held {
-	held := &Held{link: own, asked: asked, token: token, fence: fence, ttl: asked.TTL, entries: 1}
+	held := &hold{link: own, asked: asked, token: token, fence: fence, ttl: asked.TTL, entries: 1}
 	held.done, held.end = context.WithCancel(context.Background())
 	held.confirm(sent, asked.TTL)
-	return held
+	return &Held{hold: held}
 }
 
 // Fence grows from holder to holder. Show it to the resource that the lock protects.
-func (h *Held) Fence() int64 { return h.fence }
+func (h *hold) Fence() int64 { return h.fence }
 
 // Lost is closed a little before the lock may pass to somebody else, and by the last Release.
-func (h *Held) Lost() <-chan struct{} { return h.done.Done() }
+func (h *hold) Lost() <-chan struct{} { return h.done.Done() }
 
 // IsLost tells the same by the clock, also if this process was paused.
-func (h *Held) IsLost() bool {
+func (h *hold) IsLost() bool {
 	if now() >= h.lossAt() {
 		h.end()
 	}
@@ -51,7 +58,7 @@ func (h *Held) IsLost() bool {
 }
 
 // ValidFor is how long nobody else is granted the lock.
-func (h *Held) ValidFor() time.Duration {
+func (h *hold) ValidFor() time.Duration {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.done.Err() != nil {
@@ -62,7 +69,7 @@ func (h *Held) ValidFor() time.Duration {
 
 // Guard runs a command on the server if and only if the lock is held, in one step. It is never sent
 // twice. A null reply is nil. Of a lock with several names, the first one is checked.
-func (h *Held) Guard(ctx context.Context, inner ...any) (any, error) {
+func (h *hold) Guard(ctx context.Context, inner ...any) (any, error) {
 	if h.IsLost() {
 		return nil, failure(ErrLost, "the command was not run")
 	}
@@ -77,13 +84,16 @@ func (h *Held) Guard(ctx context.Context, inner ...any) (any, error) {
 // Release releases the lock, even if the context is done. False: it was lost before. A release that
 // cannot be delivered goes on in the background until the lease is over.
 func (h *Held) Release(ctx context.Context) bool {
+	if h.isReleased.Swap(true) {
+		return false
+	}
 	wasHeld := !h.IsLost()
 	h.mutex.Lock()
 	h.entries--
 	entries, until := h.entries, max(now(), h.validUntil)+h.ttl/50
 	h.mutex.Unlock()
-	if entries != 0 {
-		return wasHeld && entries > 0
+	if entries > 0 {
+		return wasHeld
 	}
 	h.end()
 	words := h.asked.command("RELEASE", h.token, "ALL")
@@ -95,21 +105,15 @@ func (h *Held) Release(ctx context.Context) bool {
 	return wasHeld && h.asked.released(reply)
 }
 
-func (h *Held) isReleased() bool {
-	h.mutex.Lock()
-	defer h.mutex.Unlock()
-	return h.entries <= 0
-}
-
 // lossAt: the holder is told of the loss a little before validity ends.
-func (h *Held) lossAt() time.Duration {
+func (h *hold) lossAt() time.Duration {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	return h.validUntil - h.ttl/10
 }
 
 // confirm: the lease began after the sending, so it does not end before this. A loss is final.
-func (h *Held) confirm(sent, ttl time.Duration) {
+func (h *hold) confirm(sent, ttl time.Duration) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.done.Err() == nil {
@@ -119,7 +123,7 @@ func (h *Held) confirm(sent, ttl time.Duration) {
 }
 
 // extend sends EXTEND and counts from there. It returns whether this hold is still there.
-func (h *Held) extend(ctx context.Context, ttl, limit time.Duration) (bool, error) {
+func (h *hold) extend(ctx context.Context, ttl, limit time.Duration) (bool, error) {
 	sent := now()
 	words := h.asked.command("EXTEND", h.token, ttl.Milliseconds())
 	reply, err := h.link.tell(ctx, h.asked.keys[0], limit, words)
@@ -132,7 +136,7 @@ func (h *Held) extend(ctx context.Context, ttl, limit time.Duration) (bool, erro
 
 // begin starts the two timers. The signal of the loss has one of its own, so that a renewal without
 // an answer cannot delay it.
-func (h *Held) begin() {
+func (h *hold) begin() {
 	context.AfterFunc(h.done, func() {
 		h.mutex.Lock()
 		defer h.mutex.Unlock()
@@ -148,7 +152,7 @@ func (h *Held) begin() {
 	}
 }
 
-func (h *Held) at(which int, when time.Duration, do func()) {
+func (h *hold) at(which int, when time.Duration, do func()) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	if h.done.Err() == nil {
@@ -156,13 +160,13 @@ func (h *Held) at(which int, when time.Duration, do func()) {
 	}
 }
 
-func (h *Held) watch() {
+func (h *hold) watch() {
 	if !h.IsLost() {
 		h.at(alarm, min(h.lossAt(), now()+time.Second), h.watch) // the host may sleep
 	}
 }
 
-func (h *Held) renew() {
+func (h *hold) renew() {
 	h.mutex.Lock()
 	ttl := h.ttl
 	h.mutex.Unlock()
@@ -181,7 +185,7 @@ func (h *Held) renew() {
 	}
 }
 
-func (h *Held) enterAgain(ctx context.Context, asked *request) (*Held, error) {
+func (h *hold) enterAgain(ctx context.Context, asked *request) (*Held, error) {
 	h.mutex.Lock()
 	ttl := max(h.ttl, asked.TTL)
 	h.mutex.Unlock()
@@ -197,16 +201,16 @@ func (h *Held) enterAgain(ctx context.Context, asked *request) (*Held, error) {
 	defer h.mutex.Unlock()
 	h.ttl = ttl
 	h.entries++
-	return h, nil
+	return &Held{hold: h}, nil
 }
 
 // Owner enters again a lock whose keys it holds already. It stands for one line of work, it is not
 // for goroutines side by side.
-type Owner struct{ holds []*Held }
+type Owner struct{ holds []*hold }
 
 // covering returns what the owner holds of these keys with this client: all of them, or nil.
-func (o *Owner) covering(own *link, asked *request) (*Held, error) {
-	o.holds = slices.DeleteFunc(o.holds, (*Held).IsLost)
+func (o *Owner) covering(own *link, asked *request) (*hold, error) {
+	o.holds = slices.DeleteFunc(o.holds, (*hold).IsLost)
 	for _, held := range o.holds {
 		mine := held.asked
 		isMine := func(key string) bool { return slices.Contains(mine.keys, key) }

@@ -45,13 +45,13 @@ func Do(ctx context.Context, client redis.UniversalClient, name string, options 
 	}
 	inside, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(held.done, func() {
-		if !held.isReleased() { // the work may have done that, and go on
+		if !held.isReleased.Load() { // the work may have done that, and go on
 			cancel(ErrLost)
 		}
 	})
 	defer func() { // also if the work panics
 		stop()
-		wasHeld := held.isReleased() || held.Release(ctx) // the work may have done it
+		wasHeld := held.isReleased.Load() || held.Release(ctx) // the work may have done it
 		if !wasHeld && !errors.Is(err, ErrLost) {
 			err = errors.Join(err, failure(ErrLost, "before it was released"))
 		}
@@ -92,7 +92,7 @@ func AcquireAll(
 	}
 	held.begin()
 	if options.Owner != nil {
-		options.Owner.holds = append(options.Owner.holds, held)
+		options.Owner.holds = append(options.Owner.holds, held.hold)
 	}
 	return held, nil
 }

@@ -19,7 +19,43 @@ export {
 
 const PATIENCE = 30_000; // ms without a server after which `wait: null` gives up
 
+// Every entry of an owner is a Held, and is released once.
 class Held {
+    #hold;
+    #isReleased = false;
+
+    constructor(hold) {
+        this.#hold = hold;
+    }
+    get fence() {
+        return this.#hold.fence;
+    }
+    get signal() {
+        return this.#hold.signal;
+    }
+    get lost() {
+        return this.#hold.lost;
+    }
+    get validFor() {
+        return this.#hold.validFor;
+    }
+    check() {
+        this.#hold.check();
+    }
+    guard(...words) {
+        return this.#hold.guard(...words);
+    }
+    async release() {
+        if (this.#isReleased) return false;
+        this.#isReleased = true;
+        return this.#hold.leave();
+    }
+
+    static isReleased = (held) => held.#isReleased;
+}
+
+// What is known of a lock that is held, by the clock of this host.
+class Hold {
     #link;
     #request;
     #token;
@@ -77,8 +113,7 @@ class Held {
         }
     }
 
-    async release() {
-        if (this.#entries === 0) return false;
+    async leave() {
         const time = now();
         const wasHeld = !this.#isLostAt(time);
         if (--this.#entries > 0) return wasHeld;
@@ -163,8 +198,6 @@ class Held {
         return held;
     }
 
-    static isReleased = (held) => held.#entries === 0;
-
     // What an owner holds of these keys with this client: all of them, or none (undefined).
     static covering(owner, link, request) {
         owner.holds = owner.holds.filter((held) => !held.lost);
@@ -189,7 +222,6 @@ class Held {
         }
         held.#ttl = ttl;
         held.#entries++;
-        return held;
     }
 }
 
@@ -230,7 +262,7 @@ async function attempt(link, request, deadline) {
     });
     if (reply === null) return null;
     try {
-        return await Held.begin(new Held(link, request, token, reply, sent), signal);
+        return await Hold.begin(new Hold(link, request, token, reply, sent), signal);
     } catch (error) {
         releaseAll(link, request, token, stamp() + request.ttl, null);
         throw error;
@@ -279,11 +311,14 @@ export async function acquire(client, name, options = {}) {
     const { owner, signal } = request;
     const link = Link.of(client);
     if (signal?.aborted) throw cancelled(signal);
-    const outer = owner && Held.covering(owner, link, request);
-    if (outer) return Held.enterAgain(outer, request);
-    const held = await granted(link, request);
-    owner?.holds.push(held);
-    return held;
+    let hold = owner && Hold.covering(owner, link, request);
+    if (hold) {
+        await Hold.enterAgain(hold, request);
+    } else {
+        hold = await granted(link, request);
+        owner?.holds.push(hold);
+    }
+    return new Held(hold);
 }
 
 export async function withLock(client, name, options, work) {

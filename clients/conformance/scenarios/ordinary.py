@@ -180,6 +180,32 @@ def an_owner_enters_again_and_the_last_one_out_releases(scene: Scene) -> None:
 
 
 @scenario
+def each_entry_of_an_owner_is_released_once(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    outer = scene.hold(client, owner="o1")
+    inner = scene.hold(client, owner="o1")
+    assert inner.release() is True
+    assert inner.release() is False
+    assert not outer.state()["lost"]
+    assert server.holders("door")[0]["fence"] == outer.fence
+    assert outer.release() is True
+    assert server.lock("door") is None
+
+
+@scenario
+def an_inner_block_that_releases_leaves_the_hold_of_the_outer_one(scene: Scene) -> None:
+    server = scene.server()
+    client = scene.open(server)
+    outer = scene.hold(client, owner="o1")
+    assert scene.run(client, "release", ttl=LONG, owner="o1").result()["errors"] == []
+    assert not outer.state()["lost"]
+    assert server.holders("door")[0]["fence"] == outer.fence
+    assert outer.release() is True
+    assert server.lock("door") is None
+
+
+@scenario
 def an_owner_at_two_servers_has_two_locks(scene: Scene) -> None:
     first, second = scene.server(), scene.server()
     here = scene.hold(scene.open(first), owner="o1")

@@ -191,6 +191,9 @@ def _new(source: Any) -> Any:
 class Held:
     """A lock that is held: what is known of it, by the clock of this host."""
 
+    # Every entry of an owner is an object, with the same `__dict__`: each is released once.
+    __slots__ = ("__dict__", "__weakref__", "_is_left")
+
     def __init__(self, lock: Lock, link: Any, token: str, reply: Any, sent: float) -> None:
         self._lock, self._link, self._token, self._ttl = lock, link, token, lock._ttl
         fences = lock._each(reply)
@@ -198,8 +201,15 @@ class Held:
             raise Misconfigured(f"the server's reply {reply!r} is not a fence")
         self._fence: int = fences[0]
         self._confirmed, self._valid_until, self._entries, self._gone = sent, 0.0, 1, False
-        self._process = os.getpid()
+        self._process, self._is_left = os.getpid(), False
+        self._first = self  # of the entries
         self._confirm(sent, self._ttl)
+
+    def _entered_again(self) -> Any:
+        entry = object.__new__(type(self))
+        entry.__dict__, entry._is_left = self.__dict__, False
+        self._entries += 1
+        return entry
 
     @property
     def fence(self) -> int:
@@ -266,9 +276,9 @@ class Held:
 
     def _leave(self) -> tuple[bool, bool]:
         """Whether it was held until now, and whether it is to be released on the server."""
-        if not self._entries or os.getpid() != self._process:
+        if self._is_left or os.getpid() != self._process:
             return False, False  # a child process does not release what its parent holds
-        was_held = not self.lost
+        was_held, self._is_left = not self.lost, True
         self._entries -= 1
         if not self._entries:
             self._end()
@@ -465,8 +475,7 @@ class Lock:
             outer._end()
             raise Lost("the owner's hold of this lock was lost")
         outer._ttl = ttl
-        outer._entries += 1
-        return outer
+        return outer._entered_again()
 
     async def _release_all(
         self, link: Any, token: str, until: float, sending: Sending | None = None

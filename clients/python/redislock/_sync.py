@@ -269,7 +269,7 @@ class Held(_core.Held):
 
     def _end(self) -> None:
         super()._end()
-        _keeper.remove(self)
+        _keeper.remove(self._first)
         self._ended.set()
 
     def wait_lost(self, timeout: float | None = None) -> bool:
@@ -304,7 +304,7 @@ class Held(_core.Held):
         return self
 
     def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if self._entries:  # the body may have released it
+        if not self._is_left:  # the body may have released it
             self._report(self.release(), error)
 
 
@@ -331,10 +331,11 @@ class Lock(_core.Lock):
         finally:
             self._callers.discard(caller)
         held._link = link
-        if self._owner and held not in self._owner._holds:
-            self._owner._holds.append(held)
-        if self._every is not None and held._entries == 1:
-            _keeper.add(held, held._confirmed + self._every)
+        if held is held._first:
+            if self._owner:
+                self._owner._holds.append(held)
+            if self._every is not None:
+                _keeper.add(held, held._confirmed + self._every)
         return held
 
     def cancel(self) -> None:

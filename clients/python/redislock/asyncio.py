@@ -192,7 +192,7 @@ class Held(_core.Held):
 
     async def __aexit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
         body, interrupted = self._bodies.pop()
-        if not self._entries:  # the body has released it
+        if self._is_left:  # by the body
             return
         was_held = await self.release()
         only_by_loss = interrupted and body is not None and body.uncancel() == 0
@@ -214,10 +214,10 @@ class Lock(_core.Lock):
     async def acquire(self) -> Held:
         """Raises Busy when the wait is over. Whatever is raised, nothing is left held."""
         held: Held = await self._enter(_link(self._client), Held)
-        if self._owner and held not in self._owner._holds:
-            self._owner._holds.append(held)
-        if held._alarm is None:
+        if held is held._first:
             held._watch()
+            if self._owner:
+                self._owner._holds.append(held)
             if self._every is not None:
                 held._renew_at(held._confirmed + self._every)
         return held

@@ -13,7 +13,10 @@ import java.util.concurrent.ScheduledThreadPoolExecutor;
 import java.util.concurrent.TimeUnit;
 import org.redislock.LockException.Lost;
 
-/** A lock that is held: what is known of it, by the clock of this host. Closing releases it. */
+/**
+ * A lock that is held: what is known of it, by the clock of this host. Closing releases it. Every
+ * entry of an owner is a Held, and is released once.
+ */
 public final class Held implements AutoCloseable {
     static final ExecutorService THREADS = Executors.newCachedThreadPool(Held::daemon);
     private static final ScheduledThreadPoolExecutor TIMER =
@@ -29,11 +32,13 @@ public final class Held implements AutoCloseable {
     private final String token;
     private final long fence;
     /** Completed at the loss or the release, with the ms of validity that were left. */
-    private final CompletableFuture<Long> end = new CompletableFuture<>();
+    private final CompletableFuture<Long> end;
+    private final Held first; // of the entries, knows the rest
+    private boolean isReleased; // this entry; changed under the monitor of the first one
     private long ttl;
     private long sent; // when the last confirmed command was sent
     private long validUntil;
-    private volatile int entries = 1; // changed under the monitor
+    private int entries = 1;
     private Future<?> alarm;
     private Future<?> renewal;
 
@@ -43,8 +48,20 @@ public final class Held implements AutoCloseable {
         this.options = options;
         this.token = token;
         this.fence = fence;
+        this.end = new CompletableFuture<>();
+        this.first = this;
         this.ttl = options.ttl().toMillis();
         confirm(sent, ttl);
+    }
+
+    private Held(Held first) {
+        this.link = first.link;
+        this.keys = first.keys;
+        this.options = first.options;
+        this.token = first.token;
+        this.fence = first.fence;
+        this.end = first.end;
+        this.first = first;
     }
 
     private static Thread daemon(Runnable work) {
@@ -61,9 +78,9 @@ public final class Held implements AutoCloseable {
     /** True from a little before the lock may pass to somebody else. */
     public boolean isLost() {
         long now = BootClock.now();
-        synchronized (this) {
-            if (!end.isDone() && now >= lossAt()) {
-                finish(validUntil - now);
+        synchronized (first) {
+            if (!end.isDone() && now >= first.lossAt()) {
+                first.finish(first.validUntil - now);
             }
         }
         return end.isDone();
@@ -75,9 +92,11 @@ public final class Held implements AutoCloseable {
     }
 
     /** How long nobody else is granted the lock. */
-    public synchronized Duration validFor() {
-        long left = end.isDone() ? 0 : validUntil - BootClock.now();
-        return Duration.ofMillis(Math.max(0, left));
+    public Duration validFor() {
+        synchronized (first) {
+            long left = end.isDone() ? 0 : first.validUntil - BootClock.now();
+            return Duration.ofMillis(Math.max(0, left));
+        }
     }
 
     /** Throws Lost if the lock is lost. Call it before steps that need the lock. */
@@ -100,7 +119,7 @@ public final class Held implements AutoCloseable {
         try {
             return link.tell(keys.get(0), words, Link.ANSWER);
         } catch (Lost lost) {
-            finish(0);
+            first.finish(0);
             throw lost;
         }
     }
@@ -113,12 +132,16 @@ public final class Held implements AutoCloseable {
     public boolean release() {
         boolean wasHeld = !isLost();
         long until;
-        synchronized (this) {
-            if (--entries != 0) {
-                return wasHeld && entries > 0;
+        synchronized (first) {
+            if (isReleased) {
+                return false;
             }
-            finish(0);
-            until = Math.max(BootClock.stamp(), validUntil) + ttl / 50;
+            isReleased = true;
+            if (--first.entries > 0) {
+                return wasHeld;
+            }
+            first.finish(0);
+            until = Math.max(BootClock.stamp(), first.validUntil) + first.ttl / 50;
         }
         try {
             return release(link, keys, token) && wasHeld;
@@ -134,7 +157,11 @@ public final class Held implements AutoCloseable {
     /** Releases; throws Lost if the lock was lost before that. */
     @Override
     public void close() {
-        if (entries > 0 && !release()) {
+        boolean isDone;
+        synchronized (first) {
+            isDone = isReleased;
+        }
+        if (!isDone && !release()) {
             throw new Lost("the lock was lost before it was released");
         }
     }
@@ -223,7 +250,7 @@ public final class Held implements AutoCloseable {
             ttl = lease;
             entries++;
         }
-        return this;
+        return new Held(this);
     }
 
     /**
