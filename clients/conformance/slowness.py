@@ -20,7 +20,9 @@ class _Control:
         while True:
             began = time.monotonic()
             time.sleep(STEP)
-            self.late += time.monotonic() - began - STEP
+            late = time.monotonic() - began - STEP
+            if late > STEP:  # a little is ordinary, and would add up
+                self.late += late
 
 
 _control = _Control()

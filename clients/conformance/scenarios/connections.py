@@ -153,9 +153,11 @@ def a_holder_releases_while_no_new_connection_opens(scene: Scene) -> None:
     waiting = [scene.acquire(client, wait=None) for _ in range(5)]
     time.sleep(0.5)  # for them to take idle connections, if there are any
     assert held.release() is True
-    eventually(
-        lambda: held.fence not in [one["fence"] for one in server.holders("door")], 20, "the release"
-    )
+
+    def is_released() -> bool:
+        return held.fence not in [one["fence"] for one in server.holders("door")]
+
+    eventually(is_released, 20, "the release")
     proxy.resume()
     release_all(waiting)
     is_free(server)
