@@ -257,7 +257,14 @@ fn a_failover_drill() {
     agrees(quarantined);
     let ended = holder.end();
     assert_eq!(ended.code, Some(70), "{ended:?}");
-    assert_eq!(normal(&ended.out, &[]), normal(told, &[]));
+    // On a busy machine, the last thing that the holder sees may be the old master's silence.
+    let silence = "redlock: lock drill was lost and the command stopped: too few nodes reply \
+         (master locks of Sentinel #:#: unreachable: timed out)";
+    let ended = normal(&ended.out, &[]);
+    assert!(
+        ended == normal(told, &[]) || ended == [silence],
+        "{ended:?}"
+    );
     deployment.master.resume();
     wait_for_the_end_of_the_quarantine(replica);
     agrees(granted);

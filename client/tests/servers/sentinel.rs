@@ -11,7 +11,7 @@ use crate::history::Contention;
 use crate::{NODE_TIMEOUT, TTL, until};
 
 /// Longer than any failover here.
-const LONG: Duration = Duration::from_secs(60);
+const LONG: Duration = Duration::from_secs(600);
 
 async fn client(deployment: &Deployment) -> Redlock {
     Redlock::builder()
