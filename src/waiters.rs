@@ -21,7 +21,7 @@ use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
-use redislock_core::time::Millis;
+use redislock_core::time::{Micros, Millis};
 
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
@@ -135,8 +135,12 @@ impl Waiters {
     }
 }
 
-/// This many waiters that were granted nothing get their replies in one turn of the event loop.
+/// At least this many waiters that were granted nothing get their replies in one turn of the event
+/// loop.
 const REFUSED_AT_ONCE: usize = 32;
+/// More of them do until this time is spent: the turns of a busy server are long. The server then
+/// needs about twice this time to write the replies.
+const REFUSING: Micros = Micros(300);
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
@@ -282,7 +286,7 @@ pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
 fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _: *mut c_void) {
     if moment == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
         unblock_granted();
-        unblock_refused(REFUSED_AT_ONCE);
+        unblock_refused();
         let is_more = WAITERS.with(|waiters| {
             waiters.turn = Turn::Over;
             waiters.has_pending_replies()
@@ -333,17 +337,24 @@ fn unblock_granted() {
     });
 }
 
-/// Lets the server send the replies of other waiters, at most this many.
-fn unblock_refused(most: usize) {
+/// Lets the server send the replies of other waiters, but not too many in one turn.
+fn unblock_refused() {
     if WAITERS.with(|waiters| waiters.refusals.is_empty()) {
         return;
     }
     let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
-    for _ in 0..most {
-        let Some((id, answer)) = WAITERS.with(|waiters| waiters.refusals.pop_front()) else {
+    loop {
+        let batch = WAITERS.with(|waiters| {
+            let many = waiters.refusals.len().min(REFUSED_AT_ONCE);
+            waiters.refusals.drain(..many).collect::<Vec<_>>()
+        });
+        let is_last = batch.len() < REFUSED_AT_ONCE;
+        for (id, answer) in batch {
+            send_answer(id, answer);
+        }
+        if is_last || clock::mono().since(begin) >= REFUSING {
             break;
-        };
-        send_answer(id, answer);
+        }
     }
     let spent = clock::mono().since(begin);
     let spent_cpu = clock::time_of_thread().minus(begin_cpu);
@@ -382,7 +393,7 @@ fn end_without_answer(id: WaiterId) -> bool {
     true
 }
 
-/// The module has failed and grants nothing any more: all waiters get that error.
+/// The module has failed and grants nothing any more: all waiters get `-UNBLOCKED`.
 pub fn give_up() {
     unblock_granted();
     let all = WAITERS.with(|waiters| waiters.parked.ids());

@@ -1,5 +1,7 @@
 //! What belongs to very many locks or holders is done in slices, and seen by everybody at once.
 
+use std::collections::HashMap;
+
 use redislock_core::lock::Terms;
 use redislock_core::queue::WaiterId;
 use redislock_core::table::{Events, Presence, Verdict};
@@ -497,4 +499,41 @@ fn grants_to_an_owner_with_very_many_requests_are_made_in_slices() {
         lock.is_some_and(|lock| lock.hold(&token("many")).is_some())
     };
     assert_eq!(keys.iter().filter(is_granted).count(), 1000);
+}
+
+/// Requests wait for very many locks, and each grant makes its lock due again. The locks whose
+/// names come last got nothing.
+#[test]
+fn locks_are_served_in_turn_whatever_their_names() {
+    let mut node = Node::new(ROOMY);
+    let keys: Vec<_> = (0..200).map(numbered).collect();
+    let ask = |node: &mut Node, owner: &str, key: &Key, wait| {
+        let terms = terms(&token(owner), 1000 * SECOND);
+        node.acquire(std::slice::from_ref(key), &terms, wait)
+    };
+    let mut owners = HashMap::new();
+    for (n, key) in keys.iter().enumerate() {
+        ask(&mut node, "holder", key, Wait::No);
+        for which in 0..40 {
+            let owner = format!("{which}-{n}");
+            let Verdict::Waits(id) = ask(&mut node, &owner, key, Wait::Forever) else {
+                panic!("{owner} does not wait");
+            };
+            owners.insert(id, (owner, n));
+        }
+    }
+    node.release_each(&keys, &token("holder"), false);
+    let mut grants = vec![0; keys.len()];
+    while grants.iter().sum::<usize>() < 10 * keys.len() {
+        // Each owner releases its lock as soon as it has it.
+        for id in node.granted() {
+            let (owner, n) = owners.remove(&id).expect("a waiter");
+            grants[n] += 1;
+            node.table.delivered(id);
+            node.release(&keys[n], &token(&owner), false);
+        }
+        node.serve();
+    }
+    let (least, most) = (grants.iter().min(), grants.iter().max());
+    assert!(least >= Some(&8) && most <= Some(&12), "{least:?} {most:?}");
 }

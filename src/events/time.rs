@@ -14,7 +14,7 @@ use crate::server::{self, may_write};
 use crate::{clock, edge, effects, keyspace, removals, waiters};
 
 /// A slice ends after this time, so that clients are served in between. The current step is
-/// finished first; altogether a slice takes less than 1 ms of the main thread.
+/// finished first; altogether a slice nearly always takes less than 1 ms of the main thread.
 const SLICE: Micros = Micros(300);
 /// The pause between two slices of work that nobody waits for.
 const PAUSE: Micros = Micros(3000);

@@ -75,7 +75,7 @@ pub struct Node {
     pub counter_is_due: bool,
     /// A random number, new at each start.
     pub incarnation: String,
-    /// The longest slice of expiry so far.
+    /// The longest slice so far in which leases and waits ended.
     pub longest_slice: Micros,
     /// The most CPU time of the main thread in one slice so far.
     pub longest_slice_cpu: Micros,

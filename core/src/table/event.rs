@@ -409,6 +409,7 @@ impl Table {
             output: _,
             holds_back,
             unserved,
+            last_served: _,
             next_up,
             passing,
             suspects,

@@ -4,6 +4,8 @@
 //! one decision, only waiters for about [`AT_ONCE`] keys leave. The others are noted: from then on
 //! they are granted nothing and make nobody wait, and they leave in slices ([`Table::time_out`]).
 
+use std::collections::BTreeSet;
+
 use super::{Answer, Table};
 use crate::queue::{Left, WaiterId};
 use crate::time::Now;
@@ -109,26 +111,33 @@ impl Table {
         self.let_leave(id, None);
     }
 
-    /// Cancels the requests of `token` that wait for `key`.
-    pub(super) fn cancel(&mut self, key: &Key, token: &Token) {
-        let Some(queue) = self.queues.at(key) else {
-            return;
-        };
-        // Either may be very long: the queue, or the list of the owner's requests.
-        let waits = self.queues.waits_of(token).map_or(0, |waits| waits.len());
-        let same: Vec<_> = if queue.waiting.len() < waits {
-            let waiting = queue.waiting.iter().copied();
-            let is_same = |id: &WaiterId| {
-                let waiter = self.queues.get(*id);
-                waiter.is_some_and(|waiter| waiter.terms.token == *token)
+    /// Cancels the requests of `token` that wait for one of these keys.
+    pub(super) fn cancel(&mut self, keys: &[Key], token: &Token) {
+        let mut left: Option<BTreeSet<_>> = None;
+        for key in keys {
+            let Some(queue) = self.queues.at(key) else {
+                continue;
             };
-            waiting.filter(is_same).collect()
-        } else {
-            let waits = self.queues.of(token);
-            waits.filter(|id| queue.waiting.contains(id)).collect()
-        };
-        for id in same {
-            self.let_leave(id, Some(Answer::Nothing));
+            let left = left.get_or_insert_with(|| {
+                let waits = self.queues.of(token);
+                waits.filter(|id| !self.is_leaving(*id)).collect()
+            });
+            // Either may be very long: the queue, or the list of the owner's requests.
+            let waiting = &queue.waiting;
+            let same: Vec<_> = if waiting.len() < left.len() {
+                let ids = waiting.iter().filter(|id| left.contains(id));
+                ids.copied().collect()
+            } else {
+                let ids = left.iter().filter(|id| waiting.contains(id));
+                ids.copied().collect()
+            };
+            for id in same {
+                left.remove(&id);
+                self.let_leave(id, Some(Answer::Nothing));
+            }
+            if left.is_empty() {
+                return;
+            }
         }
     }
 

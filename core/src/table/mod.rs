@@ -155,6 +155,9 @@ pub struct Table {
     queues: Queues,
     /// Keys whose queues have changed. They are served when writing is allowed.
     unserved: SmallSet<Key>,
+    /// The key that was served last. The next one in their order follows, so that none has to wait
+    /// for all others if very many are to be served again and again.
+    last_served: Key,
     /// Waiters whose owner has just been granted something: they may be able to re-enter.
     next_up: SmallSet<WaiterId>,
     /// Waiters that may overtake the first one in the queue of this key: they are next there.
@@ -212,6 +215,7 @@ impl Table {
             wheel: Wheel::default(),
             queues: Queues::default(),
             unserved: SmallSet::default(),
+            last_served: Key::default(),
             next_up: SmallSet::default(),
             passing: SmallSet::default(),
             suspects: SmallSet::default(),

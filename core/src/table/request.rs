@@ -88,6 +88,9 @@ impl Table {
         keyspace: &mut dyn Keyspace,
     ) -> u32 {
         let taken = self.take_back(want, token, all, now);
+        if all && !self.queues.is_empty() {
+            self.cancel(&[Key::new(want.db, want.name)], token);
+        }
         self.serve_unserved_if_any(now, keyspace);
         taken
     }
@@ -101,8 +104,14 @@ impl Table {
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Vec<u32> {
-        let taken = wanted.map(|want| self.take_back(&want, token, all, now));
+        let cancels = all && !self.queues.is_empty();
+        let mut keys = Vec::new();
+        let taken = wanted.map(|want| {
+            keys.extend(cancels.then(|| Key::new(want.db, want.name)));
+            self.take_back(&want, token, all, now)
+        });
         let taken = taken.collect();
+        self.cancel(&keys, token);
         self.serve_unserved_if_any(now, keyspace);
         taken
     }
@@ -116,9 +125,6 @@ impl Table {
         }
         if taken > 0 {
             self.counters.releases += 1;
-        }
-        if all && !self.queues.is_empty() {
-            self.cancel(&Key::new(want.db, want.name), token);
         }
         taken
     }
