@@ -112,8 +112,8 @@ pub async fn release(args: Release, output: &Output) -> Result<u8, Failure> {
         _ => Err(Failure::new(
             UNAVAILABLE,
             format!(
-                "too few nodes replied to know whether lock {} was still held: it is free when \
-                 its lease ends",
+                "could not find out whether lock {} was still held: too few nodes replied, or a \
+                 connection broke; the lock is free when its lease ends",
                 printable(&key)
             ),
         )),

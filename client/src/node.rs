@@ -342,7 +342,7 @@ impl Node {
         self.when(|now| now.up).await;
     }
 
-    /// Returns when the shared connection is not `generation` any more.
+    /// Returns when the node is up on another shared connection than `generation`.
     pub(crate) async fn reconnected(&self, generation: u64) {
         let other = |now: &Standing| now.up && now.generation != generation;
         self.when(other).await;

@@ -27,8 +27,8 @@ pub enum Released {
     WasLost,
     /// Another guard of the same owner keeps it.
     StillHeld,
-    /// It is unknown whether it was held. Too few nodes answered, or the connection broke, so that
-    /// the release may have been sent twice and the second one found nothing. The release is
+    /// It is unknown whether it was held. Too few nodes answered, or a connection was opened
+    /// meanwhile, so that the release may have been sent twice and the second one found nothing. The release is
     /// repeated in the background until it is delivered; at the latest, the hold ends with its
     /// lease.
     Unknown,
@@ -142,7 +142,7 @@ impl Release {
         replies
     }
 
-    /// Tries once more at one node and ignores the result.
+    /// Tries once more at one node.
     pub(crate) fn ask(&self, place: usize) -> impl Future<Output = Reply> + Send + use<> {
         self.client.fleet.nodes[place].ask(Arc::clone(&self.request))
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use futures_util::future::FutureExt;
 use tracing::Instrument;
 
-use super::Hold;
+use super::{Hold, State};
 use crate::command::{self, Request, SHORTEST, Spec, Token, Wait, check_ttl};
 use crate::error::{Error, Loss, Reports, Verdict};
 use crate::host::{Background, Moment, locked};
@@ -47,6 +47,17 @@ struct Renewal<'a> {
     round: Round,
     verdicts: Vec<Verdict>,
     confirmed: usize,
+}
+
+impl State {
+    /// A renewal has failed: plans the next one. One that is planned for an earlier time stays:
+    /// requests that fail again and again must not put it off.
+    fn renew_soon(&mut self) {
+        let now = Moment::now();
+        let retry = now + self.ttl / RETRY_AFTER;
+        let planned = self.renew_at.filter(|at| *at > now);
+        self.renew_at = Some(planned.map_or(retry, |at| at.min(retry)));
+    }
 }
 
 impl Hold {
@@ -96,8 +107,7 @@ impl Hold {
         let Ok(_turn) = turn else {
             // Another renewal takes long, and may not cover what this one is for. Wait by the
             // current ttl: a longer one that was requested may never apply.
-            let in_force = self.lock().ttl;
-            self.lock().renew_at = Some(Moment::now() + in_force / RETRY_AFTER);
+            self.lock().renew_soon();
             let nodes = fleet.reports(|_| Verdict::TimedOut(fleet.node_timeout * 2));
             return Err(Error::NoQuorum {
                 lock: lock(),
@@ -157,7 +167,7 @@ impl Hold {
 
 impl Hold {
     /// When to notify the holder that the lock is practically lost.
-    fn warn_at(state: &super::State) -> Moment {
+    fn warn_at(state: &State) -> Moment {
         state
             .valid_until
             .minus((state.ttl / WARN_BEFORE).min(LONGEST_WARNING))
@@ -405,7 +415,7 @@ impl<'a> Renewal<'a> {
         let reports = self.reports();
         let lock = hold.spec.name();
         if claim.is_some() {
-            state.renew_at = Some(now + state.ttl / RETRY_AFTER);
+            state.renew_soon();
             state.reports = Some(reports.clone());
             let nodes = reports;
             return Err(Error::NoQuorum { lock, nodes });

@@ -138,7 +138,7 @@ impl Cluster {
             let named = command::set_name(name);
             let mut connection = connection.clone();
             let naming = async move { connection.route_command(named, every_master(None)).await };
-            // This is only for operators: nothing waits for the reply.
+            // This is only for operators: it waits briefly, and ignores errors.
             let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
         }
         Ok(Masters {

@@ -321,3 +321,25 @@ async fn entering_again_respects_the_limit_of_the_wait() {
     assert!(matches!(error, Error::NoQuorum { .. }), "{error}");
     assert_eq!(error.nodes()[0].verdict, Verdict::TimedOut(NODE_TIMEOUT));
 }
+
+/// A ttl that every node refuses. It was requested again and again, and put off the renewals of
+/// the hold until the hold was lost.
+#[tokio::test]
+async fn entering_again_with_a_ttl_that_is_refused_fails_at_once_and_the_hold_is_renewed() {
+    let servers = [Server::start()];
+    let client = connect(&servers).await;
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL);
+    let outer = lock.acquire().await.unwrap();
+    let too_long = lock.clone().ttl(Duration::from_secs(2 * 86_400));
+    for entered in [too_long.acquire().await, too_long.try_acquire().await] {
+        assert!(matches!(entered, Err(Error::Refused { .. })), "{entered:?}");
+    }
+    let end = outer.valid_until();
+    while outer.valid_until() <= end + TTL {
+        assert!(outer.is_valid(), "the hold was lost");
+        let refused = outer.extend_to(Duration::from_secs(2 * 86_400)).await;
+        assert!(refused.is_err(), "{refused:?}");
+    }
+    assert_eq!(outer.release().await, Released::WasHeld);
+}
