@@ -57,7 +57,10 @@ class Scene:
         return self.take(Proxy(server.port))
 
     def open(self, *at: Server | Proxy, mode: str = "single", **fields: object) -> str:
-        """The user's client, by default with the client's own defaults."""
+        """The user's client, by default with the client's own defaults. Only the limit for an
+        answer is longer than the 100 ms of the Rust client, which a busy machine exceeds.
+        """
+        fields.setdefault("answer", 600)
         name = f"client{next(self._names)}"
         addresses = [["127.0.0.1", one.port] for one in at]
         self.driver.call("open", client=name, mode=mode, addresses=addresses, **fields)
