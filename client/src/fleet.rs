@@ -123,8 +123,8 @@ impl Fleet {
     }
 
     /// Returns when every node was asked once, at the latest at `deadline` or after twice the
-    /// connect timeout. A client that was not connected before its first request knows nothing about its
-    /// nodes until then.
+    /// connect timeout. A client that was not connected before its first request knows nothing
+    /// about its nodes until then.
     pub(crate) async fn first_answers(&self, deadline: Option<Moment>) {
         if *self.asked_all.borrow() {
             return;

@@ -28,9 +28,9 @@ pub enum Released {
     /// Another guard of the same owner keeps it.
     StillHeld,
     /// It is unknown whether it was held. Too few nodes answered, or a connection was opened
-    /// meanwhile, so that the release may have been sent twice and the second one found nothing. The release is
-    /// repeated in the background until it is delivered; at the latest, the hold ends with its
-    /// lease.
+    /// meanwhile, so that the release may have been sent twice and the second one found nothing.
+    /// The release is repeated in the background until it is delivered; at the latest, the hold
+    /// ends with its lease.
     Unknown,
 }
 
