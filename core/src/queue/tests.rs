@@ -235,7 +235,8 @@ fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_no
         queues.leave(last);
         assert_eq!((queues.len(), queues.slots.len()), (0, kept));
     }
-    for (keys, is_kept) in [(800, true), (3000, false)] {
+    let kept = KEPT_SLOTS as u32;
+    for (keys, is_kept) in [(800, true), (kept, true), (kept + 1, false), (3000, false)] {
         let mut queues = Queues::default();
         let all = queues.join(waiter(0, 0..keys, None));
         let one = queues.join(waiter(1, [0], None));
@@ -243,5 +244,52 @@ fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_no
         assert!(queues.at(&key(0)).is_some(), "somebody waits there");
         queues.leave(one);
         assert_eq!(queues.by_key.places.capacity() > 0, is_kept);
+    }
+}
+
+/// The same for the owners, each with one request for the same key.
+#[test]
+fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
+    for (owners, is_kept) in [(10, true), (1500, true), (4000, false)] {
+        let mut queues = Queues::default();
+        let ids: Vec<_> = (0..owners)
+            .map(|owner| queues.join(waiter(owner, [0], None)))
+            .collect();
+        for id in ids {
+            queues.leave(id);
+        }
+        assert!(queues.is_empty() && queues.by_token.is_empty());
+        assert_eq!(queues.by_token.capacity() > 0, is_kept, "{owners}");
+    }
+}
+
+#[test]
+fn the_memory_of_a_request_for_one_key_is_used_again() {
+    for (keys, is_used_again) in [(1, true), (2, false)] {
+        let mut queues = Queues::default();
+        let id = queues.join(waiter(0, 0..keys, None));
+        let left = queues.leave(id).expect("it waits");
+        queues.reuse(left.waiter);
+        assert_eq!(queues.spare.is_some(), is_used_again);
+        let next = queues.join(waiter(1, [3], Some(7)));
+        assert!(queues.spare.is_none());
+        let stored = queues.get(next).expect("it waits");
+        assert_eq!(
+            (&stored.keys[..], stored.until),
+            (&[key(3)][..], Some(MonoTime(7)))
+        );
+        assert_eq!(stored.terms.token, token(1));
+    }
+}
+
+#[test]
+fn a_key_that_is_waited_for_is_looked_at_once_in_each_sweep() {
+    let mut queues = Queues::default();
+    assert!(!queues.is_to_be_swept(&key(0), 1), "nobody waits");
+    queues.join(waiter(0, [0], None));
+    queues.join(waiter(1, [0], None));
+    for sweep in [1, 2] {
+        assert!(queues.is_to_be_swept(&key(0), sweep));
+        assert!(!queues.is_to_be_swept(&key(0), sweep));
     }
 }
