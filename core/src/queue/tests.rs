@@ -270,9 +270,9 @@ fn the_memory_of_a_request_for_one_key_is_used_again() {
         let id = queues.join(waiter(0, 0..keys, None));
         let left = queues.leave(id).expect("it waits");
         queues.reuse(left.waiter);
-        assert_eq!(queues.spare.is_some(), is_used_again);
+        assert_eq!(queues.reusable.is_some(), is_used_again);
         let next = queues.join(waiter(1, [3], Some(7)));
-        assert!(queues.spare.is_none());
+        assert!(queues.reusable.is_none());
         let stored = queues.get(next).expect("it waits");
         assert_eq!(
             (&stored.keys[..], stored.until),
