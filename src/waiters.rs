@@ -21,7 +21,7 @@ use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
-use redislock_core::time::{Micros, Millis};
+use redislock_core::time::{Micros, Millis, MonoTime};
 
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
@@ -83,6 +83,8 @@ struct Waiters {
     /// Other answers to waiters that are still blocked: there may be very many at once.
     refusals: VecDeque<(WaiterId, Answer)>,
     turn: Turn,
+    /// When this turn began, if refusals wait for its end.
+    began: Option<MonoTime>,
     /// Whether a waiter was answered since [`look_for_quiet`] last checked.
     has_answered: bool,
 }
@@ -136,11 +138,11 @@ impl Waiters {
 }
 
 /// At least this many waiters that were granted nothing get their replies in one turn of the event
-/// loop.
+/// loop. The server needs about 10 µs for each.
 const REFUSED_AT_ONCE: usize = 32;
-/// More of them do until this time is spent: the turns of a busy server are long. The server then
-/// needs about twice this time to write the replies.
-const REFUSING: Micros = Micros(300);
+/// One more for each part of this length in a turn, because the turns of a busy server are long: a
+/// tenth of the time is for them.
+const ONE_MORE_EVERY: Micros = Micros(100);
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
@@ -295,7 +297,12 @@ fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _
             alarm::nudge();
         }
     } else {
-        WAITERS.with(|waiters| waiters.turn = Turn::Open);
+        WAITERS.with(|waiters| {
+            waiters.turn = Turn::Open;
+            if !waiters.refusals.is_empty() {
+                waiters.began = Some(clock::mono());
+            }
+        });
     }
 }
 
@@ -339,22 +346,19 @@ fn unblock_granted() {
 
 /// Lets the server send the replies of other waiters, but not too many in one turn.
 fn unblock_refused() {
-    if WAITERS.with(|waiters| waiters.refusals.is_empty()) {
+    let (some, began) =
+        WAITERS.with(|waiters| (!waiters.refusals.is_empty(), waiters.began.take()));
+    if !some {
         return;
     }
     let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
-    loop {
-        let batch = WAITERS.with(|waiters| {
-            let many = waiters.refusals.len().min(REFUSED_AT_ONCE);
-            waiters.refusals.drain(..many).collect::<Vec<_>>()
-        });
-        let is_last = batch.len() < REFUSED_AT_ONCE;
-        for (id, answer) in batch {
-            send_answer(id, answer);
-        }
-        if is_last || clock::mono().since(begin) >= REFUSING {
+    let turn = began.map_or(Micros::ZERO, |began| begin.since(began));
+    let most = REFUSED_AT_ONCE + (turn.0 / ONE_MORE_EVERY.0) as usize;
+    for _ in 0..most {
+        let Some((id, answer)) = WAITERS.with(|waiters| waiters.refusals.pop_front()) else {
             break;
-        }
+        };
+        send_answer(id, answer);
     }
     let spent = clock::mono().since(begin);
     let spent_cpu = clock::time_of_thread().minus(begin_cpu);

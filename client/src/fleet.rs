@@ -228,7 +228,9 @@ impl Fleet {
             Ok(Ok(answers)) => match self.accept(place, &answers, None) {
                 // It has ended since.
                 Err(Verdict::Unreachable(_)) => {}
-                Ok(Known::Same) if !answers.all => return Ok(self.reach_all(place).await),
+                Ok(Known::Same) if !answers.all || answers.is_cut_off() => {
+                    return Ok(self.reach_all(place).await);
+                }
                 known => return known,
             },
             Ok(Err(Verdict::Unreachable(why))) => {
@@ -247,8 +249,9 @@ impl Fleet {
         }
     }
 
-    /// A master of a cluster does not answer. It may refuse the credentials of this connection, or
-    /// another node may have replaced it. A new connection finds out.
+    /// A master of a cluster does not answer, or is cut off from the others. It may refuse the
+    /// credentials of this connection, or another node may have replaced it. A new connection finds
+    /// out.
     async fn reach_all(&self, place: usize) -> Known {
         let (node, now) = (&self.nodes[place], Moment::now());
         let is_recent = |at: Moment| now.since(at) < NEW_LOOK;

@@ -228,6 +228,12 @@ impl Answers {
         let masters = self.masters.iter();
         masters.map(|one| one.incarnation.as_str()).collect()
     }
+
+    /// Whether a master cannot reach the rest of its cluster, which may have replaced it.
+    pub(crate) fn is_cut_off(&self) -> bool {
+        let mut masters = self.masters.iter();
+        masters.any(|one| one.refusal.as_deref() == Some("cluster"))
+    }
 }
 
 fn node_status(reply: RedisResult<Value>, asked: Moment) -> Result<NodeStatus, Verdict> {

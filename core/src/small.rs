@@ -4,7 +4,7 @@
 //! and 45 for a number. `SmallVec<[T; 1]>` of smallvec 1.16 needs 97 and 58.
 
 use std::collections::BTreeSet;
-use std::ops::{Bound, Deref};
+use std::ops::Deref;
 
 /// A list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,18 +151,6 @@ impl<T: Ord> SmallSet<T> {
         self.one.take().or_else(|| self.more.pop_first())
     }
 
-    /// Removes the first element after this one; the first of all if there is none.
-    pub fn pop_after(&mut self, after: &T) -> Option<T>
-    where
-        T: Clone,
-    {
-        let behind = (Bound::Excluded(after), Bound::Unbounded);
-        match self.more.range(behind).next().cloned() {
-            Some(next) => self.more.take(&next),
-            None => self.pop_first(),
-        }
-    }
-
     /// All elements, in order.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         self.one.iter().chain(&self.more)
@@ -190,7 +178,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_small_set_is_a_set(steps in prop::collection::vec((0..5_u8, 0..5_u8), 0..40)) {
+        fn a_small_set_is_a_set(steps in prop::collection::vec((0..4_u8, 0..5_u8), 0..40)) {
             let (mut small, mut set) = (SmallSet::default(), BTreeSet::new());
             for (step, element) in steps {
                 match step {
@@ -202,12 +190,7 @@ mod tests {
                         small.remove(&element);
                         set.remove(&element);
                     }
-                    3 => prop_assert_eq!(small.pop_first(), set.pop_first()),
-                    _ => {
-                        let next = set.range(element + 1..).next().or(set.first()).copied();
-                        prop_assert_eq!(small.pop_after(&element), next);
-                        next.map(|next| set.remove(&next));
-                    }
+                    _ => prop_assert_eq!(small.pop_first(), set.pop_first()),
                 }
                 prop_assert!(small.iter().eq(&set));
                 prop_assert_eq!(

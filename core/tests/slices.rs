@@ -537,3 +537,42 @@ fn locks_are_served_in_turn_whatever_their_names() {
     let (least, most) = (grants.iter().min(), grants.iter().max());
     assert!(least >= Some(&8) && most <= Some(&12), "{least:?} {most:?}");
 }
+
+/// Names grow with time, and each grant frees a lock with a later name. `config` comes before all
+/// of them, and `zone` after them.
+#[test]
+fn locks_are_served_in_turn_although_new_names_come_all_the_time() {
+    const CHAINS: usize = 200;
+    let mut node = Node::new(ROOMY);
+    let ask = |node: &mut Node, owner: &str, name: &str, wait| {
+        let terms = terms(&token(owner), 1000 * SECOND);
+        node.acquire(&[key(name)], &terms, wait)
+    };
+    let lock = |n: usize| format!("job-{n:06}");
+    for n in 0..40 * CHAINS {
+        ask(&mut node, "holder", &lock(n), Wait::No);
+        ask(&mut node, &format!("owner-{n}"), &lock(n), Wait::Forever);
+    }
+    for name in ["config", "zone"] {
+        ask(&mut node, "holder", name, Wait::No);
+        ask(&mut node, "reader", name, Wait::Forever);
+    }
+    let release = |node: &mut Node, name: &str| node.release(&key(name), &token("holder"), false);
+    (0..CHAINS).for_each(|n| _ = release(&mut node, &lock(n)));
+    for name in ["config", "zone"] {
+        release(&mut node, name);
+    }
+    let mut next = CHAINS;
+    for _ in 0..CHAINS {
+        for id in node.granted() {
+            node.table.delivered(id);
+            release(&mut node, &lock(next));
+            next += 1;
+        }
+        node.serve();
+        if node.holds("reader", "config") && node.holds("reader", "zone") {
+            break;
+        }
+    }
+    assert!(next < 4 * CHAINS, "{next} locks came first");
+}

@@ -41,8 +41,8 @@ pub(crate) struct Cluster {
 /// What the waiters at one server of a cluster share.
 struct ServerState {
     opening: Semaphore,
-    /// Whether the last connection did not open in time.
-    is_slow: AtomicBool,
+    /// Whether the last connection did not open in time, or the server does not serve the cluster.
+    comes_last: AtomicBool,
     /// When it was last checked whether the server answers a new connection, and the result.
     served: tokio::sync::Mutex<Option<(Moment, bool)>>,
 }
@@ -160,7 +160,8 @@ impl Cluster {
     }
 
     /// A connection to the last known master of the slot, or to any node, which knows where the
-    /// slot is. Servers that did not open the last connection in time come last.
+    /// slot is. Servers that did not open the last connection in time, or that are outside of the
+    /// cluster, come last.
     async fn open_for(
         &self,
         slot: Slot,
@@ -169,7 +170,7 @@ impl Cluster {
         let known = locked(&self.masters).get(&slot).cloned();
         let mut places: Vec<Server> = known.into_iter().collect();
         places.extend(self.seeds.iter().cloned());
-        places.sort_by_cached_key(|server| self.state_of(server).is_slow.load(SeqCst));
+        places.sort_by_cached_key(|server| self.state_of(server).comes_last.load(SeqCst));
         let share = self.connect_timeout / 4;
         let mut problem = RedisError::from((ErrorKind::Io, "no node of the cluster answers"));
         for server in places {
@@ -187,7 +188,7 @@ impl Cluster {
         let state = servers.entry(server.address()).or_insert_with(|| {
             Arc::new(ServerState {
                 opening: Semaphore::new(OPENING_CONNECTIONS),
-                is_slow: AtomicBool::default(),
+                comes_last: AtomicBool::default(),
                 served: tokio::sync::Mutex::default(),
             })
         });
@@ -203,20 +204,20 @@ impl Cluster {
         in_turn: bool,
     ) -> RedisResult<MultiplexedConnection> {
         let state = self.state_of(server);
-        let was_slow = state.is_slow.load(SeqCst);
+        let was_slow = state.comes_last.load(SeqCst);
         let _turn = if in_turn {
             let turn = async { Ok(state.opening.acquire().await.ok()) };
             in_time(self.connect_timeout, turn).await?
         } else {
             None
         };
-        if state.is_slow.load(SeqCst) && !was_slow {
+        if state.comes_last.load(SeqCst) && !was_slow {
             return Err(late());
         }
         let opened = server.open(patience).await;
         match &opened {
-            Ok(_) => state.is_slow.store(false, SeqCst),
-            Err(error) if error.is_timeout() => state.is_slow.store(true, SeqCst),
+            Ok(_) => state.comes_last.store(false, SeqCst),
+            Err(error) if error.is_timeout() => state.comes_last.store(true, SeqCst),
             Err(_) => {}
         }
         opened
@@ -307,6 +308,14 @@ impl SlotConnection {
                         locked(&self.cluster.masters).remove(&slot);
                         *locked(&self.open) = None;
                     }
+                    result if is_outside(result) => {
+                        locked(&self.cluster.masters).remove(&slot);
+                        *locked(&self.open) = None;
+                        self.cluster
+                            .state_of(&server)
+                            .comes_last
+                            .store(true, SeqCst);
+                    }
                     Err(_) | Ok(Value::ServerError(_)) => {}
                     // The slot is still moving there.
                     Ok(_) if asking => {}
@@ -330,6 +339,17 @@ impl SlotConnection {
         let problem = "the slot moved too often while the request followed it";
         Err(RedisError::from((ErrorKind::Client, problem)))
     }
+}
+
+/// Whether the server says that nobody serves the slot: it was removed from the cluster, or it is
+/// cut off from the others.
+fn is_outside(result: &RedisResult<Value>) -> bool {
+    let code = match result {
+        Ok(Value::ServerError(error)) => error.code().to_owned(),
+        Err(error) => error.code().unwrap_or_default().to_owned(),
+        Ok(_) => return false,
+    };
+    code == "CLUSTERDOWN"
 }
 
 #[derive(PartialEq, Eq)]

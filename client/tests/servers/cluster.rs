@@ -9,7 +9,7 @@ use redislock_testkit::{Options, Server};
 
 use crate::contention::waiters;
 use crate::history::Contention;
-use crate::{NODE_TIMEOUT, is_busy, until};
+use crate::{NODE_TIMEOUT, acquire_in_background, is_busy, until};
 
 /// The slot of `job`: the first master's.
 pub(crate) const JOB: u16 = 2906;
@@ -264,4 +264,38 @@ async fn a_master_that_takes_over_again_is_found() {
         })
         .await;
     }
+}
+
+/// A server that was removed from the cluster still runs, and is still in the list of nodes. It
+/// accepts connections and says that nobody serves the slot.
+#[tokio::test]
+async fn a_listed_server_that_left_the_cluster_is_not_asked_again() {
+    let cluster = Cluster::start(MASTERS, 0, &options());
+    let outside = options().config("cluster-enabled yes").start();
+    let urls = std::iter::once(&outside).chain(&cluster.nodes);
+    let client = Redlock::builder()
+        .cluster(urls.map(Server::url))
+        .node_timeout(Duration::from_secs(2))
+        .connect()
+        .await
+        .unwrap();
+    let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
+    let add = redis::cmd("RPUSH").arg("{job}list").arg("x").to_owned();
+    // The first one may find out that the server serves nothing.
+    let mut length = u64::from(guard.command::<u64>(&add).await.is_ok());
+    let asked = outside.calls("lock.guard");
+    for _ in 0..5 {
+        length += 1;
+        assert_eq!(guard.command::<u64>(&add).await.unwrap(), length);
+    }
+    assert_eq!(outside.calls("lock.guard"), asked, "it was asked again");
+    let waiter = acquire_in_background(&client.lock("job").ttl(LONG).wait(LONG));
+    let mut master = cluster.nodes[0].connect();
+    until("the request waits at the master", || {
+        redislock_testkit::lock::waiters(&mut master, "job") == 1
+    })
+    .await;
+    assert_eq!(guard.release().await, Released::WasHeld);
+    let next = waiter.await.unwrap().unwrap();
+    assert_eq!(next.release().await, Released::WasHeld);
 }

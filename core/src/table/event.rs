@@ -219,7 +219,9 @@ impl Table {
         if let Lock::Exclusive(hold) = &entry.lock {
             self.holdings.add(&hold.token, id, &self.queues);
         }
-        self.unserved.extend(self.spaces.outside(&entry.key));
+        if let Some(key) = self.spaces.outside(&entry.key) {
+            self.unserved.insert(key);
+        }
         let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
         self.looks += holders.len() as u64 / STEPS_IN_A_LOOK;
         self.suspects.extend(holders.iter().copied().cloned());
@@ -409,7 +411,6 @@ impl Table {
             output: _,
             holds_back,
             unserved,
-            last_served: _,
             next_up,
             passing,
             suspects,
@@ -451,6 +452,6 @@ impl Table {
         self.next_up.clear();
         self.passing.clear();
         self.suspects.clear();
-        std::iter::from_fn(|| self.unserved.pop_first()).collect()
+        std::iter::from_fn(|| self.unserved.pop()).collect()
     }
 }

@@ -23,6 +23,7 @@ mod request;
 mod serve;
 mod spaces;
 mod ties;
+mod unserved;
 
 use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,7 @@ pub use outcome::{Answer, Denial, Extended, Granted, Verdict, Wanted};
 pub use output::{Events, Output, Presence, Touched, Wake};
 use remains::{Remains, Untied};
 use spaces::Spaces;
+use unserved::Unserved;
 
 use foldhash::{HashMap, HashMapExt};
 
@@ -154,10 +156,7 @@ pub struct Table {
     wheel: Wheel,
     queues: Queues,
     /// Keys whose queues have changed. They are served when writing is allowed.
-    unserved: SmallSet<Key>,
-    /// The key that was served last. The next one in their order follows, so that none has to wait
-    /// for all others if very many are to be served again and again.
-    last_served: Key,
+    unserved: Unserved,
     /// Waiters whose owner has just been granted something: they may be able to re-enter.
     next_up: SmallSet<WaiterId>,
     /// Waiters that may overtake the first one in the queue of this key: they are next there.
@@ -214,8 +213,7 @@ impl Table {
             spaces: Spaces::default(),
             wheel: Wheel::default(),
             queues: Queues::default(),
-            unserved: SmallSet::default(),
-            last_served: Key::default(),
+            unserved: Unserved::default(),
             next_up: SmallSet::default(),
             passing: SmallSet::default(),
             suspects: SmallSet::default(),

@@ -166,9 +166,8 @@ impl Table {
             } else if let Some((waiter, key)) = self.passing.pop_first() {
                 let changed = Changed::at(&key);
                 self.serve_waiter(waiter, Some(changed), now, keyspace);
-            } else if let Some(key) = self.unserved.pop_after(&self.last_served) {
+            } else if let Some(key) = self.unserved.pop() {
                 self.serve_queue(&key, enough, now, keyspace);
-                self.last_served = key;
             } else if !self.suspects.is_empty() && !self.is_sweeping() {
                 self.resolve_deadlock(self.clock.at(now.mono));
             } else {
