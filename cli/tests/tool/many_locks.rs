@@ -1,7 +1,7 @@
 //! `redlock top` and `redlock serve` with 100,000 locks: paged, within the budget of questions, in
 //! bounded memory, and with a word about what is not known yet.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use redislock_testkit::{Server, wait_until};
 use serde_json::Value;
@@ -49,6 +49,8 @@ fn wait_until_all_are_listed(mut listed: impl FnMut() -> Option<u64>) {
     while now < LOCKS as u64 {
         let before = now;
         wait_until("more locks are listed", || {
+            // To ask costs time that the list needs.
+            std::thread::sleep(Duration::from_millis(200));
             now = listed().unwrap_or(before);
             now > before
         });
