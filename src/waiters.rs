@@ -21,7 +21,7 @@ use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
 use redislock_core::table::Answer;
-use redislock_core::time::{Micros, Millis, MonoTime};
+use redislock_core::time::{Micros, Millis};
 
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
@@ -83,8 +83,8 @@ struct Waiters {
     /// Other answers to waiters that are still blocked: there may be very many at once.
     refusals: VecDeque<(WaiterId, Answer)>,
     turn: Turn,
-    /// When this turn began, if refusals wait for its end.
-    began: Option<MonoTime>,
+    /// The CPU time of the thread when this turn began, if refusals wait for its end.
+    began: Option<Micros>,
     /// Whether a waiter was answered since [`look_for_quiet`] last checked.
     has_answered: bool,
 }
@@ -300,7 +300,7 @@ fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _
         WAITERS.with(|waiters| {
             waiters.turn = Turn::Open;
             if !waiters.refusals.is_empty() {
-                waiters.began = Some(clock::mono());
+                waiters.began = Some(clock::time_of_thread());
             }
         });
     }
@@ -352,7 +352,7 @@ fn unblock_refused() {
         return;
     }
     let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
-    let turn = began.map_or(Micros::ZERO, |began| begin.since(began));
+    let turn = began.map_or(Micros::ZERO, |began| begin_cpu.minus(began));
     let most = REFUSED_AT_ONCE + (turn.0 / ONE_MORE_EVERY.0) as usize;
     for _ in 0..most {
         let Some((id, answer)) = WAITERS.with(|waiters| waiters.refusals.pop_front()) else {
