@@ -33,8 +33,8 @@ pub(crate) use settings::{Provider, Settings};
 
 /// The number of idle connections that are kept for the next caller.
 const IDLE_CONNECTIONS: usize = 128;
-/// The number of connections that waiters open at the same time. If all of them start at once on a
-/// busy machine, none is open in time.
+/// The number of connections to one server that waiters open at the same time. If all of them start
+/// at once on a busy machine, none is open in time.
 const OPENING_CONNECTIONS: usize = 10;
 
 /// This many requests may be queued for the socket before a sender waits: more than a node can
@@ -185,13 +185,19 @@ impl Connection {
         let asked = Moment::now();
         match self {
             #[cfg(feature = "cluster")]
-            Self::Cluster(Masters { connection, .. }) => {
+            Self::Cluster(masters) => {
                 use redis::cluster_routing::ResponsePolicy;
                 let first = cluster::every_master(Some(ResponsePolicy::OneSucceeded));
-                let one = connection.route_command(command::node().cmd, first);
+                let one = masters.connection.route_command(command::node().cmd, first);
                 let one = node_status(one.await, asked);
-                let every = cluster::every_master(None);
-                let all = connection.route_command(command::node().cmd, every);
+                let all = async {
+                    masters.name_connections().await;
+                    let every = cluster::every_master(None);
+                    masters
+                        .connection
+                        .route_command(command::node().cmd, every)
+                        .await
+                };
                 let patience = (asked + _patience / 2).remaining();
                 match tokio::time::timeout(patience, all).await {
                     Ok(Ok(Value::Map(masters))) => Ok(Answers {
@@ -266,28 +272,63 @@ pub(crate) struct Own {
     pub(crate) connection: Connection,
 }
 
-/// Idle connections that are kept for the next caller, and since when they are idle.
-pub(crate) struct Idle {
-    kept: Mutex<Vec<(Moment, Own)>>,
-    opening: Semaphore,
+/// The turns of waiters that open connections to one server.
+pub(crate) struct Turns {
+    free: Semaphore,
+    /// When a connection was last opened in turn.
+    opened_at: Mutex<Option<Moment>>,
 }
 
-impl Default for Idle {
+impl Default for Turns {
     fn default() -> Self {
         Self {
-            kept: Mutex::default(),
-            opening: Semaphore::new(OPENING_CONNECTIONS),
+            free: Semaphore::new(OPENING_CONNECTIONS),
+            opened_at: Mutex::default(),
         }
     }
 }
 
-impl Idle {
-    /// Waits for the caller's turn to open a connection. The turn lasts until the result is
-    /// dropped.
-    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.opening.acquire().await.ok()
+impl Turns {
+    /// Waits for the caller's turn. It lasts until the result is dropped.
+    pub(crate) async fn next(&self) -> Option<SemaphorePermit<'_>> {
+        self.free.acquire().await.ok()
     }
 
+    /// Notes that the caller has opened a connection.
+    pub(crate) fn opened(&self) {
+        *locked(&self.opened_at) = Some(Moment::now());
+    }
+
+    /// Does the work of one turn, including the wait for it. `None` if it is not done, and nobody
+    /// else has opened a connection, for this time: a slow server gets to every waiter in the end,
+    /// and one that stands still costs each waiter this time only once.
+    pub(crate) async fn take<T>(
+        &self,
+        patience: Duration,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut progress = Moment::now();
+        tokio::pin!(work);
+        loop {
+            let left = (progress + patience).remaining();
+            match tokio::time::timeout(left, &mut work).await {
+                Ok(done) => return Some(done),
+                Err(_) => {
+                    let opened_at = *locked(&self.opened_at);
+                    progress = opened_at.filter(|at| *at > progress)?;
+                }
+            }
+        }
+    }
+}
+
+/// Idle connections that are kept for the next caller, and since when they are idle.
+#[derive(Default)]
+pub(crate) struct Idle {
+    kept: Mutex<Vec<(Moment, Own)>>,
+}
+
+impl Idle {
     /// An idle connection of this generation that was used within this time. If the most recently
     /// used one is older, it is closed: the caller opens another one, and their number must not
     /// grow. Connections of other generations are closed.

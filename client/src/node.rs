@@ -13,7 +13,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use crate::command::{self, Request};
 use crate::error::Verdict;
 use crate::host::{Moment, locked};
-use crate::link::{Answers, Connection, Idle, Link, Own};
+use crate::link::{Answers, Connection, Idle, Link, Own, Turns};
 use crate::quorum::FenceClock;
 use crate::reply::{LockStatus, Reply, knows_no_count, trouble, value_of};
 
@@ -43,6 +43,8 @@ pub(crate) struct Node {
     /// A permit for each release that is not delivered yet.
     owed: Arc<Semaphore>,
     idle: Idle,
+    /// The turns of waiters that open connections to it.
+    turns: Turns,
 }
 
 struct State {
@@ -116,6 +118,7 @@ impl Node {
             dependents: Arc::default(),
             owed: Arc::new(Semaphore::new(OWED_RELEASES)),
             idle: Idle::default(),
+            turns: Turns::default(),
         }
     }
 

@@ -197,14 +197,15 @@ impl Builder {
         self
     }
 
-    /// How long a connection may take to open; 2 s if not set.
+    /// How long a connection may take to open; 2 s if not set. For the connection of a waiter, the
+    /// time begins again whenever another waiter's connection opens.
     pub fn connect_timeout(mut self, timeout: Duration) -> Self {
         self.connect_timeout = timeout;
         self
     }
 
-    /// The name of the connections in CLIENT LIST. In a cluster, a connection to a master that was
-    /// restarted has none.
+    /// The name of the connections in CLIENT LIST. In a cluster, a connection that replaces another
+    /// one gets the name after at most 500 ms, while the client is in use.
     pub fn client_name(mut self, name: impl AsRef<str>) -> Self {
         self.settings.client_name = Some(name.as_ref().into());
         self

@@ -16,10 +16,9 @@ use redis::cluster_routing::{
 };
 use redis::io::AsyncDNSResolver;
 use redis::{ErrorKind, RedisError, RedisFuture, RedisResult, Value};
-use tokio::sync::Semaphore;
 
 use super::settings::{Credentials, Settings};
-use super::{OPENING_CONNECTIONS, Server, in_time, late};
+use super::{Server, Turns, in_time, late};
 use crate::command::{self, Request};
 use crate::host::{Moment, locked};
 
@@ -40,7 +39,7 @@ pub(crate) struct Cluster {
 
 /// What the waiters at one server of a cluster share.
 struct ServerState {
-    opening: Semaphore,
+    turns: Turns,
     /// Whether the last connection did not open in time, or the server does not serve the cluster.
     comes_last: AtomicBool,
     /// When it was last checked whether the server answers a new connection, and the result.
@@ -53,12 +52,33 @@ pub(crate) struct Masters {
     pub(super) connection: ClusterConnection,
     login: Option<Arc<Credentials>>,
     openings: Openings,
+    /// The name for operators, and how many connections had been opened when all had it.
+    name: Option<Arc<str>>,
+    named: Arc<AtomicU64>,
 }
 
 impl Masters {
     /// How many connections it has opened, or tried to open.
     pub(super) fn opened(&self) -> u64 {
         self.openings.0.load(SeqCst)
+    }
+
+    /// Names all connections if any was opened since the last time: redis-rs opens connections
+    /// without a name. The name is only for operators, so errors are ignored.
+    pub(super) async fn name_connections(&mut self) {
+        let opened = self.opened();
+        let Some(name) = self.name.as_deref() else {
+            return;
+        };
+        if self.named.load(SeqCst) == opened {
+            return;
+        }
+        let naming = self
+            .connection
+            .route_command(command::set_name(name), every_master(None));
+        if naming.await.is_ok() {
+            self.named.store(opened, SeqCst);
+        }
     }
 }
 
@@ -134,17 +154,12 @@ impl Cluster {
             }
         }
         let connection = builder.build()?.get_async_connection().await?;
-        if let Some(name) = &self.settings.client_name {
-            let named = command::set_name(name);
-            let mut connection = connection.clone();
-            let naming = async move { connection.route_command(named, every_master(None)).await };
-            // This is only for operators: it waits briefly, and ignores errors.
-            let _ = tokio::time::timeout(self.connect_timeout / 4, naming).await;
-        }
         Ok(Masters {
             connection,
             login,
             openings,
+            name: self.settings.client_name.clone(),
+            named: Arc::default(),
         })
     }
 
@@ -187,7 +202,7 @@ impl Cluster {
         let mut servers = locked(&self.servers);
         let state = servers.entry(server.address()).or_insert_with(|| {
             Arc::new(ServerState {
-                opening: Semaphore::new(OPENING_CONNECTIONS),
+                turns: Turns::default(),
                 comes_last: AtomicBool::default(),
                 served: tokio::sync::Mutex::default(),
             })
@@ -204,17 +219,24 @@ impl Cluster {
         in_turn: bool,
     ) -> RedisResult<MultiplexedConnection> {
         let state = self.state_of(server);
-        let was_slow = state.comes_last.load(SeqCst);
-        let _turn = if in_turn {
-            let turn = async { Ok(state.opening.acquire().await.ok()) };
-            in_time(self.connect_timeout, turn).await?
+        let opened = if in_turn {
+            let was_slow = state.comes_last.load(SeqCst);
+            let opening = async {
+                let _turn = state.turns.next().await;
+                if state.comes_last.load(SeqCst) && !was_slow {
+                    return Err(late());
+                }
+                let opened = server.open(Duration::MAX).await;
+                if opened.is_ok() {
+                    state.turns.opened();
+                }
+                opened
+            };
+            let opened = state.turns.take(patience, opening).await;
+            opened.unwrap_or_else(|| Err(late()))
         } else {
-            None
+            server.open(patience).await
         };
-        if state.comes_last.load(SeqCst) && !was_slow {
-            return Err(late());
-        }
-        let opened = server.open(patience).await;
         match &opened {
             Ok(_) => state.comes_last.store(false, SeqCst),
             Err(error) if error.is_timeout() => state.comes_last.store(true, SeqCst),

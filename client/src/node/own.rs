@@ -19,29 +19,35 @@ impl Node {
     }
 
     /// The same for a waiter: only a few of them open a connection at the same time, and the others
-    /// wait for their turn. The turn is part of the time limit, and useless if the node is down.
+    /// wait for their turn. Waiting for a turn is useless if the node is down.
     pub(crate) async fn connection_in_turn(&self) -> Result<Own, Verdict> {
-        self.timed(async {
+        let opening = async {
             let shared = self.shared()?;
             if let Some(own) = self.idle.take(shared.generation, Duration::MAX) {
                 return Ok(own);
             }
-            let _turn = self.idle.turn().await;
+            let _turn = self.turns.next().await;
             // All of this may have changed meanwhile.
             if let Some(why) = self.why_down() {
                 return Err(why);
             }
             let shared = self.shared()?;
-            match self.idle.take(shared.generation, Duration::MAX) {
-                Some(own) => Ok(own),
-                None => self.open_own(shared, true).await,
+            if let Some(own) = self.idle.take(shared.generation, Duration::MAX) {
+                return Ok(own);
             }
-        })
-        .await
+            let opened = self.open_own(shared, true).await;
+            if opened.is_ok() {
+                self.turns.opened();
+            }
+            opened
+        };
+        let opened = self.turns.take(self.connect_timeout, opening).await;
+        opened.unwrap_or(Err(Verdict::TimedOut(self.connect_timeout)))
     }
 
+    /// Opens a connection; the caller sets the time limit.
     async fn open_own(&self, shared: Own, in_turn: bool) -> Result<Own, Verdict> {
-        let opened = self.link.open_another(self.connect_timeout, in_turn).await;
+        let opened = self.link.open_another(Duration::MAX, in_turn).await;
         let connection = opened.map_err(|error| trouble(&error))?;
         Ok(Own {
             connection,

@@ -57,7 +57,7 @@ async fn a_waiter_has_one_connection_to_the_master_of_its_slot() {
 }
 
 #[tokio::test]
-async fn connections_to_every_master_have_the_name_of_the_client() {
+async fn connections_to_every_master_have_the_name_of_the_client_also_those_opened_later() {
     let cluster = Cluster::start(MASTERS, 0, &options());
     let client = Redlock::builder()
         .cluster(cluster.nodes.iter().map(Server::url))
@@ -65,10 +65,15 @@ async fn connections_to_every_master_have_the_name_of_the_client() {
         .connect()
         .await
         .unwrap();
-    for node in &cluster.nodes {
-        assert_eq!(settings::connections(node, "slots-7").len(), 1);
-    }
     let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
+    let named = |node| settings::connections(node, "slots-7").len();
+    let all_named = || cluster.nodes.iter().all(|node| named(node) == 1);
+    until("every connection has the name", all_named).await;
+    for node in &cluster.nodes {
+        // All but this one.
+        let _: i64 = node.run(&["CLIENT", "KILL", "TYPE", "normal"]);
+    }
+    until("their successors have it", all_named).await;
     let waiter = tokio::spawn({
         let lock = client.lock("job").ttl(LONG);
         async move { lock.acquire().await.unwrap().release().await }

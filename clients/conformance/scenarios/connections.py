@@ -130,7 +130,7 @@ def a_frozen_server_costs_one_limit_and_not_one_for_each_idle_connection(scene: 
 def many_waiters_get_through_to_a_server_that_is_slow_to_open(scene: Scene) -> None:
     server = scene.server()
     proxy = scene.proxy(server)
-    client = scene.open(proxy, timeout=500)
+    client = scene.open(proxy, timeout=500, answer=100)
     block_by_hand(server)
     proxy.open_slowly(0.1)
     waiting = [scene.acquire(client, wait=None) for _ in range(60)]
