@@ -126,6 +126,8 @@ pub mod failpoint {
     pub static BORROWS: AtomicU64 = AtomicU64::new(0);
     /// How often the keyspace called core.
     pub static DECISIONS: AtomicU64 = AtomicU64::new(0);
+    /// The most waiters that were granted nothing and got their replies in one turn.
+    pub static MOST_REFUSED: AtomicU64 = AtomicU64::new(0);
 
     static ARMED: Mutex<Option<String>> = Mutex::new(None);
 

@@ -354,12 +354,16 @@ fn unblock_refused() {
     let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
     let turn = began.map_or(Micros::ZERO, |began| begin_cpu.minus(began));
     let most = REFUSED_AT_ONCE + (turn.0 / ONE_MORE_EVERY.0) as usize;
-    for _ in 0..most {
-        let Some((id, answer)) = WAITERS.with(|waiters| waiters.refusals.pop_front()) else {
-            break;
-        };
+    let next = || WAITERS.with(|waiters| waiters.refusals.pop_front());
+    let mut sent = 0;
+    while sent < most
+        && let Some((id, answer)) = next()
+    {
         send_answer(id, answer);
+        sent += 1;
     }
+    #[cfg(feature = "failpoints")]
+    edge::failpoint::MOST_REFUSED.fetch_max(sent as u64, std::sync::atomic::Ordering::Relaxed);
     let spent = clock::mono().since(begin);
     let spent_cpu = clock::time_of_thread().minus(begin_cpu);
     node::with(|node| node.note_slice(spent, spent_cpu));

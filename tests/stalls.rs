@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 
 use redislock_testkit::lock::wait_for_waiters;
 use redislock_testkit::{
-    Connection, Server, Value, granted, info_number, refused, wait_for_sync, wait_until,
+    Connection, Server, Value, fragile_module, granted, info_number, refused, wait_for_sync,
+    wait_until,
 };
 
 const LOCKS: usize = 150_000;
@@ -299,6 +300,27 @@ fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices(
     });
     let slice = longest_slice(&mut c);
     assert!(slice <= ALLOWED, "{slice:?}");
+}
+
+/// 128 of them leave their queue at once.
+#[test]
+fn very_many_waiters_that_are_granted_nothing_get_their_replies_in_slices() {
+    let server = Server::options().module(fragile_module()).start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 600000"));
+    let wait = |_| {
+        let mut waiter = server.connect();
+        waiter.send("LOCK.ACQUIRE job many 60000 BLOCK 0");
+        waiter
+    };
+    let mut waiters: Vec<_> = (0..800).map(wait).collect();
+    wait_for_waiters(&mut c, "job", 800);
+    c.call("LOCK.RELEASE job many ALL");
+    for waiter in &mut waiters {
+        assert_eq!(waiter.receive(), Value::Null);
+    }
+    let most = c.call("LOCK._ENTRIES").items()[2].integer();
+    assert!((1..128).contains(&most), "{most} replies in one turn");
 }
 
 /// In a cluster the lock may have moved, so all its waiters are unblocked.
