@@ -5,21 +5,17 @@ use redislock_core::table::{Denial, Verdict};
 use redislock_core::time::Wait;
 use redislock_core::token::Key;
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, numbered, semaphore, terms, token};
 
 const DEADLOCK: Verdict = Verdict::Denied(Denial::Deadlock);
 
-fn numbered(n: usize) -> Key {
-    key(&format!("key-{n}"))
-}
-
 fn ask(node: &mut Node, owner: &str, keys: &[Key]) -> Verdict {
-    node.acquire(keys, &terms(&token(owner), 10 * SECOND), Wait::Forever)
+    node.request(owner, keys, Wait::Forever)
 }
 
 #[track_caller]
 fn take(node: &mut Node, owner: &str, at: Key) {
-    let verdict = node.acquire(&[at], &terms(&token(owner), 10 * SECOND), Wait::No);
+    let verdict = node.request(owner, &[at], Wait::No);
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
 

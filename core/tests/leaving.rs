@@ -6,7 +6,7 @@ use redislock_core::table::{Answer, Denial, Verdict};
 use redislock_core::time::Wait;
 use redislock_core::token::Key;
 
-use crate::node::{Node, ROOMY, SECOND, key, terms, token};
+use crate::node::{Node, ROOMY, key, numbered, token};
 
 const WAITERS: usize = 300;
 const KEYS: usize = 50;
@@ -14,13 +14,10 @@ const KEYS: usize = 50;
 /// `holder` has `busy`; very many requests of one owner wait for it and for many other keys.
 fn node() -> (Node, Vec<WaiterId>) {
     let mut node = Node::new(ROOMY);
-    let all: Vec<_> = (0..KEYS).map(|n| key(&format!("key-{n}"))).collect();
+    let all: Vec<_> = (0..KEYS).map(numbered).collect();
     let keys: Vec<Key> = [vec![key("busy")], all].concat();
-    let ask = |node: &mut Node, owner: &str, keys: &[Key], wait| {
-        node.acquire(keys, &terms(&token(owner), 10 * SECOND), wait)
-    };
-    ask(&mut node, "holder", &[key("busy")], Wait::No);
-    let wait = |node: &mut Node| match ask(node, "many", &keys, Wait::Forever) {
+    node.request("holder", &[key("busy")], Wait::No);
+    let wait = |node: &mut Node| match node.request("many", &keys, Wait::Forever) {
         Verdict::Waits(id) => id,
         other => panic!("{other:?}"),
     };
@@ -28,17 +25,17 @@ fn node() -> (Node, Vec<WaiterId>) {
     (node, waiters)
 }
 
-/// Lets all leave, a few keys at a time; what they are told, in all.
-fn told(node: &mut Node) -> Vec<Answer> {
-    let mut told = Vec::new();
+/// Lets all leave, a few keys at a time, and returns their answers.
+fn leave_all(node: &mut Node) -> Vec<Answer> {
+    let mut answers = Vec::new();
     loop {
         let before = node.table.waiters();
         let more = node.table.time_out(KEYS, node.now);
         assert!(before - node.table.waiters() <= 1, "one request at a time");
         node.apply();
-        told.extend(node.take().1.into_iter().map(|(_, answer)| answer));
+        answers.extend(node.take().1.into_iter().map(|(_, answer)| answer));
         if !more {
-            return told;
+            return answers;
         }
     }
 }
@@ -50,8 +47,7 @@ fn counts_for_nobody(node: &mut Node) {
     assert!(node.table.waiters() > WAITERS - 10);
     node.release(&key("busy"), &token("holder"), true);
     for name in ["busy", "key-7"] {
-        let other = terms(&token("other"), 10 * SECOND);
-        let verdict = node.acquire(&[key(name)], &other, Wait::No);
+        let verdict = node.request("other", &[key(name)], Wait::No);
         assert!(
             matches!(verdict, Verdict::Granted(_)),
             "{name}: {verdict:?}"
@@ -64,10 +60,14 @@ fn very_many_cancelled_requests_leave_in_slices() {
     let (mut node, _) = node();
     node.release(&key("key-3"), &token("many"), true);
     let at_once = node.take().1;
-    assert!(at_once.len() < 10, "{} were told at once", at_once.len());
+    assert!(
+        at_once.len() < 10,
+        "{} were answered at once",
+        at_once.len()
+    );
     counts_for_nobody(&mut node);
-    let told = told(&mut node);
-    assert_eq!(told, vec![Answer::Nothing; WAITERS - at_once.len()]);
+    let answers = leave_all(&mut node);
+    assert_eq!(answers, vec![Answer::Nothing; WAITERS - at_once.len()]);
     assert_eq!(node.table.counters.denials, WAITERS as u64);
     assert_eq!(node.table.waiters(), 0);
 }
@@ -77,10 +77,7 @@ fn very_many_cancelled_requests_leave_in_slices() {
 fn a_queue_is_looked_at_when_all_at_its_head_have_left() {
     let (mut node, _) = node();
     let behind: Vec<_> = ["busy", "key-7"]
-        .map(|name| {
-            let late = terms(&token("late"), 10 * SECOND);
-            node.acquire(&[key(name)], &late, Wait::Forever)
-        })
+        .map(|name| node.request("late", &[key(name)], Wait::Forever))
         .into();
     node.release(&key("key-3"), &token("many"), true);
     assert!(node.table.has_leaving());
@@ -92,7 +89,7 @@ fn a_queue_is_looked_at_when_all_at_its_head_have_left() {
     }
     node.serve();
     let answers = node.take().1.into_iter();
-    let granted = answers.filter(|(_, told)| matches!(told, Answer::Granted(_)));
+    let granted = answers.filter(|(_, answer)| matches!(answer, Answer::Granted(_)));
     let mut granted: Vec<_> = granted.map(|(id, _)| id).collect();
     // Queues are served in turn, not in the order of requests for different keys.
     granted.sort_unstable();
@@ -106,10 +103,7 @@ fn a_queue_is_looked_at_when_all_at_its_head_have_left() {
 fn those_who_are_leaving_take_no_place_of_others_who_want_to_wait() {
     let (mut node, _) = node();
     node.table.limits.max_waiters = WAITERS;
-    let wait = |node: &mut Node| {
-        let late = terms(&token("late"), 10 * SECOND);
-        node.acquire(&[key("busy")], &late, Wait::Forever)
-    };
+    let wait = |node: &mut Node| node.request("late", &[key("busy")], Wait::Forever);
     let refused = Verdict::Denied(Denial::TooManyWaiters);
     assert_eq!(wait(&mut node), refused);
     node.release(&key("key-3"), &token("many"), true);
@@ -121,7 +115,7 @@ fn those_who_are_leaving_take_no_place_of_others_who_want_to_wait() {
 }
 
 #[test]
-fn very_many_that_are_told_to_come_again_leave_in_slices() {
+fn very_many_that_are_unblocked_leave_in_slices() {
     for all in [true, false] {
         let (mut node, _) = node();
         if all {
@@ -132,13 +126,16 @@ fn very_many_that_are_told_to_come_again_leave_in_slices() {
         node.apply();
         let at_once = node.take().1.len();
         counts_for_nobody(&mut node);
-        assert_eq!(told(&mut node), vec![Answer::Unblocked; WAITERS - at_once]);
+        assert_eq!(
+            leave_all(&mut node),
+            vec![Answer::Unblocked; WAITERS - at_once]
+        );
         assert_eq!(node.table.waiters(), 0);
     }
 }
 
 #[test]
-fn very_many_whose_connections_close_leave_in_slices_and_are_told_nothing() {
+fn very_many_whose_connections_close_leave_in_slices_without_an_answer() {
     let (mut node, waiters) = node();
     node.table.unblock_queue(&key("key-3"));
     node.apply();
@@ -147,7 +144,7 @@ fn very_many_whose_connections_close_leave_in_slices_and_are_told_nothing() {
         node.table.abandon(id);
     }
     counts_for_nobody(&mut node);
-    assert_eq!(told(&mut node), []);
+    assert_eq!(leave_all(&mut node), []);
     assert_eq!(node.table.waiters(), 0);
 }
 
@@ -156,9 +153,8 @@ fn very_many_whose_connections_close_leave_in_slices_and_are_told_nothing() {
 #[test]
 fn a_place_that_is_being_left_is_part_of_no_deadlock() {
     let (mut node, _) = node();
-    let ask = |node: &mut Node, owner: &str, name: &str, wait| {
-        node.acquire(&[key(name)], &terms(&token(owner), 10 * SECOND), wait)
-    };
+    let ask =
+        |node: &mut Node, owner: &str, name: &str, wait| node.request(owner, &[key(name)], wait);
     for (owner, name) in [
         ("late", "of-late"),
         ("other", "of-other"),
@@ -190,8 +186,8 @@ fn a_role_change_leaves_nobody_who_is_granted_something_later() {
     node.apply();
     node.take();
     counts_for_nobody(&mut node);
-    let told = told(&mut node);
-    assert!(told.iter().all(|answer| *answer == Answer::Unblocked));
+    let answers = leave_all(&mut node);
+    assert!(answers.iter().all(|answer| *answer == Answer::Unblocked));
 }
 
 /// Requests that leave in slices are still at the head of the queue when their lock becomes free.

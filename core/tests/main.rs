@@ -16,6 +16,7 @@ mod one_holder;
 mod outside;
 mod properties;
 mod replication_model;
+mod serving;
 mod several;
 mod slices;
 mod waiting;

@@ -1,21 +1,14 @@
 //! What belongs to very many locks or holders is done in slices, and seen by everybody at once.
 
-use std::collections::HashMap;
-
 use redislock_core::lock::Terms;
-use redislock_core::queue::WaiterId;
 use redislock_core::table::{Events, Presence, Verdict};
 use redislock_core::time::{Micros, Wait};
 use redislock_core::token::Key;
 use redislock_core::wire::put_whole;
 
-use crate::node::{Change, Node, ROOMY, SECOND, SHARED, ephemeral, key, terms, token};
+use crate::node::{Change, Node, ROOMY, SECOND, SHARED, ephemeral, key, numbered, terms, token};
 
 const MANY: usize = 5000;
-
-fn numbered(n: usize) -> Key {
-    key(&format!("key-{n}"))
-}
 
 /// Many owners share a lock for a second.
 fn many_holders(node: &mut Node) {
@@ -40,18 +33,18 @@ fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
     assert_eq!(changes.len(), 1);
     assert!(changes[0].bytes.len() < 100, "the holders are not written");
     assert_eq!(node.table.counters.expiries, MANY as u64);
-    let mut told = 0;
+    let mut reported = 0;
     while node.table.has_remains() {
         node.table.clear_remains(100);
         let output = node.table.take_output(node.now, true, Box::default());
-        told += output
+        reported += output
             .ended_before
             .iter()
             .map(|(_, times)| times)
             .sum::<u32>();
         assert!(output.touched.is_empty());
     }
-    assert_eq!(told, MANY as u32);
+    assert_eq!(reported, MANY as u32);
     assert_eq!(node.table.holding_owners(), 0);
     assert!(node.holds("a", "k"));
 }
@@ -168,82 +161,6 @@ fn a_flush_and_a_swap_look_at_no_lock_and_at_waiters_in_slices() {
     assert_eq!(node.flush(None), Micros(0), "nothing is left");
 }
 
-#[test]
-fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_order() {
-    let mut node = Node::new(ROOMY);
-    node.hold("a", "k");
-    let waiting: Vec<_> = (0..1000)
-        .map(|n| node.wait_in(&format!("waiter-{n}"), "k", SHARED))
-        .collect();
-    assert_eq!(node.release(&key("k"), &token("a"), false), 1);
-    let first = node.granted();
-    assert!(first.len() < 200 && first[..] == waiting[..first.len()]);
-    assert_eq!(node.ask("late", "k", SHARED, Wait::No), Verdict::Busy);
-    let mut all = first.clone();
-    node.serve();
-    all.extend(node.granted());
-    assert!(all.len() < 200, "{} are on their way", all.len());
-    all.iter().for_each(|id| node.table.delivered(*id));
-    all.extend(node.serve_all());
-    assert_eq!(all, waiting);
-    let verdict = node.ask("late", "k", SHARED, Wait::No);
-    assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
-}
-
-/// Very many share a lock and wait for another one, behind some who want both for themselves.
-fn wait_behind(node: &mut Node, ahead: usize, sharers: usize) -> Vec<WaiterId> {
-    node.hold("holder", "k");
-    let owners = || (0..sharers).map(|n| format!("sharer-{n}"));
-    for owner in owners() {
-        node.ask(&owner, "s", SHARED, Wait::No);
-    }
-    for n in 0..ahead {
-        node.wait(&format!("ahead-{n}"), "ks");
-    }
-    let waiting = owners().map(|owner| node.wait_in(&owner, "k", SHARED));
-    let waiting = waiting.collect();
-    node.take();
-    waiting
-}
-
-#[test]
-fn very_many_who_may_go_past_the_first_waiter_are_served_in_slices_and_in_order() {
-    let mut node = Node::new(ROOMY);
-    let waiting = wait_behind(&mut node, 1, 1000);
-    node.let_go("holder", "k");
-    let mut all = node.granted();
-    assert!(all.len() < 200, "{} at once", all.len());
-    assert_eq!(node.ask("late", "k", SHARED, Wait::No), Verdict::Busy);
-    all.iter().for_each(|id| node.table.delivered(*id));
-    all.extend(node.serve_all());
-    assert_eq!(all, waiting);
-}
-
-#[test]
-fn who_may_go_past_very_many_is_found_out_in_slices() {
-    let mut node = Node::new(ROOMY);
-    let waiting = wait_behind(&mut node, 200, 300);
-    let mut most = 0;
-    let mut before = node.table.order_steps();
-    node.let_go("holder", "k");
-    let mut all = Vec::new();
-    loop {
-        let steps = node.table.order_steps();
-        most = most.max(steps - before);
-        before = steps;
-        let granted = node.granted();
-        if granted.is_empty() && !node.table.has_unserved() {
-            break;
-        }
-        granted.iter().for_each(|id| node.table.delivered(*id));
-        all.extend(granted);
-        node.table.serve(node.now, &mut node.keys);
-        node.apply();
-    }
-    assert_eq!(all, waiting);
-    assert!(most < 2000, "{most} steps in one decision");
-}
-
 /// Forgets what is left of holds, a few at a time; how often that took.
 fn forget(node: &mut Node) -> usize {
     let mut slices = 0;
@@ -357,78 +274,6 @@ fn waits_that_are_over_end_in_slices_of_keys() {
     assert_eq!(node.table.waiters(), 9, "one has left a hundred queues");
 }
 
-/// Somebody waits for many keys of an owner, and for one that stays held.
-fn wait_for_many(node: &mut Node) -> Vec<Key> {
-    let keys: Vec<_> = (0..1000).map(numbered).collect();
-    node.acquire(&keys, &terms(&token("me"), SECOND), Wait::No);
-    node.acquire(&[key("pin")], &terms(&token("other"), 9 * SECOND), Wait::No);
-    let mut wanted = keys.clone();
-    wanted.push(key("pin"));
-    for waiter in ["waiter", "next"] {
-        let waits = node.acquire(&wanted, &terms(&token(waiter), SECOND), Wait::Forever);
-        assert!(matches!(waits, Verdict::Waits(_)), "{waits:?}");
-    }
-    node.take();
-    keys
-}
-
-#[test]
-fn a_waiter_for_many_keys_is_not_looked_at_whole_whenever_one_of_them_changes() {
-    let mut node = Node::new(ROOMY);
-    let keys = wait_for_many(&mut node);
-    let before = node.table.looks();
-    for key in &keys {
-        assert_eq!(node.release(key, &token("me"), false), 1);
-    }
-    let looks = node.table.looks() - before;
-    assert!(looks < 10 * keys.len() as u64, "{looks} looks");
-    node.release(&key("pin"), &token("other"), false);
-    assert_eq!(node.granted().len(), 1);
-
-    // All at once, by the end of their leases.
-    let mut node = Node::new(ROOMY);
-    wait_for_many(&mut node);
-    node.advance(SECOND);
-    loop {
-        let before = node.table.looks();
-        let more = node.table.expire(32, node.now, &mut node.keys);
-        node.apply();
-        let looks = node.table.looks() - before;
-        assert!(looks < 200, "{looks} looks in one batch");
-        if !more {
-            break;
-        }
-    }
-}
-
-#[test]
-fn no_more_grants_are_on_their_way_than_can_be_taken_back_at_once() {
-    let mut node = Node::new(ROOMY);
-    let owners = || (0..500).map(|n| format!("waiter-{n}"));
-    for (n, owner) in owners().enumerate() {
-        node.acquire(&[numbered(n)], &terms(&token("me"), SECOND), Wait::No);
-        let waits = terms(&token(&owner), SECOND);
-        node.acquire(&[numbered(n)], &waits, Wait::Forever);
-    }
-    for n in 0..500 {
-        node.release(&numbered(n), &token("me"), false);
-    }
-    let first = node.granted();
-    assert!(first.len() < 100, "{} at once", first.len());
-    // Who is not served yet keeps its place.
-    let late = node.acquire(&[numbered(499)], &terms(&token("late"), SECOND), Wait::No);
-    assert_eq!(late, Verdict::Busy);
-    first.iter().for_each(|id| node.undeliverable(*id));
-    let next = node.granted();
-    assert!(
-        !next.is_empty() && next.len() < 100,
-        "{} at once",
-        next.len()
-    );
-    next.iter().for_each(|id| node.table.delivered(*id));
-    assert_eq!(first.len() + next.len() + node.serve_all().len(), 500);
-}
-
 #[test]
 fn a_lock_whose_holders_have_all_closed_is_free_at_once_however_many_they_are() {
     let mut node = Node::new(ROOMY);
@@ -473,106 +318,4 @@ fn a_decision_may_change_more_locks_than_two_bytes_can_number() {
         ..Events::default()
     };
     assert!(changes.iter().all(|change| change.events == both));
-}
-
-/// Each grant lets all requests of its owner be looked at again. One decision granted 32 locks and
-/// took 29 ms.
-#[test]
-fn grants_to_an_owner_with_very_many_requests_are_made_in_slices() {
-    let mut node = Node::new(ROOMY);
-    let keys: Vec<_> = (0..MANY).map(numbered).collect();
-    let ask = |node: &mut Node, owner: &str, key: &Key, wait| {
-        let terms = terms(&token(owner), 10 * SECOND);
-        node.acquire(std::slice::from_ref(key), &terms, wait)
-    };
-    for key in &keys {
-        ask(&mut node, "holder", key, Wait::No);
-        ask(&mut node, "many", key, Wait::Forever);
-        ask(&mut node, "behind", key, Wait::Forever);
-    }
-    node.release_each(&keys[..1000], &token("holder"), false);
-    let granted = node.granted().len();
-    assert!((1..=2).contains(&granted), "{granted} in one decision");
-    while !node.serve_all().is_empty() {}
-    let is_granted = |key: &&Key| {
-        let lock = node.lock(key);
-        lock.is_some_and(|lock| lock.hold(&token("many")).is_some())
-    };
-    assert_eq!(keys.iter().filter(is_granted).count(), 1000);
-}
-
-/// Requests wait for very many locks, and each grant makes its lock due again. The locks whose
-/// names come last got nothing.
-#[test]
-fn locks_are_served_in_turn_whatever_their_names() {
-    let mut node = Node::new(ROOMY);
-    let keys: Vec<_> = (0..200).map(numbered).collect();
-    let ask = |node: &mut Node, owner: &str, key: &Key, wait| {
-        let terms = terms(&token(owner), 1000 * SECOND);
-        node.acquire(std::slice::from_ref(key), &terms, wait)
-    };
-    let mut owners = HashMap::new();
-    for (n, key) in keys.iter().enumerate() {
-        ask(&mut node, "holder", key, Wait::No);
-        for which in 0..40 {
-            let owner = format!("{which}-{n}");
-            let Verdict::Waits(id) = ask(&mut node, &owner, key, Wait::Forever) else {
-                panic!("{owner} does not wait");
-            };
-            owners.insert(id, (owner, n));
-        }
-    }
-    node.release_each(&keys, &token("holder"), false);
-    let mut grants = vec![0; keys.len()];
-    while grants.iter().sum::<usize>() < 10 * keys.len() {
-        // Each owner releases its lock as soon as it has it.
-        for id in node.granted() {
-            let (owner, n) = owners.remove(&id).expect("a waiter");
-            grants[n] += 1;
-            node.table.delivered(id);
-            node.release(&keys[n], &token(&owner), false);
-        }
-        node.serve();
-    }
-    let (least, most) = (grants.iter().min(), grants.iter().max());
-    assert!(least >= Some(&8) && most <= Some(&12), "{least:?} {most:?}");
-}
-
-/// Names grow with time, and each grant frees a lock with a later name. `config` comes before all
-/// of them, and `zone` after them.
-#[test]
-fn locks_are_served_in_turn_although_new_names_come_all_the_time() {
-    const CHAINS: usize = 200;
-    let mut node = Node::new(ROOMY);
-    let ask = |node: &mut Node, owner: &str, name: &str, wait| {
-        let terms = terms(&token(owner), 1000 * SECOND);
-        node.acquire(&[key(name)], &terms, wait)
-    };
-    let lock = |n: usize| format!("job-{n:06}");
-    for n in 0..40 * CHAINS {
-        ask(&mut node, "holder", &lock(n), Wait::No);
-        ask(&mut node, &format!("owner-{n}"), &lock(n), Wait::Forever);
-    }
-    for name in ["config", "zone"] {
-        ask(&mut node, "holder", name, Wait::No);
-        ask(&mut node, "reader", name, Wait::Forever);
-    }
-    let release = |node: &mut Node, name: &str| node.release(&key(name), &token("holder"), false);
-    (0..CHAINS).for_each(|n| _ = release(&mut node, &lock(n)));
-    for name in ["config", "zone"] {
-        release(&mut node, name);
-    }
-    let mut next = CHAINS;
-    for _ in 0..CHAINS {
-        for id in node.granted() {
-            node.table.delivered(id);
-            release(&mut node, &lock(next));
-            next += 1;
-        }
-        node.serve();
-        if node.holds("reader", "config") && node.holds("reader", "zone") {
-            break;
-        }
-    }
-    assert!(next < 4 * CHAINS, "{next} locks came first");
 }

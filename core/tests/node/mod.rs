@@ -17,7 +17,7 @@ use redislock_core::table::{
 use redislock_core::time::{Micros, MonoTime, Now, Wait, WallTime};
 use redislock_core::token::{Key, Token};
 use redislock_core::wire::{Reader, save};
-pub use short::{SECOND, SHARED, ephemeral, key, semaphore, terms, token};
+pub use short::{SECOND, SHARED, ephemeral, key, numbered, semaphore, terms, token};
 
 /// What stands at a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,8 +154,7 @@ impl Node {
         verdict
     }
 
-    /// Without [`Node::apply`], so that several make one decision.
-    /// A release whose output is not applied yet.
+    /// A release without [`Node::apply`], so that several of them make one decision.
     pub fn decide_release(&mut self, key: &Key, token: &Token, all: bool) -> u32 {
         let wanted = wanted(key, &self.keys);
         let keys = &mut self.keys;

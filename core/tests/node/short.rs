@@ -32,6 +32,11 @@ pub fn key(name: &str) -> Key {
     Key::new(0, name.as_bytes())
 }
 
+/// One of many keys.
+pub fn numbered(n: usize) -> Key {
+    key(&format!("key-{n}"))
+}
+
 /// A second.
 pub const SECOND: Micros = Micros(1_000_000);
 
@@ -44,6 +49,11 @@ impl Node {
             ..terms(&token(owner), 10 * SECOND)
         };
         self.acquire(&keys, &terms, wait)
+    }
+
+    /// The same for the exclusive locks of keys with longer names.
+    pub fn request(&mut self, owner: &str, keys: &[Key], wait: Wait) -> Verdict {
+        self.acquire(keys, &terms(&token(owner), 10 * SECOND), wait)
     }
 
     /// Acquires the exclusive locks, which are free; their fences.
@@ -76,7 +86,7 @@ impl Node {
         let (_, answers) = self.take();
         let granted = |(id, answer): (WaiterId, Answer)| match answer {
             Answer::Granted(_) => id,
-            other => panic!("{id:?} was told {other:?}"),
+            other => panic!("{id:?} was answered {other:?}"),
         };
         answers.into_iter().map(granted).collect()
     }
