@@ -111,7 +111,7 @@ def one(driver: Driver, name: str) -> tuple[str | None, str | None, int]:
             return None, None, repeats
         except Skip as skip:
             return None, str(skip), repeats
-        except Exception as error:  # noqa: BLE001 a failure of any kind is told
+        except Exception as error:  # noqa: BLE001 a failure of any kind is reported
             is_slow = isinstance(error, TooSlow) or scene.is_spoiled()
             if not is_slow or pace == PACES[-1]:
                 return traceback.format_exc(limit=-3), None, repeats

@@ -16,7 +16,7 @@ PACES = (1, 2, 4)  # a scenario that a slow machine has spoiled is repeated with
 
 
 class TooSlow(AssertionError):
-    """The machine was too slow to tell: once more, at the next pace."""
+    """The machine was too slow for a result: the scenario is repeated with longer times."""
 
 
 class Scene:
@@ -66,6 +66,12 @@ class Scene:
         self.driver.call("open", client=name, mode=mode, addresses=addresses, **fields)
         return name
 
+    def behind_proxy(self, **fields: object) -> tuple[Server, Proxy, str]:
+        """A server, the proxy in front of it, and a client that connects to the proxy."""
+        server = self.server()
+        proxy = self.proxy(server)
+        return server, proxy, self.open(proxy, **fields)
+
     def acquire(
         self,
         client: str,
@@ -85,6 +91,12 @@ class Scene:
         asked = self.acquire(client, key, **options)
         asked.granted()
         return asked
+
+    def queue(self, server: Server, client: str, count: int) -> list[Asked]:
+        """So many requests that wait at the server."""
+        waiting = [self.acquire(client, wait=LONG) for _ in range(count)]
+        queued(server, count)
+        return waiting
 
     def run(self, client: str, work: str, **options: object) -> Pending:
         """The library's block (`with`, `withLock`, `Do`, `try`), and the work in it."""

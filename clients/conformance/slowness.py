@@ -1,4 +1,4 @@
-"""How much the machine held up a driver, to tell a slow machine from a late library."""
+"""How much the machine held up a driver, to distinguish a slow machine from a late library."""
 
 from __future__ import annotations
 

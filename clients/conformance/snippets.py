@@ -212,7 +212,7 @@ def main() -> int:
                 try:
                     run(language, server, *snippet)
                     passed += 1
-                except Exception as error:  # noqa: BLE001 it is told
+                except Exception as error:  # noqa: BLE001 it is reported
                     failed += 1
                     print(f"FAILED {language}: {snippet[0]} {snippet[1]}\n{error}", flush=True)
         if "python" in (sys.argv[1:] or SNIPPETS):

@@ -27,7 +27,7 @@ def a_replica_is_named(scene: Scene) -> None:
 
 
 @scenario
-def a_user_without_permission_is_told_what_to_allow(scene: Scene) -> None:
+def a_missing_permission_is_named(scene: Scene) -> None:
     server = scene.server()
     server.wire("ACL", "SETUSER", "reader", "on", ">secret", "~*", "+@all", "-lock.acquire")
     error = scene.refused(scene.open(server, username="reader", password="secret"), wait=LONG)
@@ -39,7 +39,7 @@ def a_user_without_permission_is_told_what_to_allow(scene: Scene) -> None:
 
 
 @scenario
-def a_plain_client_at_a_cluster_is_told(scene: Scene) -> None:
+def a_plain_client_at_a_cluster_gets_an_error(scene: Scene) -> None:
     nodes = cluster_set(scene.take)
     client = scene.open(nodes[0])
     for wait in (0, LONG):

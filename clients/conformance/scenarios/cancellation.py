@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 
 from driver import LibraryError
+from proxy import Proxy
 from scene import (
     LONG,
+    Asked,
     Scene,
     block_by_hand,
     give_back_by_hand,
@@ -15,14 +17,12 @@ from scene import (
     queued,
     scenario,
 )
-from servers import eventually
+from servers import Server, eventually
 
 
 @scenario
 def cancelled_while_it_connects(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     proxy.cut()
     proxy.stall()
     asked = scene.acquire(client, wait=LONG)
@@ -35,9 +35,7 @@ def cancelled_while_it_connects(scene: Scene) -> None:
 
 @scenario
 def cancelled_before_the_server_has_the_request(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     proxy.when("LOCK.ACQUIRE", "hold_request")
     asked = scene.acquire(client, wait=LONG)
     proxy.wait_seen()
@@ -61,26 +59,24 @@ def cancelled_in_the_queue(scene: Scene) -> None:
     assert scene.hold(client).release() is True
 
 
-@scenario
-def cancelled_after_the_grant_before_the_reply(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+def _granted_without_a_reply(scene: Scene) -> tuple[Server, Proxy, Asked]:
+    server, proxy, client = scene.behind_proxy()
     proxy.when("LOCK.ACQUIRE", "hold_reply")
     asked = scene.acquire(client, wait=LONG)
     eventually(lambda: server.holders("door"))
+    return server, proxy, asked
+
+
+@scenario
+def cancelled_after_the_grant_before_the_reply(scene: Scene) -> None:
+    server, _proxy, asked = _granted_without_a_reply(scene)
     assert asked.cancel().kind == "cancelled"
     is_free(server)
 
 
 @scenario
 def a_grant_that_arrives_after_the_cancellation_is_no_hold(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
-    proxy.when("LOCK.ACQUIRE", "hold_reply")
-    asked = scene.acquire(client, wait=LONG)
-    eventually(lambda: server.holders("door"))
+    server, proxy, asked = _granted_without_a_reply(scene)
     scene.driver.call("cancel", acquire=asked.pending.number)
     is_free(server)
     proxy.resume()  # the reply: a fence, of a lock that is released
@@ -89,9 +85,7 @@ def a_grant_that_arrives_after_the_cancellation_is_no_hold(scene: Scene) -> None
 
 @scenario
 def cancelled_in_the_extend_after_the_grant(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     block_by_hand(server)
     asked = scene.acquire(client, ttl=3_000, wait=LONG)
     queued(server)
@@ -134,8 +128,7 @@ def cancelled_waits_leave_nothing_that_runs_on(scene: Scene) -> None:
     server = scene.server()
     client = scene.open(server)
     block_by_hand(server)
-    waiting = [scene.acquire(client, wait=LONG) for _ in range(20)]
-    queued(server, len(waiting))
+    waiting = scene.queue(server, client, 20)
     for asked in waiting:
         assert asked.cancel().kind == "cancelled"
     eventually(lambda: server.waiters("door") == 0, what="leaving the queue")

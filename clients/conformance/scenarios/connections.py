@@ -41,8 +41,7 @@ def waiting_does_not_block_the_connection_of_others(scene: Scene) -> None:
     server = scene.server()
     client = scene.open(server)
     held = scene.hold(client)
-    waiting = [scene.acquire(client, wait=LONG) for _ in range(3)]
-    queued(server, 3)
+    waiting = scene.queue(server, client, 3)
     assert scene.driver.call("command", client=client, command=["SET", "x", "1"])["reply"] == "OK"
     assert not any(one.done for one in waiting)
     assert held.release() is True
@@ -55,8 +54,7 @@ def five_waiters_in_a_pool_of_five_do_not_stop_the_holder(scene: Scene) -> None:
     server = scene.server()
     client = scene.open(server, pool=5)
     held = scene.hold(client)
-    waiting = [scene.acquire(client, wait=LONG) for _ in range(5)]
-    queued(server, 5)
+    waiting = scene.queue(server, client, 5)
     assert held.release() is True
     release_all(waiting)
     is_free(server)
@@ -64,9 +62,7 @@ def five_waiters_in_a_pool_of_five_do_not_stop_the_holder(scene: Scene) -> None:
 
 @scenario
 def a_connection_that_was_closed_while_idle_is_replaced(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy, answer=1_900)
+    server, proxy, client = scene.behind_proxy(answer=1_900)
     held = scene.hold(client, "other")
     for step in (
         lambda: scene.hold(client, wait=0).release(),
@@ -85,9 +81,7 @@ def a_connection_that_was_closed_while_idle_is_replaced(scene: Scene) -> None:
 
 @scenario
 def a_server_that_cannot_be_reached_is_unavailable(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    _server, proxy, client = scene.behind_proxy()
     proxy.refuse()
     assert scene.refused(client, wait=0).kind == "unavailable"
     assert scene.refused(client, wait=500).kind == "unavailable"
@@ -97,9 +91,7 @@ def a_server_that_cannot_be_reached_is_unavailable(scene: Scene) -> None:
 
 @scenario
 def a_server_that_does_not_answer_ends_the_wait(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     scene.hold(client).release()
     proxy.stall()
     assert scene.refused(client, wait=300).kind == "unavailable"
@@ -112,8 +104,7 @@ def a_frozen_server_costs_one_limit_and_not_one_for_each_idle_connection(scene: 
     server = scene.server()
     client = scene.open(server)
     block_by_hand(server)
-    waiting = [scene.acquire(client, wait=LONG) for _ in range(30)]
-    queued(server, 30)
+    waiting = scene.queue(server, client, 30)
     give_back_by_hand(server)
     release_all(waiting)
     held = scene.hold(client, "held")
@@ -128,9 +119,7 @@ def a_frozen_server_costs_one_limit_and_not_one_for_each_idle_connection(scene: 
 
 @scenario
 def many_waiters_get_through_to_a_server_that_is_slow_to_open(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy, timeout=500, answer=100)
+    server, proxy, client = scene.behind_proxy(timeout=500, answer=100)
     block_by_hand(server)
     proxy.open_slowly(0.1)
     waiting = [scene.acquire(client, wait=None) for _ in range(60)]
@@ -145,9 +134,7 @@ def many_waiters_get_through_to_a_server_that_is_slow_to_open(scene: Scene) -> N
 
 @scenario
 def a_holder_releases_while_no_new_connection_opens(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     held = scene.hold(client)
     proxy.open_nothing()
     waiting = [scene.acquire(client, wait=None) for _ in range(5)]

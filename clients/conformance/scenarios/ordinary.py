@@ -55,7 +55,7 @@ def under_contention_one_at_a_time_is_inside(scene: Scene) -> None:
                 with mutex:
                     inside[0] -= 1
                 assert held.release() is True
-        except BaseException as error:  # noqa: BLE001 it is told below
+        except BaseException as error:  # noqa: BLE001 it is reported below
             failures.append(error)
 
     threads = [threading.Thread(target=worker, args=(number,)) for number in range(8)]

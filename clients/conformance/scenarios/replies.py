@@ -11,9 +11,7 @@ from servers import eventually
 
 @scenario
 def a_lost_reply_leaves_no_orphan_and_no_second_hold(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     scene.hold(client, "warm").release()
     for wait in (0, LONG):
         proxy.when("LOCK.ACQUIRE", "drop_reply")
@@ -31,9 +29,8 @@ def a_lost_reply_leaves_no_orphan_and_no_second_hold(scene: Scene) -> None:
 
 @scenario
 def a_guarded_command_is_never_sent_twice(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy))
+    server, proxy, client = scene.behind_proxy()
+    held = scene.hold(client)
     assert held.guard("INCR", "n") == 1
     proxy.when("LOCK.GUARD", "drop_reply")
     assert held.start_guard("INCR", "n").error().kind == "unavailable"
@@ -43,9 +40,8 @@ def a_guarded_command_is_never_sent_twice(scene: Scene) -> None:
 
 @scenario
 def a_release_without_a_reply_is_delivered_later(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy))
+    server, proxy, client = scene.behind_proxy()
+    held = scene.hold(client)
     proxy.refuse()
     release = held.start_release()
     time.sleep(0.5)
@@ -106,9 +102,7 @@ def a_reply_that_is_no_fence_is_no_grant(scene: Scene) -> None:
 
 @scenario
 def a_reply_that_is_no_fence_is_no_renewal(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy)
+    server, proxy, client = scene.behind_proxy()
     for reply in ("*0\r\n", "+OK\r\n"):
         held = scene.hold(client, ttl=4_000, renew_every=200)
         proxy.when("LOCK.EXTEND", f"answer {reply}")

@@ -24,7 +24,7 @@ def a_waiter_survives_a_restart_of_the_server(scene: Scene) -> None:
 
 
 @scenario
-def a_holder_is_told_that_a_restarted_server_forgot_the_lock(scene: Scene) -> None:
+def a_lock_that_a_restarted_server_forgot_is_reported_lost(scene: Scene) -> None:
     server = scene.server()
     held = scene.hold(scene.open(server), ttl=3_000)
     lost = held.start_await_lost()

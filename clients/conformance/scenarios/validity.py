@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import signal
 import time
+from collections.abc import Callable
 
 from driver import LibraryError, Pending
+from proxy import Proxy
 from scene import LONG, Asked, Scene, block_by_hand, give_back_by_hand, is_quiet, queued, scenario
 from servers import eventually
 
 
 @scenario
 def validity_counts_from_the_sending(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    client = scene.open(proxy, answer=1_900)
+    server, proxy, client = scene.behind_proxy(answer=1_900)
     scene.hold(client, "warm").release()
     ttl = 6 * scene.pace
     for wait in (0, LONG):
@@ -43,9 +43,8 @@ def _granted_in_time(scene: Scene, asked: Asked, spare: float) -> None:
 
 @scenario
 def validity_of_a_renewal_counts_from_its_sending(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy, answer=1_900), ttl=6_000, renew_every=500)
+    _server, proxy, client = scene.behind_proxy(answer=1_900)
+    held = scene.hold(client, ttl=6_000, renew_every=500)
     proxy.when("LOCK.EXTEND", "hold_reply")
     seen = proxy.wait_seen()
     time.sleep(0.8)
@@ -98,18 +97,18 @@ def a_hold_is_renewed_for_as_long_as_it_lasts(scene: Scene) -> None:
     is_quiet(server, "LOCK.EXTEND", "renewal goes on after the release", 1.5 * scene.pace)
 
 
-def _is_told_before_the_end(scene: Scene, lost: Pending, ttl: int) -> None:
-    """The libraries tell a tenth of the ttl before the end, the Rust client at most 1 s before."""
+def _gets_the_signal_before_the_end(scene: Scene, lost: Pending, ttl: int) -> None:
+    """The libraries signal it a tenth of the ttl before, the Rust client at most 1 s before."""
     left = lost.result()["valid_for"]
     scene.in_time(left > 0, min(ttl / 10, 1_000), "the signal came at the end of validity or later")
 
 
 @scenario
-def without_renewal_the_holder_is_told_before_the_end(scene: Scene) -> None:
+def without_renewal_the_holder_gets_the_signal_before_the_end(scene: Scene) -> None:
     server = scene.server()
     ttl = 6_000 * scene.pace
     held = scene.hold(scene.open(server), ttl=ttl, renew=False)
-    _is_told_before_the_end(scene, held.start_await_lost(), ttl)
+    _gets_the_signal_before_the_end(scene, held.start_await_lost(), ttl)
     assert held.release() is False
 
 
@@ -139,31 +138,30 @@ def a_paused_holder_knows_at_once_that_it_lost_the_lock(scene: Scene) -> None:
     assert server.holders("door"), "the next holder's lock was released"
 
 
-@scenario
-def a_cut_off_holder_is_told_before_validity_ends(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
+def _loses_the_server(scene: Scene, fault: Callable[[Proxy], None]) -> None:
+    """The holder gets the signal in time, and its release reports the loss."""
+    _server, proxy, client = scene.behind_proxy()
     ttl = 6_000 * scene.pace
-    held = scene.hold(scene.open(proxy), ttl=ttl)
+    held = scene.hold(client, ttl=ttl)
     lost = held.start_await_lost()
-    proxy.stall()
-    _is_told_before_the_end(scene, lost, ttl)
+    fault(proxy)
+    _gets_the_signal_before_the_end(scene, lost, ttl)
     proxy.resume()
     assert held.release() is False
 
 
 @scenario
-def a_holder_that_cannot_connect_again_is_told_before_validity_ends(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    ttl = 6_000 * scene.pace
-    held = scene.hold(scene.open(proxy), ttl=ttl)
-    lost = held.start_await_lost()
-    proxy.stall()
-    proxy.cut()  # new connections are accepted, and nothing answers
-    _is_told_before_the_end(scene, lost, ttl)
-    proxy.resume()
-    assert held.release() is False
+def a_cut_off_holder_gets_the_signal_before_validity_ends(scene: Scene) -> None:
+    _loses_the_server(scene, Proxy.stall)
+
+
+@scenario
+def a_holder_that_cannot_connect_again_gets_the_signal_before_validity_ends(scene: Scene) -> None:
+    def fault(proxy: Proxy) -> None:
+        proxy.stall()
+        proxy.cut()  # new connections are accepted, and nothing answers
+
+    _loses_the_server(scene, fault)
 
 
 @scenario
@@ -179,9 +177,8 @@ def a_forked_child_does_not_release_the_lock_of_its_parent(scene: Scene) -> None
 
 @scenario
 def a_holder_survives_a_connection_that_breaks(scene: Scene) -> None:
-    server = scene.server()
-    proxy = scene.proxy(server)
-    held = scene.hold(scene.open(proxy), ttl=12_000, renew_every=300)
+    server, proxy, client = scene.behind_proxy()
+    held = scene.hold(client, ttl=12_000, renew_every=300)
     for _ in range(4):
         proxy.cut()
         calls = server.calls("LOCK.EXTEND")
