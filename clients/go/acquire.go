@@ -113,7 +113,7 @@ func (r *request) released(reply any) bool {
 func (r *request) releaseAll(own *link, token string, until time.Duration, asked *sending) {
 	ctx, began := context.Background(), now()
 	for wait := 50 * time.Millisecond; ; wait = min(time.Second, wait*2) {
-		reply, err := own.tell(ctx, r.keys[0], answer, r.command("RELEASE", token, "ALL"))
+		reply, err := own.call(ctx, r.keys[0], answer, r.command("RELEASE", token, "ALL"))
 		isDone := err == nil && (asked == nil || r.released(reply))
 		if !isDone && now()+wait <= until {
 			time.Sleep(wait)

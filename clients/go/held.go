@@ -49,7 +49,7 @@ func (h *hold) Fence() int64 { return h.fence }
 // Lost is closed a little before the lock may pass to somebody else, and by the last Release.
 func (h *hold) Lost() <-chan struct{} { return h.done.Done() }
 
-// IsLost tells the same by the clock, also if this process was paused.
+// IsLost reports the same by the clock, also if this process was paused.
 func (h *hold) IsLost() bool {
 	if now() >= h.lossAt() {
 		h.end()
@@ -74,7 +74,7 @@ func (h *hold) Guard(ctx context.Context, inner ...any) (any, error) {
 		return nil, failure(ErrLost, "the command was not run")
 	}
 	words := append([]any{"LOCK.GUARD", h.asked.keys[0], h.token}, inner...)
-	reply, err := h.link.tell(ctx, h.asked.keys[0], answer, words)
+	reply, err := h.link.call(ctx, h.asked.keys[0], answer, words)
 	if kindOf(err) == ErrLost {
 		h.end()
 	}
@@ -97,7 +97,7 @@ func (h *Held) Release(ctx context.Context) bool {
 	}
 	h.end()
 	words := h.asked.command("RELEASE", h.token, "ALL")
-	reply, err := h.link.tell(context.WithoutCancel(ctx), h.asked.keys[0], answer, words)
+	reply, err := h.link.call(context.WithoutCancel(ctx), h.asked.keys[0], answer, words)
 	if err != nil {
 		go h.asked.releaseAll(h.link, h.token, until, nil)
 		return wasHeld
@@ -105,7 +105,7 @@ func (h *Held) Release(ctx context.Context) bool {
 	return wasHeld && h.asked.released(reply)
 }
 
-// lossAt: the holder is told of the loss a little before validity ends.
+// lossAt: the loss is reported to the holder a little before validity ends.
 func (h *hold) lossAt() time.Duration {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
@@ -126,7 +126,7 @@ func (h *hold) confirm(sent, ttl time.Duration) {
 func (h *hold) extend(ctx context.Context, ttl, limit time.Duration) (bool, error) {
 	sent := now()
 	words := h.asked.command("EXTEND", h.token, ttl.Milliseconds())
-	reply, err := h.link.tell(ctx, h.asked.keys[0], limit, words)
+	reply, err := h.link.call(ctx, h.asked.keys[0], limit, words)
 	if err != nil || !h.asked.isFor(reply, h.fence) {
 		return false, err
 	}

@@ -70,8 +70,8 @@ func Close(client redis.UniversalClient) {
 	}
 }
 
-// tell sends one command, once, and returns the reply. limit: for the answer, 0: none.
-func (l *link) tell(
+// call sends one command, once, and returns the reply. limit: for the answer, 0: none.
+func (l *link) call(
 	ctx context.Context, key string, limit time.Duration, words []any,
 ) (any, error) {
 	reply, err := l.ask(ctx, key, limit, false, func() []any { return words })

@@ -160,7 +160,7 @@ export class Link {
     }
 
     // Sends one command, once, and returns the reply.
-    async tell(key, words, options) {
+    async call(key, words, options) {
         try {
             return await this.ask(key, () => words, options);
         } catch (error) {

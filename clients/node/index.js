@@ -106,7 +106,7 @@ class Hold {
         if (!inner.every((word) => typeof word === "string" || Buffer.isBuffer(word)))
             throw new InvalidRequest("a command has strings, Buffers and numbers");
         try {
-            return await this.#link.tell(key, ["LOCK.GUARD", key, this.#token, ...inner]);
+            return await this.#link.call(key, ["LOCK.GUARD", key, this.#token, ...inner]);
         } catch (error) {
             if (error instanceof Lost) this.#end();
             throw error;
@@ -123,7 +123,7 @@ class Hold {
         return wasHeld && (await limited(released, ANSWER).catch(() => null)) !== false;
     }
 
-    // The holder is told of the loss a little before validity ends.
+    // The loss is reported to the holder a little before validity ends.
     get #lossAt() {
         return this.#validUntil - this.#ttl / 10;
     }
@@ -156,7 +156,7 @@ class Hold {
     async #extend(ttl, options) {
         const sent = stamp();
         const words = command("EXTEND", this.#request, this.#token, `${Math.round(ttl)}`);
-        const reply = await this.#link.tell(this.#request.keys[0], words, options);
+        const reply = await this.#link.call(this.#request.keys[0], words, options);
         if (!each(this.#request, reply).every((fence) => fence === this.#fence)) return false;
         this.#confirm(sent, ttl);
         return true;
@@ -232,7 +232,7 @@ async function releaseAll(link, request, token, until, sending) {
     const began = stamp();
     const words = command("RELEASE", request, token, "ALL");
     for (let pause = 50; ; pause = Math.min(1000, pause * 2)) {
-        const reply = await link.tell(request.keys[0], words).catch(() => undefined);
+        const reply = await link.call(request.keys[0], words).catch(() => undefined);
         const held = each(request, reply).every((count) => count > 0);
         const isDone = held || (reply !== undefined && !sending);
         const isOver = stamp() + pause > until;

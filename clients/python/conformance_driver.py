@@ -42,10 +42,10 @@ def answer(number: int, **fields: Any) -> None:
 
 def failure(error: BaseException) -> dict[str, Any]:
     kind = next((kind for cls, kind in KINDS if isinstance(error, cls)), type(error).__name__)
-    told = {"kind": kind, "message": str(error)}
+    fields = {"kind": kind, "message": str(error)}
     if isinstance(error, redislock.Quarantined):
-        told["retry_after"] = error.retry_after * 1000
-    return told
+        fields["retry_after"] = error.retry_after * 1000
+    return fields
 
 
 def shown(error: BaseException) -> dict[str, Any]:
@@ -168,7 +168,7 @@ def run_threads() -> None:
     def serve(ask: dict[str, Any]) -> None:
         try:
             answer(ask["id"], ok=work(ask))
-        except BaseException as error:  # noqa: BLE001 it is told
+        except BaseException as error:  # noqa: BLE001 it is reported
             answer(ask["id"], error=failure(error))
 
     for line in sys.stdin:
@@ -237,7 +237,7 @@ async def run_tasks() -> None:
     async def serve(ask: dict[str, Any]) -> None:
         try:
             answer(ask["id"], ok=await work(ask))
-        except BaseException as error:  # noqa: BLE001 it is told
+        except BaseException as error:  # noqa: BLE001 it is reported
             answer(ask["id"], error=failure(error))
 
     loop = asyncio.get_running_loop()

@@ -99,7 +99,7 @@ func main() {
 			case errors.Is(err, errSkip):
 				output <- object{"id": asked.ID, "skip": err.Error()}
 			case err != nil:
-				output <- object{"id": asked.ID, "error": told(err)}
+				output <- object{"id": asked.ID, "error": failure(err)}
 			default:
 				output <- object{"id": asked.ID, "ok": result}
 			}
@@ -107,7 +107,7 @@ func main() {
 	}
 }
 
-func told(err error) object {
+func failure(err error) object {
 	kinds := []struct {
 		kind error
 		name string

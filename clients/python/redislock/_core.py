@@ -86,7 +86,7 @@ class Link:
         self.idle: dict[Any, deque[tuple[Any, float]]] = defaultdict(deque)
         self.opened_at = now()  # the last connection
 
-    async def tell(self, key: Name, words: Words, limit: float | None = ANSWER) -> Any:
+    async def call(self, key: Name, words: Words, limit: float | None = ANSWER) -> Any:
         """Sends one command, once, and returns the reply."""
         sending = Sending()
         try:
@@ -248,7 +248,7 @@ class Held:
         """Sends EXTEND and counts from there. Returns whether this hold is still there."""
         sent = now()
         command = self._lock._command("EXTEND", self._token, round(ttl * 1000))
-        reply = await self._link.tell(self._lock._keys[0], command, limit)
+        reply = await self._link.call(self._lock._keys[0], command, limit)
         if not all(one == self._fence for one in self._lock._each(reply)):
             return False
         self._confirm(sent, ttl)
@@ -269,7 +269,7 @@ class Held:
         self.check()
         words = ["LOCK.GUARD", self._lock._keys[0], self._token, *command]
         try:
-            return await self._link.tell(self._lock._keys[0], words)
+            return await self._link.call(self._lock._keys[0], words)
         except Lost:
             self._end()
             raise
@@ -513,5 +513,5 @@ class Lock:
                 await link.cut(asked)
 
     async def _release_once(self, link: Any, token: str) -> bool:
-        reply = await link.tell(self._keys[0], self._command("RELEASE", token, "ALL"))
+        reply = await link.call(self._keys[0], self._command("RELEASE", token, "ALL"))
         return all(type(count) is int and count > 0 for count in self._each(reply))

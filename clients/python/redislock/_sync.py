@@ -169,7 +169,7 @@ class _Caller(_Link):
     def end_wait(self, in_use: Any) -> None:
         """A wait that is released ends with null. If it does not, its connection is cut."""
         try:
-            _run(self.plain.tell(*self.undo))
+            _run(self.plain.call(*self.undo))
         except LockError:
             pass
         until = now() + ANSWER
@@ -225,7 +225,7 @@ class _Keeper:
             for held in ready:
                 try:
                     threading.Thread(target=self.renew, args=(held,), daemon=True).start()
-                except RuntimeError:  # too many threads: later, or the holder is told of the loss
+                except RuntimeError:  # too many threads: later, or the loss is reported
                     self.add(held, now() + held._ttl / 20)
 
     def renew(self, held: Held) -> None:

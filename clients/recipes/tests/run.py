@@ -91,7 +91,7 @@ def verdict(recipe: Recipe, bug: Bug | None) -> str:
             return "not planted"
         print(f"recipes: skipping {name}: {skip}", flush=True)
         return "skipped"
-    except Exception:  # noqa: BLE001 a failure of any kind is told
+    except Exception:  # noqa: BLE001 a failure of any kind is reported
         print(f"FAILED recipe: {name}\n{traceback.format_exc(limit=-3)}", flush=True)
         return "failed"
     return "passed" if bug is None else "caught"

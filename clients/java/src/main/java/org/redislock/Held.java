@@ -117,7 +117,7 @@ public final class Held implements AutoCloseable {
         List<String> words = new ArrayList<>(List.of("LOCK.GUARD", keys.get(0), token));
         words.addAll(List.of(command));
         try {
-            return link.tell(keys.get(0), words, Link.ANSWER);
+            return link.call(keys.get(0), words, Link.ANSWER);
         } catch (Lost lost) {
             first.finish(0);
             throw lost;
@@ -166,7 +166,7 @@ public final class Held implements AutoCloseable {
         }
     }
 
-    /** The holder is told of the loss a little before validity ends. */
+    /** The loss is reported to the holder a little before validity ends. */
     private synchronized long lossAt() {
         return validUntil - ttl / 10;
     }
@@ -192,7 +192,7 @@ public final class Held implements AutoCloseable {
     boolean extend(long lease, long limit) throws InterruptedException {
         long at = BootClock.stamp();
         List<String> words = command(keys, "EXTEND", token, Long.toString(lease));
-        if (!isFor(keys, link.tell(keys.get(0), words, limit), fence)) {
+        if (!isFor(keys, link.call(keys.get(0), words, limit), fence)) {
             return false;
         }
         confirm(at, lease);
@@ -288,7 +288,7 @@ public final class Held implements AutoCloseable {
     private static boolean release(Link link, List<String> keys, String token)
             throws InterruptedException {
         List<String> words = command(keys, "RELEASE", token, "ALL");
-        return each(keys, link.tell(keys.get(0), words, Link.ANSWER)).stream()
+        return each(keys, link.call(keys.get(0), words, Link.ANSWER)).stream()
                 .allMatch(one -> one instanceof Long count && count > 0);
     }
 

@@ -40,7 +40,7 @@ final class Link {
     }
 
     /** Sends one command, once, and returns the reply. */
-    Object tell(String key, List<String> words, long limit) throws InterruptedException {
+    Object call(String key, List<String> words, long limit) throws InterruptedException {
         return ask(key, () -> words, limit, Sending::abandon, false);
     }
 

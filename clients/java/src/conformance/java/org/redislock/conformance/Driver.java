@@ -82,7 +82,7 @@ public final class Driver {
         } catch (Skip skip) {
             answer.put("skip", skip.getMessage());
         } catch (Throwable error) {
-            answer.put("error", told(error));
+            answer.put("error", failure(error));
         }
         acquiring.remove(ask.get("id").asInt());
         synchronized (JSON) {
@@ -94,21 +94,21 @@ public final class Driver {
         }
     }
 
-    private static Map<String, Object> told(Throwable error) {
-        Map<String, Object> told = new LinkedHashMap<>();
+    private static Map<String, Object> failure(Throwable error) {
+        Map<String, Object> failure = new LinkedHashMap<>();
         String kind = error.getClass().getSimpleName();
-        told.put("kind", switch (kind) {
+        failure.put("kind", switch (kind) {
             case "Busy", "Lost", "Quarantined", "Unavailable", "Misconfigured" ->
                     kind.toLowerCase();
             case "InvalidRequest" -> "invalid";
             case "InterruptedException" -> "cancelled";
             default -> error.toString();
         });
-        told.put("message", String.valueOf(error.getMessage()));
+        failure.put("message", String.valueOf(error.getMessage()));
         if (error instanceof LockException.Quarantined quarantined) {
-            told.put("retry_after", quarantined.retryAfter().toMillis());
+            failure.put("retry_after", quarantined.retryAfter().toMillis());
         }
-        return told;
+        return failure;
     }
 
     private Map<String, Object> work(JsonNode ask) throws Exception {
