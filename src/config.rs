@@ -329,7 +329,7 @@ fn set(
     setting: *mut c_void,
     _: *mut *mut raw::RedisModuleString,
 ) -> c_int {
-    // SAFETY: as in `get`.
+    // SAFETY: the private data given at registration: a static setting.
     let setting = unsafe { &*setting.cast::<Setting>() };
     setting.value.store(value, Ordering::Relaxed);
     node::when_whole(|| {

@@ -27,8 +27,8 @@ pub struct Global<T>(RefCell<T>);
 // SAFETY: only the thread that holds the server's global lock uses it, so no two threads do at the
 // same time, and the lock orders one use after the other.
 unsafe impl<T> Sync for Global<T> {}
-// SAFETY: as above; the value may be made by one thread that holds the lock and used by another
-// one.
+// SAFETY: one thread may make the value and another one use it, but each only while it holds the
+// server's global lock.
 unsafe impl<T> Send for Global<T> {}
 
 impl<T> Global<T> {

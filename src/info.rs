@@ -38,7 +38,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
         }
     };
     let number = |name: &CStr, value: u64| {
-        // SAFETY: as above.
+        // SAFETY: the context of this callback and a C string.
         unsafe {
             api!(RedisModule_InfoAddFieldULongLong(
                 info,
@@ -68,7 +68,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             number(c"waiters", table.waiters() as u64);
             number(c"fence", table.fence());
             number(c"quarantine_ms", left.to_millis().0);
-            // SAFETY: as above.
+            // SAFETY: the context of this callback and two C strings.
             unsafe {
                 api!(RedisModule_InfoAddFieldCString(
                     info,

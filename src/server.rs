@@ -303,7 +303,7 @@ pub fn lacks_memory(ctx: Ctx) -> bool {
 /// `reply` is a reply of the server, and is freed only after the word was used.
 unsafe fn first_word<'a>(reply: *mut raw::RedisModuleCallReply) -> &'a [u8] {
     let mut length = 0;
-    // SAFETY: as above; the text, if there is one, belongs to the reply.
+    // SAFETY: a reply, as the caller promises; the text, if there is one, belongs to it.
     let text = unsafe {
         let text = api!(RedisModule_CallReplyStringPtr(reply, &mut length));
         if text.is_null() {

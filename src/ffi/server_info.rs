@@ -33,7 +33,7 @@ impl ServerInfo {
     /// The value of a field as a number; none if it is not there or is not a number.
     pub fn number(&self, field: &CStr) -> Option<u64> {
         let mut status: c_int = 0;
-        // SAFETY: as above; the status is written here.
+        // SAFETY: the data is valid until `drop`; the status is a local variable.
         let number = unsafe {
             api!(RedisModule_ServerInfoGetFieldUnsigned(
                 self.0,
