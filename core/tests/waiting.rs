@@ -4,7 +4,7 @@ use redislock_core::lock::{Mode, Refusal, Terms};
 use redislock_core::table::{Answer, Denial, Presence, Verdict};
 use redislock_core::time::{Micros, Wait};
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, numbered, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -422,6 +422,34 @@ fn a_permit_is_passed_on_without_a_look_at_holders_that_wait_elsewhere() {
     assert!(seen < 100, "{seen} holders");
     let steps = node.table.deadlock_steps() - steps;
     assert!(steps < 100, "{steps} steps");
+}
+
+/// The semaphores have the same holders, and all of these wait: each is visited a few times, and
+/// not once for each semaphore.
+#[test]
+fn holders_of_very_many_full_semaphores_are_not_looked_at_for_each_of_them() {
+    const MANY: usize = 100;
+    let mut node = Node::new(ROOMY);
+    let rooms: Vec<_> = (0..MANY).map(numbered).collect();
+    let share = |owner: &str| Terms {
+        mode: semaphore(MANY as u32 + 1),
+        ..terms(&token(owner), 10 * SECOND)
+    };
+    node.hold("holder", "x");
+    for n in 0..MANY {
+        let owner = format!("owner-{n}");
+        node.acquire(&rooms, &share(&owner), Wait::No);
+        node.wait(&owner, "x");
+    }
+    node.acquire(&rooms, &share("last"), Wait::No);
+    node.acquire(&rooms, &share("next"), Wait::Forever);
+    node.request("writer", &rooms, Wait::Forever);
+    node.take();
+    let seen = node.table.holders_seen();
+    node.release_each(&rooms, &token("last"), true);
+    assert_eq!(node.serve_all().len(), 1);
+    let seen = node.table.holders_seen() - seen;
+    assert!(seen < 20 * MANY as u64, "{seen} holders");
 }
 
 /// Somebody waits for several keys, so holders may go past waiters. None of them waits.

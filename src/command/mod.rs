@@ -135,8 +135,8 @@ pub static COMMANDS: &[Command] = &[
         summary: c"Removes one hold of the token, or all of them, and hands a free lock to the \
                    next waiter; null if the token does not hold it",
         complexity: c"O(1); O(log(N)) with N waiters or shared holders. If the first waiter waits \
-                      for M keys: O(min(M,N)), and O(M) when it is granted, or O(M*H) if these are \
-                      full semaphores with H holders that wait themselves",
+                      for M keys: O(min(M,N)), and O(M) when it is granted, or O(M+N) if these are \
+                      full semaphores whose holders wait themselves",
     },
     Command {
         name: c"lock.extend",
@@ -172,8 +172,8 @@ pub static COMMANDS: &[Command] = &[
         keys: Keys::Numbered(DROP),
         grammar: "numkeys key [key ...] token [ALL]",
         summary: c"Releases each of the locks and replies as LOCK.RELEASE would for each",
-        complexity: c"O(K) with K keys, or O(K*H) if these were full semaphores with H holders \
-                      that wait themselves",
+        complexity: c"O(K) with K keys, or O(K+N) with N waiters if these were full semaphores \
+                      whose holders wait themselves",
     },
     Command {
         name: c"lock.mextend",

@@ -18,6 +18,7 @@ mod progress;
 mod queue;
 mod search;
 mod stuck;
+mod suspects;
 
 use std::cell::Cell;
 
@@ -26,6 +27,7 @@ use foldhash::{HashMap, HashSet};
 use progress::Progress;
 use search::Search;
 use stuck::Stuck;
+pub(super) use suspects::Suspects;
 
 use super::{Answer, Denial, Table};
 use crate::lock::{Lock, Mode, Terms};
@@ -43,6 +45,8 @@ pub(super) struct Holdings {
     by_owner: HashMap<Token, SmallSet<LockId>>,
     /// The owners of these locks that wait: usually none, however many owners there are.
     waiting: HashSet<Token>,
+    /// Changes when another owner is among them.
+    version: u64,
     /// How many holders or owners [`Holdings::waiting_holders`] has checked.
     seen: Cell<u64>,
 }
@@ -60,7 +64,7 @@ impl Holdings {
         let is_new = held.is_empty();
         held.insert(id);
         if is_new && waits() {
-            self.waiting.insert(token.clone());
+            self.add_waiting(token);
         }
     }
 
@@ -109,8 +113,19 @@ impl Holdings {
     /// An owner waits.
     pub(super) fn waits(&mut self, token: &Token) {
         if self.by_owner.contains_key(token) {
-            self.waiting.insert(token.clone());
+            self.add_waiting(token);
         }
+    }
+
+    fn add_waiting(&mut self, token: &Token) {
+        if self.waiting.insert(token.clone()) {
+            self.version += 1;
+        }
+    }
+
+    /// The owners that hold something that others may wait for, and wait themselves.
+    pub(super) fn waiting(&self) -> impl Iterator<Item = &Token> {
+        self.waiting.iter()
     }
 
     /// An owner does not wait any more, or holds nothing.
@@ -217,9 +232,15 @@ impl Table {
 
     /// A lock was moved or is gone: its waiting holders must be searched again.
     pub(super) fn suspect_holders(&mut self, id: LockId) {
-        if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty()) {
+        if let Some(entry) = self.slots.get(id).filter(|_| !self.queues.is_empty())
+            && !self.suspects.are_all_of(&self.holdings)
+        {
+            let before = self.holders_seen();
             let holders = self.holdings.waiting_holders(&entry.lock, &self.queues);
             self.suspects.extend(holders.into_iter().cloned());
+            let visits = self.holders_seen() - before;
+            self.suspects.note_visits(visits, &self.holdings);
+            self.looks += visits / STEPS_IN_A_LOOK;
         }
     }
 

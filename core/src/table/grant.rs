@@ -60,17 +60,21 @@ impl Table {
                 .next(now.wall, terms.fence)
                 .map_err(Denial::Fence)?
         };
-        let mut is_waited_for = false;
+        let (mut is_waited_for, mut full) = (false, SmallList::default());
         let mut grant = |(at, lock): (usize, &Option<LockId>)| {
             let id = lock.unwrap_or_else(|| self.new_lock(key(at), Lock::Free));
             let (fence, is_news) = self.grant_one(id, terms, fence, waits, lease_now);
             is_waited_for |= is_news;
+            if is_news && self.lets_holders_past(id, terms.mode, lease_now) {
+                full.push(id);
+            }
             fence
         };
         let fences = match locks {
             [lock] => SmallList::One(grant((0, lock))),
             _ => locks.iter().enumerate().map(grant).collect(),
         };
+        self.let_holders_past(&full);
         if is_waited_for && waits != Some(false) {
             // Other requests of this owner may be a re-entry now, or may overtake those that wait
             // for the lock.
@@ -120,9 +124,6 @@ impl Table {
                     self.holdings.add_of(&terms.token, id, waits);
                 }
                 is_news = entry.queued;
-                if is_news && self.queues.has_several_keys() {
-                    self.let_past_if_full(id, terms.mode, now);
-                }
                 (fence, false)
             }
         };
@@ -132,15 +133,35 @@ impl Table {
         (fence, is_news)
     }
 
-    /// If a semaphore has become full, its waiters now wait for all its holders, which may overtake
-    /// them in the queues of other keys.
-    fn let_past_if_full(&mut self, id: LockId, mode: Mode, now: LeaseTime) {
-        let lock = self.slots.get(id).map(|entry| &entry.lock);
-        let is_full = |lock: &&Lock| mode != Mode::Exclusive && lock.excludes(mode, now);
-        if let Some(lock) = lock.filter(is_full).filter(|_| self.may_be_overtaken(id)) {
+    /// Whether this semaphore is full now: then its waiters wait for all its holders, which may
+    /// overtake them in the queues of other keys.
+    fn lets_holders_past(&self, id: LockId, mode: Mode, now: LeaseTime) -> bool {
+        let is_full = |lock: &Lock| mode != Mode::Exclusive && lock.excludes(mode, now);
+        self.queues.has_several_keys()
+            && self.lock(id).is_some_and(is_full)
+            && self.may_be_overtaken(id)
+    }
+
+    /// The waiting holders of these semaphores may overtake others. Semaphores may have the same
+    /// holders: after as many visits as there are waiters, it notes every waiting owner instead.
+    fn let_holders_past(&mut self, full: &[LockId]) {
+        let (mut visits, enough) = (0, self.queues.len() as u64);
+        for id in full {
+            let Some(lock) = self.slots.get(*id).map(|entry| &entry.lock) else {
+                continue;
+            };
+            let before = self.holders_seen();
             let holders = self.holdings.waiting_holders(lock, &self.queues);
             let requests = holders.iter().flat_map(|token| self.queues.of(token));
-            self.next_up.extend(requests);
+            self.next_up.extend(requests.inspect(|_| visits += 1));
+            visits += self.holders_seen() - before;
+            if visits > enough {
+                let owners = self.holdings.waiting();
+                self.next_up
+                    .extend(owners.flat_map(|token| self.queues.of(token)));
+                break;
+            }
         }
+        self.looks += visits / STEPS_IN_A_LOOK;
     }
 }

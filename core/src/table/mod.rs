@@ -29,7 +29,7 @@ use std::cell::Cell;
 use std::collections::{BTreeMap, BTreeSet};
 
 use closing::Closing;
-use deadlock::Holdings;
+use deadlock::{Holdings, Suspects};
 use delivery::Undelivered;
 pub use event::Loaded;
 pub use legacy::LegacyString;
@@ -162,7 +162,7 @@ pub struct Table {
     /// Waiters that may overtake the first one in the queue of this key: they are next there.
     passing: SmallSet<(WaiterId, Key)>,
     /// Waiting owners whose waits may have become part of a deadlock since the last search.
-    suspects: SmallSet<Token>,
+    suspects: Suspects,
     /// Waiters that must still be removed from their queues, with their replies.
     leaving: BTreeMap<WaiterId, Option<Answer>>,
     /// The number of keys whose waiters may still leave in this decision.
@@ -216,7 +216,7 @@ impl Table {
             unserved: Unserved::default(),
             next_up: SmallSet::default(),
             passing: SmallSet::default(),
-            suspects: SmallSet::default(),
+            suspects: Suspects::default(),
             leaving: BTreeMap::new(),
             room_to_leave: leaving::AT_ONCE,
             strings: Strings::default(),
