@@ -36,12 +36,12 @@ pub async fn hold(
         WaitLimit::Forever => None,
         WaitLimit::AtMost(wait) => Some(since + wait),
     };
-    let mut telling = pin!(tell(request, since, wait, output));
+    let mut reporting = pin!(report(request, since, wait, output));
     let connected = tokio::select! {
         biased;
         connected = connect(request, deadline) => connected,
         signal = signals.end() => Err(Failure::signalled(signal)),
-        never = &mut telling => match never {},
+        never = &mut reporting => match never {},
     };
     let client = connected.inspect_err(|_| output.clear())?;
     let acquired = tokio::select! {
@@ -50,7 +50,7 @@ pub async fn hold(
             acquired.map_err(|error| Failure::acquiring(error, wanted.conflict_exit_code))
         }
         signal = signals.end() => Err(Failure::signalled(signal)),
-        never = &mut telling => match never {},
+        never = &mut reporting => match never {},
     };
     output.clear();
     match acquired {
@@ -97,7 +97,7 @@ async fn acquire(lock: Lock, deadline: Option<Moment>) -> Result<Guard, redisloc
     }
 }
 
-async fn tell(
+async fn report(
     request: &Request<'_>,
     since: Moment,
     wait: WaitLimit,
@@ -107,7 +107,7 @@ async fn tell(
     if silent {
         return std::future::pending().await;
     }
-    progress::tell(&request.wanted.place, request.key, since, wait, output).await
+    progress::report(&request.wanted.place, request.key, since, wait, output).await
 }
 
 impl Request<'_> {

@@ -72,7 +72,7 @@ fn rows(locks: &Locks, colors: Colors) -> String {
     })
 }
 
-/// One summary for each name. In a cluster only the nodes that list a lock have a say in it.
+/// One summary for each name. In a cluster only the nodes that list a lock count.
 fn combined(listings: &[Listing], is_cluster: bool) -> Locks {
     let mut locks = BTreeMap::new();
     let names = listings.iter().flat_map(|listing| listing.result.iter());

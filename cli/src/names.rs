@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_that_are_no_text_can_be_told_apart() {
+    fn keys_that_are_not_text_are_distinguishable() {
         assert_eq!(key_text("schlüssel".as_bytes()), "schlüssel");
         assert_eq!(key_text(b"a\xffb\xfe"), "a\\xffb\\xfe");
     }
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_key_is_cut_and_its_length_is_told() {
+    fn a_long_key_is_cut_and_its_length_is_shown() {
         assert_eq!(shown_key(&[b'a'; 120]), "a".repeat(120));
         let long = shown_key(&vec![b'a'; 1 << 20]);
         assert_eq!(long, format!("{}… (1048576 bytes)", "a".repeat(120)));

@@ -43,7 +43,7 @@ impl Output {
         } else {
             format!("redlock: {}", printable(text))
         };
-        // If standard error is closed, nobody wants to read it.
+        // Standard error may be closed: then there is no reader.
         let _ = writeln!(std::io::stderr().lock(), "{line}");
     }
 

@@ -1,4 +1,4 @@
-//! Whom or what the tool waits for: a terminal gets a line that is rewritten, a log gets one line.
+//! Reports what the tool waits for: a terminal gets a line that is rewritten, a log gets one line.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -14,10 +14,10 @@ use crate::summary::{LockSummary, State, millis};
 use crate::view::View;
 
 /// A wait that is shorter than this is not mentioned.
-const WORTH_TELLING: Duration = Duration::from_millis(250);
+const WORTH_REPORTING: Duration = Duration::from_millis(250);
 /// How often the line on a terminal is rewritten.
 const REWRITE_EVERY: Duration = Duration::from_millis(250);
-/// How often the nodes are asked for it.
+/// How often the nodes are queried for this line.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
 /// A wait in progress.
@@ -28,7 +28,7 @@ struct Wait<'a> {
 }
 
 /// Reports the wait until it is dropped.
-pub async fn tell(
+pub async fn report(
     place: &Where,
     key: &str,
     since: Moment,
@@ -36,13 +36,13 @@ pub async fn tell(
     output: &Output,
 ) -> Infallible {
     let wait = Wait { key, since, limit };
-    tokio::time::sleep(WORTH_TELLING).await;
+    tokio::time::sleep(WORTH_REPORTING).await;
     let mut view = None;
-    let mut told = false;
+    let mut reported = false;
     loop {
         let looked = Moment::now();
         let (obstacle, lock) = look(place, &mut view, key).await;
-        if !output.is_live() && !std::mem::replace(&mut told, true) {
+        if !output.is_live() && !std::mem::replace(&mut reported, true) {
             output.message(&wait.line(&obstacle), wait.fields(&obstacle, &lock));
         }
         // Without a terminal the nodes are not asked again; a job may come to the foreground,

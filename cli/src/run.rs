@@ -133,7 +133,7 @@ async fn finish(
     })
 }
 
-/// As far as the nodes can tell.
+/// Why the lock was lost, as far as the nodes know.
 async fn why_lost(place: &Where, key: &str) -> String {
     let seen = match place.view().await {
         Ok(view) => view.lock(key).await,

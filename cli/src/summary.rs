@@ -16,7 +16,7 @@ pub enum State {
     Held,
     /// A minority of the nodes has a holder: it is acquiring or releasing, or it crashed.
     Partial,
-    /// Too few nodes reply to tell.
+    /// Too few nodes reply.
     Unknown,
 }
 

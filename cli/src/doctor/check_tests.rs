@@ -249,7 +249,7 @@ fn a_replica_must_be_fit_to_take_over() {
 }
 
 #[test]
-fn without_the_settings_it_is_still_told_that_nothing_can_take_over() {
+fn without_the_settings_it_is_still_reported_that_nothing_can_take_over() {
     let mut deployment = three();
     deployment.kind = Kind::Sentinel;
     deployment.nodes.truncate(1);
@@ -258,7 +258,7 @@ fn without_the_settings_it_is_still_told_that_nothing_can_take_over() {
     }
     let notes = [("replicas", Warning), ("permissions", Note)];
     assert_eq!(found(&deployment), notes);
-    // Without INFO, nobody knows.
+    // Unknown without INFO.
     if let Ok(state) = &mut deployment.nodes[0].state {
         state.info.clear();
     }
@@ -309,7 +309,7 @@ fn in_a_cluster_replicas_must_stay_where_they_are() {
         ..all
     };
     assert_eq!(found(&sentinel), []);
-    // Without the lease, something else comes first.
+    // Without the replication lease, the missing setting is reported instead.
     let unleased = in_a_cluster(|master, replica| {
         set(master, MIGRATION, "yes");
         for state in [master, replica] {
@@ -320,7 +320,7 @@ fn in_a_cluster_replicas_must_stay_where_they_are() {
 }
 
 #[test]
-fn a_migration_that_cannot_be_checked_is_told() {
+fn a_migration_that_cannot_be_checked_is_reported() {
     let unreadable = in_a_cluster(|master, replica| {
         master.settings.clear();
         replica.settings.clear();
@@ -397,7 +397,7 @@ fn a_node_of_a_cluster_is_no_master_of_its_own() {
 }
 
 #[test]
-fn what_the_server_refuses_is_told_once() {
+fn what_the_server_refuses_is_reported_once() {
     let refused =
         |error: &'static str| move |state: &mut State| state.unserved = Some(error.into());
     assert_eq!(after(refused("OOM used memory")), [("refused", Error)]);

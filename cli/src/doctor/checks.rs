@@ -160,14 +160,14 @@ fn differences(states: &[(&str, &State)]) -> Vec<Finding> {
 fn clocks(states: &[(&str, &State)]) -> Option<Finding> {
     let first = states.iter().min_by_key(|(_, state)| state.clock_lead)?;
     let last = states.iter().max_by_key(|(_, state)| state.clock_lead)?;
-    // What the round trips leave open does not count.
-    let open = (first.1.round_trip + last.1.round_trip) / 2;
-    let open = i64::try_from(open.as_micros()).unwrap_or(i64::MAX);
+    // The round trips make the clocks uncertain by this much.
+    let uncertain = (first.1.round_trip + last.1.round_trip) / 2;
+    let uncertain = i64::try_from(uncertain.as_micros()).unwrap_or(i64::MAX);
     let apart = last
         .1
         .clock_lead
         .saturating_sub(first.1.clock_lead)
-        .saturating_sub(open);
+        .saturating_sub(uncertain);
     if apart <= CLOCKS_APART {
         return None;
     }

@@ -1,4 +1,4 @@
-//! What the checks are made on: read from the nodes, nothing judged.
+//! The facts that the checks use, as the nodes report them.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -20,9 +20,9 @@ const SAMPLES: usize = 5;
 const PROBE_KEY: &str = "redlock-doctor";
 /// Holds nothing anywhere: with it, the probes below change nothing.
 const PROBE_TOKEN: &str = "redlock-doctor-holds-nothing";
-/// How many of the commands that are tried write.
+/// How many of the commands that are tried are write commands.
 const WRITES: usize = 3;
-/// A node that replies to questions, but not to these.
+/// The result of a probe that a node does not reply to, although it replies to other commands.
 pub const NO_REPLY: &str = "no reply";
 /// Whether the cluster may give a replica another master.
 pub const MIGRATION: &str = "cluster-allow-replica-migration";
@@ -154,7 +154,7 @@ pub async fn collect(
     Ok(deployment)
 }
 
-/// Asks those that replied again, and keeps the fastest reply of each.
+/// Queries the nodes that replied once more, and keeps the fastest reply of each.
 async fn sample(view: &View, states: &mut [Answer<NodeStatus>]) {
     let mut replied: Vec<&mut NodeStatus> = states
         .iter_mut()
@@ -339,8 +339,8 @@ fn note_refusal(state: &mut State, name: &str, key: &str, is_given: bool, verdic
     }
 }
 
-/// What keeps a node from serving the probe. That the probe itself is wrong (ERR), that the user
-/// may not send it, and that another node of a cluster has the key is no reason.
+/// Why a node does not serve the probe. These errors do not count: the probe itself is invalid
+/// (ERR), the user may not send it, or another node of a cluster has the key.
 fn unserved(verdict: &Verdict, is_cluster: bool) -> Option<String> {
     let Verdict::Refused(error) = verdict else {
         return None;

@@ -12,7 +12,7 @@ const COMMON: [&str; 4] = [
     "min-replicas-to-write",
     "min-replicas-max-lag",
 ];
-/// Of these, 0 turns a protection off.
+/// Settings for which 0 turns a protection off.
 const PROTECTIONS: [&str; 3] = [
     "lock.quarantine",
     "min-replicas-to-write",

@@ -1,4 +1,4 @@
-//! What the nodes say at one time: asked, nothing judged.
+//! What the nodes report at one time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub struct Sample {
     pub nodes: Vec<Node>,
     /// How many nodes must grant for a lock to be held.
     pub quorum: usize,
-    /// How long it took to ask all.
+    /// How long it took to query all nodes.
     pub took: Duration,
 }
 
@@ -47,7 +47,7 @@ pub struct Details {
     /// The fence counter less the clock, in µs; 0 before the first fence.
     pub fence_lead: i64,
     pub warnings: usize,
-    /// Why the server refuses new locks; none if the module is too old to tell.
+    /// Why the server refuses new locks; none if the module is too old to say.
     pub refusal: Option<String>,
 }
 
@@ -58,7 +58,7 @@ pub struct Collector {
     /// Each node by itself: one that hangs does not delay the others, and is asked once.
     nodes: Vec<Arc<View>>,
     /// The problem of each node when it was asked last.
-    told: BTreeMap<String, Option<String>>,
+    reported: BTreeMap<String, Option<String>>,
     json: bool,
 }
 
@@ -70,7 +70,7 @@ impl Collector {
             place,
             urls,
             nodes: Vec::new(),
-            told: BTreeMap::new(),
+            reported: BTreeMap::new(),
             json,
         })
     }
@@ -86,7 +86,7 @@ impl Collector {
             NodeUrls::Cluster { .. } => nodes.len().max(1),
         };
         for (node, why) in &nodes {
-            self.tell(&node.name, why.as_deref());
+            self.report(&node.name, why.as_deref());
         }
         let mut nodes: Vec<Node> = nodes.into_iter().map(|(node, _)| node).collect();
         // A name that is listed twice would make the page invalid.
@@ -109,16 +109,16 @@ impl Collector {
         match self.place.view().await.and_then(View::split) {
             Ok(nodes) => {
                 self.nodes = nodes.into_iter().map(Arc::new).collect();
-                self.tell("cluster", None);
+                self.report("cluster", None);
             }
-            Err(failure) => self.tell("cluster", Some(&failure.text)),
+            Err(failure) => self.report("cluster", Some(&failure.text)),
         }
     }
 
-    /// Says that a node has a problem, or has none any more, once.
-    fn tell(&mut self, name: &str, problem: Option<&str>) {
+    /// Reports once that a node has a problem, or no longer has one.
+    fn report(&mut self, name: &str, problem: Option<&str>) {
         let before = self
-            .told
+            .reported
             .insert(name.to_owned(), problem.map(str::to_owned));
         let text = match (problem, before.flatten()) {
             (Some(now), before) if before.as_deref() != Some(now) => {
@@ -147,7 +147,7 @@ async fn ask(nodes: &[Arc<View>]) -> Vec<(Node, Option<String>)> {
         .collect();
     let (mut statuses, mut rest) = (Vec::new(), Vec::new());
     for replies in asked {
-        // A task that was ended with the program has nothing to say.
+        // A task that was ended with the program has no result.
         if let Ok(Some(replies)) = replies.await {
             statuses.push(replies.status);
             rest.push((replies.info, replies.raw));

@@ -1,4 +1,4 @@
-//! A connection that cannot stand still: a client that neither sends nor reads is dropped.
+//! A connection with time limits: a client that neither sends nor reads is dropped.
 
 use std::io;
 use std::pin::Pin;
@@ -45,7 +45,7 @@ impl Bounded {
         self.idle.as_mut().reset(Instant::now() + IDLE);
     }
 
-    /// What a write led to; fails if the client has not read for too long.
+    /// The result of a write; an error if the client has not read for too long.
     fn written<T>(
         &mut self,
         context: &mut Context<'_>,
@@ -72,7 +72,7 @@ impl AsyncRead for Bounded {
     ) -> Poll<io::Result<()>> {
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         if read.is_ready() {
-            // A request that arrives byte by byte gets no more time with each of them.
+            // A byte of a request does not extend the time for the whole request.
             if std::mem::take(&mut self.answered) {
                 self.progress();
             }

@@ -1,5 +1,5 @@
 //! Sends what was seen to open pages. Pages that show the same share one text. A page that reads
-//! slowly gets the newest text and misses those before it, so nothing piles up.
+//! slowly gets the newest text and misses those before it, so memory does not grow.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_told() {
+    fn a_missing_file_is_reported() {
         let notes = Notes::new(Some("/no/such/file".into()));
         assert_eq!(notes.read()[0]["kind"], "alarm");
         let folder = Notes::new(Some(std::env::temp_dir()));

@@ -70,7 +70,7 @@ impl App {
     }
 
     /// Shows a message until the next key.
-    pub fn tell(&mut self, message: String) -> Action {
+    pub fn show_message(&mut self, message: String) -> Action {
         self.message = Some(message);
         Action::None
     }
@@ -182,7 +182,7 @@ impl App {
                 self.message = Some("releasing…".to_owned());
                 Action::Force(Arc::clone(&lock.key))
             }
-            _ => self.tell("nothing was changed".to_owned()),
+            _ => self.show_message("nothing was changed".to_owned()),
         }
     }
 

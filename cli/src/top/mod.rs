@@ -41,13 +41,13 @@ pub async fn top(args: Top, output: &Output) -> Result<u8, Failure> {
     let failed = |error: std::io::Error| Failure::io("cannot use the terminal", &error);
     let mut screen = Screen::enter().map_err(failed)?;
     let mut keys = keys();
-    let (tell, mut told) = unbounded_channel();
+    let (reports, mut results) = unbounded_channel();
     loop {
         let drawn = screen.draw(|frame| draw::draw(frame, &mut app, &mut watch.seen()));
         drawn.map_err(failed)?;
         let action = tokio::select! {
             () = watch.changed() => Action::None,
-            message = told.recv() => app.tell(message.unwrap_or_default()),
+            message = results.recv() => app.show_message(message.unwrap_or_default()),
             key = keys.recv() => match key {
                 Some(event) => app.event(event, &watch.seen()),
                 // The terminal is gone.
@@ -71,18 +71,22 @@ pub async fn top(args: Top, output: &Output) -> Result<u8, Failure> {
                 screen.again().map_err(failed)?;
             }
             Action::Suspend => {}
-            Action::Force(key) => drop(tokio::spawn(force(args.place.clone(), key, tell.clone()))),
+            Action::Force(key) => drop(tokio::spawn(force(
+                args.place.clone(),
+                key,
+                reports.clone(),
+            ))),
         }
     }
 }
 
 /// Releases a lock on all nodes, and reports the result.
-async fn force(place: Where, key: Arc<[u8]>, tell: UnboundedSender<String>) {
+async fn force(place: Where, key: Arc<[u8]>, reports: UnboundedSender<String>) {
     let name = shown_key(&key);
     let text = match place.view().await {
         Ok(view) => Forced::of(&view.force(&key).await).text(&name),
         Err(failure) => failure.text,
     };
     // The user may have quit.
-    let _ = tell.send(text);
+    let _ = reports.send(text);
 }

@@ -6,7 +6,7 @@ use crate::summary::{LockSummary, State};
 
 /// Spans that are remembered for one lock.
 const SPANS: usize = 100;
-/// Two looks at one hold put its grant this many ms apart, at most: the replies travel, and other
+/// Two queries date the grant of one hold at most this many ms apart: replies take time, and other
 /// nodes grant a little later.
 const SAME_GRANT: i64 = 250;
 

@@ -52,8 +52,9 @@ pub struct Locks {
     /// Locks that have a view of their own, and their queues.
     detailed: BTreeSet<u64>,
     queues: BTreeMap<u64, Queue>,
-    /// How many were asked about, and when the one that was not asked for longest.
+    /// How many were queried.
     pub asked: usize,
+    /// When the lock that has not been queried for longest was queried.
     pub oldest: Option<Moment>,
     /// There are more locks than are remembered.
     pub overflow: bool,
@@ -138,8 +139,8 @@ impl Locks {
         self.queues.insert(id, queue);
     }
 
-    /// The locks whose queues to ask for in this round, longest unseen first. Queues that no view
-    /// shows are forgotten.
+    /// The locks whose queues to query in this round; those that were not queried for longest come
+    /// first. Queues that no view shows are forgotten.
     pub fn queue_turn(&mut self, limit: usize) -> Vec<u64> {
         let detailed = std::mem::take(&mut self.detailed);
         self.queues.retain(|id, _| detailed.contains(id));
@@ -150,8 +151,9 @@ impl Locks {
         ids
     }
 
-    /// Which locks to query in this round. Those on a screen and those with waiters
-    /// get up to a third of the looks each, longest unseen first, the rest goes by turns.
+    /// Which locks to query in this round. Those on a screen and those with waiters get up to a
+    /// third of the queries each; those that were not queried for longest come first. The others
+    /// take turns.
     pub fn turn(&mut self, looks: usize) -> Vec<u64> {
         let mut chosen: BTreeSet<u64> = BTreeSet::new();
         let wanted = std::mem::take(&mut self.wanted);

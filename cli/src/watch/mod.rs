@@ -245,9 +245,9 @@ impl Watch {
             problem: None,
             locks: Locks::default(),
         }));
-        let (told, rounds) = watch::channel(0);
+        let (finished, rounds) = watch::channel(0);
         let watch = Self { seen, rounds };
-        let rounds = Rounds::new(place, interval, is_cluster, watch.clone(), told);
+        let rounds = Rounds::new(place, interval, is_cluster, watch.clone(), finished);
         tokio::spawn(rounds.run());
         Ok(watch)
     }

@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_that_are_gone_are_not_told_for_ever() {
+    fn long_names_that_are_gone_are_not_reported_forever() {
         let mut node = Node::new("a".to_owned());
         let mut visit = |too_long, complete| {
             node.learn(Report {

@@ -31,20 +31,20 @@ pub struct Queue {
 /// The replies of one node about the queues of some locks, in their order. It ends early if the
 /// node does not reply.
 pub async fn ask(view: Arc<View>, names: Vec<Arc<[u8]>>) -> Vec<Option<Vec<Waiter>>> {
-    let mut told = Vec::new();
+    let mut queues = Vec::new();
     for name in names {
         let mut command = redis::cmd("LOCK.INFO");
         command.arg(&*name).arg("COUNT").arg(1);
         command.arg("WAITERS").arg(WAITERS);
         let answer = view.observer.command(&command).await.pop();
         match answer.map(|answer| answer.result) {
-            Some(Ok(reply)) => told.push(read(reply)),
+            Some(Ok(reply)) => queues.push(read(reply)),
             // An older version of the module, or a node of a cluster that lost the lock.
-            Some(Err(Verdict::Refused(_))) => told.push(None),
+            Some(Err(Verdict::Refused(_))) => queues.push(None),
             _ => break,
         }
     }
-    told
+    queues
 }
 
 fn read(reply: Value) -> Option<Vec<Waiter>> {
@@ -68,8 +68,8 @@ fn read(reply: Value) -> Option<Vec<Waiter>> {
 
 /// The combined queue of all nodes: a request may wait on only some of them, so the longest queue
 /// counts.
-pub fn longest(told: impl Iterator<Item = Option<Vec<Waiter>>>) -> Option<Vec<Waiter>> {
-    told.flatten().max_by_key(Vec::len)
+pub fn longest(queues: impl Iterator<Item = Option<Vec<Waiter>>>) -> Option<Vec<Waiter>> {
+    queues.flatten().max_by_key(Vec::len)
 }
 
 #[cfg(test)]
@@ -101,8 +101,8 @@ mod tests {
         assert_eq!(read(Value::Nil), Some(Vec::new()));
         let older = Value::Array(vec![bulk("waiters"), Value::Int(1)]);
         assert_eq!(read(older), None);
-        let told = [None, Some(Vec::new()), Some(vec![ben.clone()])];
-        assert_eq!(longest(told.into_iter()), Some(vec![ben]));
+        let queues = [None, Some(Vec::new()), Some(vec![ben.clone()])];
+        assert_eq!(longest(queues.into_iter()), Some(vec![ben]));
         assert_eq!(longest([None].into_iter()), None);
     }
 }

@@ -33,7 +33,7 @@ pub struct Rounds {
     interval: Duration,
     is_cluster: bool,
     watch: Watch,
-    told: watch::Sender<u64>,
+    finished: watch::Sender<u64>,
     members: Vec<Member>,
     names: Vec<String>,
     looked_up: Option<Moment>,
@@ -48,14 +48,14 @@ impl Rounds {
         interval: Duration,
         is_cluster: bool,
         watch: Watch,
-        told: watch::Sender<u64>,
+        finished: watch::Sender<u64>,
     ) -> Self {
         Self {
             place,
             interval,
             is_cluster,
             watch,
-            told,
+            finished,
             members: Vec::new(),
             names: Vec::new(),
             looked_up: None,
@@ -76,7 +76,7 @@ impl Rounds {
             seen.rounds += 1;
             seen.updated = Moment::now();
             // It fails if no view listens, which is not an error.
-            self.told.send_replace(seen.rounds);
+            self.finished.send_replace(seen.rounds);
         }
     }
 
@@ -202,18 +202,18 @@ impl Rounds {
                 asked.push((place, tokio::spawn(ask)));
             }
         }
-        let mut told: BTreeMap<usize, Statuses> = BTreeMap::new();
+        let mut replies: BTreeMap<usize, Statuses> = BTreeMap::new();
         for (place, asked) in asked {
             let Ok(Some(answer)) = asked.await else {
                 continue;
             };
             match answer.result {
-                Ok(statuses) => drop(told.insert(place, statuses)),
+                Ok(statuses) => drop(replies.insert(place, statuses)),
                 Err(verdict) => self.watch.seen().nodes[place].set_verdict(Some(verdict)),
             }
         }
         self.judge_nodes();
-        self.combine(&looks, told);
+        self.combine(&looks, replies);
     }
 
     /// Queries the queues of the locks that have a view of their own.
@@ -233,15 +233,15 @@ impl Rounds {
                 asked.push((ids, tokio::spawn(ask)));
             }
         }
-        let mut told: BTreeMap<u64, Vec<Option<Vec<Waiter>>>> = BTreeMap::new();
+        let mut queues: BTreeMap<u64, Vec<Option<Vec<Waiter>>>> = BTreeMap::new();
         for (ids, asked) in asked {
             for (id, queue) in ids.into_iter().zip(asked.await.unwrap_or_default()) {
-                told.entry(id).or_default().push(queue);
+                queues.entry(id).or_default().push(queue);
             }
         }
         let mut seen = self.watch.seen();
-        for (id, queues) in told {
-            let waiters = queue::longest(queues.into_iter());
+        for (id, replies) in queues {
+            let waiters = queue::longest(replies.into_iter());
             let queue = Queue {
                 seen: Moment::now(),
                 waiters,
@@ -264,10 +264,10 @@ impl Rounds {
     }
 
     /// Combines the replies of the nodes about each lock.
-    fn combine(&self, looks: &Looks, told: BTreeMap<usize, Statuses>) {
+    fn combine(&self, looks: &Looks, replies: BTreeMap<usize, Statuses>) {
         let mut seen = self.watch.seen();
         let now = seen.now();
-        let mut told: BTreeMap<usize, _> = told
+        let mut replies: BTreeMap<usize, _> = replies
             .into_iter()
             .map(|(place, statuses)| (place, statuses.into_iter()))
             .collect();
@@ -277,7 +277,7 @@ impl Rounds {
                 if self.is_cluster && place != *listed_by {
                     continue;
                 }
-                let status = told.get_mut(&place).and_then(Iterator::next);
+                let status = replies.get_mut(&place).and_then(Iterator::next);
                 let node = &seen.nodes[place];
                 let silent = || Err(node.verdict.clone().unwrap_or(Verdict::NotAsked));
                 let result: Result<Option<LockStatus>, Verdict> = status.unwrap_or_else(silent);

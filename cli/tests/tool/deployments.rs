@@ -7,7 +7,7 @@ use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
 use serde_json::Value;
 
 use crate::serve::{Serving, json};
-use crate::tool::{Json, NODE_TIMEOUT, redlock};
+use crate::tool::{Json, NODE_TIMEOUT, redlock, sentinel_url};
 
 fn ask(url: &str, words: &[&str]) -> Outcome {
     let mut command = redlock(&[]);
@@ -77,10 +77,7 @@ fn is_shown(url: &str, serving: &Serving, key: &str) {
 #[test]
 fn top_and_the_page_follow_the_master_behind_sentinel() {
     let mut deployment = Deployment::start(&Server::options());
-    let url = format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        deployment.sentinels[0].port()
-    );
+    let url = sentinel_url(&deployment.sentinels[0]);
     let serving = Serving::start(&[], &["--node", &url]);
     let take = |key| {
         ask(
@@ -150,7 +147,7 @@ fn a_master_behind_sentinel() {
     assert_eq!(other.code, Some(69), "{other:?}");
 }
 
-/// A lock that ends before its release does: the exit code tells.
+/// A lock that ended before its release is reported in the exit code.
 #[test]
 fn a_lock_that_was_lost_in_a_cluster() {
     let cluster = Cluster::start(MASTERS, 0, &Server::options());

@@ -2,11 +2,11 @@
 
 use redislock_testkit::cluster::{Cluster, node_options};
 use redislock_testkit::process::{Outcome, outcome};
-use redislock_testkit::sentinel::{Deployment, NAME, watch};
-use redislock_testkit::{Server, Value, wait_until};
+use redislock_testkit::sentinel::{Deployment, watch};
+use redislock_testkit::{Options, Server, Value, wait_until};
 
 use crate::masters;
-use crate::tool::{Json, redlock};
+use crate::tool::{Json, redlock, sentinel_url};
 
 /// Settings under which a node has no problem; it grants soon after its start.
 pub const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
@@ -30,10 +30,29 @@ pub fn urls(servers: &[Server]) -> Vec<String> {
 /// A server that grants locks.
 pub fn sound() -> Server {
     let server = Server::with(SOUND);
+    wait_until_it_grants(&server);
+    server
+}
+
+pub fn wait_until_it_grants(server: &Server) {
     wait_until("the quarantine is over", || {
         server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
     });
-    server
+}
+
+/// Settings under which a master with replicas has no problem.
+fn with_replicas() -> Options {
+    Server::options()
+        .configs(SOUND)
+        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"])
+}
+
+/// A master that grants locks, with its replicas and Sentinels, and its URL.
+fn sound_deployment() -> (Deployment, [String; 1]) {
+    let deployment = Deployment::start(&with_replicas());
+    wait_until_it_grants(&deployment.master);
+    let url = [sentinel_url(&deployment.sentinels[0])];
+    (deployment, url)
 }
 
 /// Check and severity of each finding; notes are left out.
@@ -225,10 +244,7 @@ fn missing_permissions_are_named() {
 fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
     let master = sound();
     let sentinel = watch(master.port());
-    let url = [format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        sentinel.port()
-    )];
+    let url = [sentinel_url(&sentinel)];
     found(
         &url,
         &[],
@@ -239,18 +255,7 @@ fn behind_sentinel_a_master_needs_replicas_and_min_replicas() {
 
 #[test]
 fn a_replica_with_other_settings_is_found_before_it_takes_over() {
-    let options = Server::options()
-        .configs(SOUND)
-        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
-    let deployment = Deployment::start(&options);
-    let url = [format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        deployment.sentinels[0].port()
-    )];
-    wait_until("the master grants", || {
-        let node: Value = deployment.master.run(&["LOCK.NODE"]);
-        node.number("quarantine") == 0
-    });
+    let (deployment, url) = sound_deployment();
     found(&url, &[], 0, &[]);
     let replica = &deployment.replicas[0];
     let _: () = replica.run(&["CONFIG", "SET", "min-replicas-to-write", "0"]);
@@ -261,21 +266,10 @@ fn a_replica_with_other_settings_is_found_before_it_takes_over() {
 
 #[test]
 fn a_replica_whose_settings_cannot_be_read_is_named() {
-    let options = Server::options()
-        .configs(SOUND)
-        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
-    let deployment = Deployment::start(&options);
-    wait_until("the master grants", || {
-        let node: Value = deployment.master.run(&["LOCK.NODE"]);
-        node.number("quarantine") == 0
-    });
+    let (deployment, url) = sound_deployment();
     let replica = &deployment.replicas[0];
     let rule = ["ACL", "SETUSER", "default", "-config|get"];
     let _: () = replica.run(&rule);
-    let url = [format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        deployment.sentinels[0].port()
-    )];
     let ended = found(&url, &[], 0, &[]);
     let note = format!(
         "CONFIG GET cannot be run on its replica 127.0.0.1:{}",
@@ -289,9 +283,7 @@ fn a_replica_whose_settings_cannot_be_read_is_named() {
 
 #[test]
 fn in_a_cluster_that_may_move_replicas_every_such_node_is_named() {
-    let options = Server::options()
-        .configs(SOUND)
-        .configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"]);
+    let options = with_replicas();
     let nodes = || node_options(&options).start();
     let cluster = Cluster::form(1, vec![nodes(), nodes()]);
     let [master, replica] = &cluster.nodes[..] else {
@@ -315,7 +307,7 @@ fn in_a_cluster_that_may_move_replicas_every_such_node_is_named() {
     );
     let _: () = replica.run(&fix);
     found(&url, &[], 0, &[]);
-    // Without the permission it is told that this is not checked.
+    // Without the permission it is reported that this is not checked.
     for server in [master, replica] {
         let _: () = server.run(&["ACL", "SETUSER", "default", "-config|get"]);
     }
@@ -351,7 +343,7 @@ fn nodes_of_a_cluster_that_are_listed_as_masters_are_reported() {
 }
 
 #[test]
-fn servers_without_any_settings_are_told_what_is_at_stake() {
+fn servers_without_any_settings_get_the_risk_explained() {
     let servers = masters::<1>();
     let ended = ask(&urls(&servers), &[]);
     assert_eq!(ended.code, Some(2), "{ended:?}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 use redislock_testkit::cluster::node_options;
 use redislock_testkit::{Proxy, Server, SteppedServer, Value, wait_until};
 
-use crate::doctor::{SOUND, ask, found, sound, urls};
+use crate::doctor::{SOUND, ask, found, sound, urls, wait_until_it_grants};
 
 #[test]
 fn a_server_that_refuses_requests_is_reported_with_its_error() {
@@ -20,15 +20,13 @@ fn a_server_that_refuses_requests_is_reported_with_its_error() {
     set("maxmemory", "0");
     set("min-replicas-to-write", "1");
     let nodes = urls(&servers);
-    wait_until("too few replicas are told", || {
+    wait_until("too few replicas are reported", || {
         let ended = ask(&nodes, &["--json"]);
-        let told = ["NOREPLICAS", "too few replicas"];
-        ended.code != Some(0) && told.iter().any(|text| ended.out.contains(text))
+        let expected = ["NOREPLICAS", "too few replicas"];
+        ended.code != Some(0) && expected.iter().any(|text| ended.out.contains(text))
     });
     set("min-replicas-to-write", "0");
-    wait_until("it grants again", || {
-        servers[0].run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
-    });
+    wait_until_it_grants(&servers[0]);
     found(&nodes, &[], 0, &[]);
     let _: () = servers[0].run(&["CLIENT", "PAUSE", "600000", "WRITE"]);
     let ended = found(&nodes, &[], 2, &refused);
@@ -65,9 +63,7 @@ fn a_server_that_is_nearly_full_is_reported() {
 #[test]
 fn a_server_that_cannot_save_is_reported() {
     let server = Server::with([SOUND[0], SOUND[1], "save 3600 1"]);
-    wait_until("the quarantine is over", || {
-        server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
-    });
+    wait_until_it_grants(&server);
     // A folder is in the way of the file.
     let names: Vec<String> = server.run(&["CONFIG", "GET", "dbfilename"]);
     let in_the_way = server.folder().join(&names[1]);
@@ -110,9 +106,7 @@ fn locks_that_were_evicted_are_reported_until_the_server_is_restarted() {
 #[test]
 fn too_few_connections_are_reported() {
     let server = Server::with([SOUND[0], "lock.max-waiters 100", "maxclients 60"]);
-    wait_until("the quarantine is over", || {
-        server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
-    });
+    wait_until_it_grants(&server);
     let ended = found(&[server.url()], &[], 0, &[]);
     let note = "maxclients 60 leaves no connections beside lock.max-waiters 100";
     assert!(ended.out.contains(note), "{ended:?}");
@@ -127,10 +121,7 @@ fn too_few_connections_are_reported() {
 #[test]
 fn a_clock_that_was_set_back_is_reported() {
     let stepped = SteppedServer::start(Server::options().configs(SOUND));
-    wait_until("the quarantine is over", || {
-        let node: Value = stepped.server.run(&["LOCK.NODE"]);
-        node.number("quarantine") == 0
-    });
+    wait_until_it_grants(&stepped.server);
     let _: u64 = stepped.server.run(&["LOCK.ACQUIRE", "job", "me", "100"]);
     stepped.step(-60);
     let nodes = [stepped.server.url()];
@@ -153,9 +144,9 @@ fn versions_that_differ_and_slow_replies_are_reported() {
     let ended = ask(&nodes, &["--json"]);
     let kind = third.kind();
     if !kind.valkey && kind.major == 7 {
-        let told = ["server-version", "is older than the module supports"];
+        let expected = ["server-version", "is older than the module supports"];
         assert!(
-            told.iter().all(|text| ended.out.contains(text)),
+            expected.iter().all(|text| ended.out.contains(text)),
             "{ended:?}"
         );
     }
@@ -172,7 +163,7 @@ fn versions_that_differ_and_slow_replies_are_reported() {
 fn a_password_in_plaintext_is_reported() {
     let server = sound();
     let _: () = server.run(&["ACL", "SETUSER", "app", "on", ">pw", "~*", "+@all"]);
-    // A name that leads to this host, but does not tell so.
+    // A name that leads to this host, but does not say so.
     let url = format!("redis://app:pw@127.1:{}", server.port());
     let ended = found(&[url], &[], 1, &[("tls", "warning")]);
     assert!(!ended.out.contains("app:pw"), "{ended:?}");
@@ -181,7 +172,7 @@ fn a_password_in_plaintext_is_reported() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_password_in_plaintext_to_nodes_that_a_cluster_names_is_reported() {
-    // The URL names this host, but the nodes of the cluster are elsewhere, as far as one can tell.
+    // The URL names this host, but the nodes of the cluster are elsewhere, by their names.
     let options = Server::options()
         .configs(SOUND)
         .config("cluster-announce-ip 127.1");

@@ -9,13 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use redislock_testkit::cluster::node_options;
 use redislock_testkit::process::{Outcome, Running, outcome};
-use redislock_testkit::sentinel::{Deployment, NAME, watch};
+use redislock_testkit::sentinel::{Deployment, watch};
 use redislock_testkit::tls::Certificate;
 use redislock_testkit::{Server, free_port, wait_patiently, wait_until};
 use rustix::process::Signal;
 
 use crate::masters;
-use crate::tool::{NODE_TIMEOUT, redlock};
+use crate::tool::{NODE_TIMEOUT, logged, redlock, sentinel_url};
 
 /// An exporter on a free port, ended when dropped.
 pub struct Exporter {
@@ -43,17 +43,9 @@ impl Exporter {
         command.args(["exporter", "--listen", "127.0.0.1:0"]);
         command.stderr(std::fs::File::create(&log).unwrap());
         let running = Running::start(command);
-        let mut address = String::new();
-        wait_until("the exporter listens", || {
-            let text = std::fs::read_to_string(&log).unwrap();
-            let told = text.split("http://").nth(1);
-            let told = told.and_then(|rest| rest.split_once("/metrics\n"));
-            address = told.map_or("", |(address, _)| address).to_owned();
-            !address.is_empty()
-        });
         Self {
             running,
-            address,
+            address: logged(&log, "http://", "/metrics\n"),
             log,
             _folder: folder,
         }
@@ -372,7 +364,7 @@ fn nodes_of_different_versions_are_reported_by_exporter_and_doctor() {
 }
 
 #[test]
-fn a_user_without_permissions_is_told_what_it_needs() {
+fn missing_permissions_of_a_user_are_named() {
     let [server] = masters::<1>();
     let user = |rules: &[&str]| {
         let reset = ["ACL", "SETUSER", "watcher", "reset", "on", ">pw"];
@@ -413,10 +405,7 @@ fn a_user_without_permissions_is_told_what_it_needs() {
 fn a_master_behind_sentinel_and_a_cluster_are_served() {
     let [master] = masters::<1>();
     let sentinel = watch(master.port());
-    let exporter = Exporter::start(&format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        sentinel.port()
-    ));
+    let exporter = Exporter::start(&sentinel_url(&sentinel));
     let page = exporter.scrape();
     assert_eq!(page.value("redislock_quorum"), Some(1.0));
     assert_eq!(
@@ -462,10 +451,7 @@ fn nodes_are_read_over_tls() {
 #[test]
 fn a_failover_of_sentinel_is_followed() {
     let mut deployment = Deployment::start(&Server::options());
-    let exporter = Exporter::start(&format!(
-        "redis+sentinel://127.0.0.1:{}/{NAME}",
-        deployment.sentinels[0].port()
-    ));
+    let exporter = Exporter::start(&sentinel_url(&deployment.sentinels[0]));
     let grants = || exporter.scrape().value("redislock_nodes_granting");
     assert_eq!(grants(), Some(1.0));
     deployment.master.kill();

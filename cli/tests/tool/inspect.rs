@@ -242,9 +242,9 @@ fn the_exit_code_of_status_check_shows_whether_the_lock_is_free() {
     let check = |servers: &[Server]| {
         let quiet = ask(servers, &["status", "--check", "-q", "job"]);
         assert_eq!(quiet.out, "", "{quiet:?}");
-        let told = ask(servers, &["status", "job", "--check"]);
-        assert_eq!(told.code, quiet.code);
-        (quiet.code, told.out)
+        let verbose = ask(servers, &["status", "job", "--check"]);
+        assert_eq!(verbose.code, quiet.code);
+        (quiet.code, verbose.out)
     };
     assert_eq!(check(&servers), (Some(0), "job: free\n".to_owned()));
     let _: u64 = servers[0].run(&["LOCK.ACQUIRE", "job", "t", "60000"]);

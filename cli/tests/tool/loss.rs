@@ -77,17 +77,17 @@ fn a_command_that_handles_sigterm_can_clean_up_and_its_children_end_with_it() {
 fn a_command_that_got_sigterm_is_killed_even_if_the_masters_reply_again() {
     let servers = masters::<3>();
     let folder = tempfile::tempdir().unwrap();
-    let (ready, told) = (folder.path().join("ready"), folder.path().join("told"));
+    let (ready, signalled) = (folder.path().join("ready"), folder.path().join("signalled"));
     let script = format!(
         "trap 'echo yes > {}' TERM; echo $$ > {}; while :; do sleep 0.05; done",
-        told.display(),
+        signalled.display(),
         ready.display()
     );
     let options = ["--ttl", "6s", "--grace", "2s"];
     let running = Running::start(run(&servers, "job", &options, &script));
     let command: i32 = written(&ready).parse().unwrap();
     servers[..2].iter().for_each(Server::pause);
-    written(&told);
+    written(&signalled);
     servers[..2].iter().for_each(Server::resume);
     let ended = running.end();
     assert_eq!(ended.code, Some(70), "{ended:?}");

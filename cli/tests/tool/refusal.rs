@@ -1,5 +1,5 @@
 //! Servers that refuse new locks, whatever the module would decide: `nodes`, `doctor`, `exporter`,
-//! `top` and the page tell it.
+//! `top` and the page report it.
 
 use redislock_testkit::cluster::Cluster;
 use redislock_testkit::process::outcome;
@@ -41,7 +41,7 @@ impl Watched {
 
     /// The first node refuses for this reason, and everything says so.
     #[track_caller]
-    fn all_tell(&self, reason: &str, text: &str) {
+    fn all_report(&self, reason: &str, text: &str) {
         let nodes = self.ask(&["nodes"]);
         assert_eq!(nodes.code, Some(69), "{nodes:?}");
         assert!(nodes.out.contains(text), "{nodes:?}");
@@ -60,7 +60,7 @@ impl Watched {
         let top = self.ask(&["top", "--once"]);
         let cut = text.get(..38).unwrap_or(text);
         assert!(top.out.contains(cut), "{top:?}");
-        wait_until("the page tells it", || {
+        wait_until("the page reports it", || {
             let node = json(&self.page.get("/api/nodes", "").1)["nodes"][0].clone();
             node["level"] == "bad" && node["state"].as_str().is_some_and(|state| state == text)
         });
@@ -86,25 +86,25 @@ impl Watched {
 }
 
 #[test]
-fn each_refusal_of_a_server_is_told_by_every_tool() {
+fn each_refusal_of_a_server_is_reported_by_every_tool() {
     let watched = Watched::start();
     watched.all_is_well();
     watched.set("maxmemory", "1");
     let text = "refuses new locks: OOM, out of memory";
-    watched.all_tell("memory", text);
+    watched.all_report("memory", text);
     watched.set("maxmemory", "0");
     watched.all_is_well();
 
     watched.set("min-replicas-to-write", "1");
     let text = "refuses changes: NOREPLICAS, too few replicas";
-    watched.all_tell("replicas", text);
+    watched.all_report("replicas", text);
     watched.set("min-replicas-to-write", "0");
     watched.all_is_well();
 
     let first = &watched.servers[0];
     let _: () = first.run(&["CLIENT", "PAUSE", "600000", "WRITE"]);
     let text = "delays changes: writes are paused";
-    watched.all_tell("paused", text);
+    watched.all_report("paused", text);
     let _: () = first.run(&["CLIENT", "UNPAUSE"]);
     watched.all_is_well();
 
@@ -117,11 +117,11 @@ fn each_refusal_of_a_server_is_told_by_every_tool() {
         info.contains("rdb_last_bgsave_status:err")
     });
     let text = "refuses changes: MISCONF, disk errors";
-    watched.all_tell("disk", text);
+    watched.all_report("disk", text);
 }
 
 #[test]
-fn a_cluster_that_is_down_is_told() {
+fn a_cluster_that_is_down_is_reported() {
     let cluster = Cluster::start(1, 0, &Server::options());
     let node = &cluster.nodes[0];
     let _: () = node.run(&["CLUSTER", "DELSLOTS", "0"]);

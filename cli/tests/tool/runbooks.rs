@@ -5,11 +5,12 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use redislock_testkit::process::Running;
-use redislock_testkit::sentinel::{Deployment, NAME};
-use redislock_testkit::{Server, SteppedServer, Value, info_field, wait_patiently, wait_until};
+use redislock_testkit::sentinel::Deployment;
+use redislock_testkit::{Server, SteppedServer, info_field, wait_patiently, wait_until};
 
+use crate::doctor::{SOUND, wait_until_it_grants};
 use crate::masters;
-use crate::tool::{NODE_TIMEOUT, holder, redlock};
+use crate::tool::{NODE_TIMEOUT, holder, redlock, sentinel_url};
 
 const PAGE: &str = include_str!("../../../docs/OPERATIONS.md");
 
@@ -141,16 +142,8 @@ fn a_stuck_lock() {
 /// Three nodes without any other problem.
 fn sound() -> [Server; 3] {
     let servers = Server::options().configs(SOUND).start_many();
-    servers.iter().for_each(wait_for_the_end_of_the_quarantine);
+    servers.iter().for_each(wait_until_it_grants);
     servers
-}
-
-const SOUND: [&str; 2] = ["lock.quarantine 300", "lock.max-waiters 100"];
-
-fn wait_for_the_end_of_the_quarantine(server: &Server) {
-    wait_until("the quarantine is over", || {
-        server.run::<Value>(&["LOCK.NODE"]).number("quarantine") == 0
-    });
 }
 
 #[test]
@@ -199,8 +192,8 @@ fn clock_trouble() {
     let ahead = SteppedServer::start_ahead(options(), Duration::from_secs(2));
     let behind = SteppedServer::start(options());
     behind.step(-1);
-    wait_for_the_end_of_the_quarantine(&ahead.server);
-    wait_for_the_end_of_the_quarantine(&behind.server);
+    wait_until_it_grants(&ahead.server);
+    wait_until_it_grants(&behind.server);
     let servers = [behind.server, ahead.server, third];
     prints_as_written(doctor, &servers);
 }
@@ -215,9 +208,9 @@ fn a_failover_drill() {
         "min-replicas-max-lag 1",
     ]);
     let deployment = Deployment::start(&options);
-    wait_for_the_end_of_the_quarantine(&deployment.master);
+    wait_until_it_grants(&deployment.master);
     let sentinel = deployment.sentinels[0].port();
-    let nodes = format!("redis+sentinel://127.0.0.1:{sentinel}/{NAME}");
+    let nodes = sentinel_url(&deployment.sentinels[0]);
     let here = |command: &str| {
         let command = command.replace("-h 10.0.0.1 -p 26379", &format!("-p {sentinel}"));
         let mut shell = shell(&command.replace("--ttl 30s", "--ttl 10s"), &nodes);
@@ -235,7 +228,7 @@ fn a_failover_drill() {
         panic!("{blocks:?}")
     };
     agrees(sound);
-    let [(hold, told)] = commands(hold)[..] else {
+    let [(hold, message)] = commands(hold)[..] else {
         panic!("{hold}")
     };
     let mut holder = Running::start(here(hold));
@@ -262,11 +255,11 @@ fn a_failover_drill() {
          (master locks of Sentinel #:#: unreachable: timed out)";
     let ended = normal(&ended.out, &[]);
     assert!(
-        ended == normal(told, &[]) || ended == [silence],
+        ended == normal(message, &[]) || ended == [silence],
         "{ended:?}"
     );
     deployment.master.resume();
-    wait_for_the_end_of_the_quarantine(replica);
+    wait_until_it_grants(replica);
     agrees(granted);
 }
 
@@ -299,6 +292,6 @@ fn a_full_disk() {
     };
     let [_, second, third] = sound();
     let servers = [with_a_full_disk(), second, third];
-    wait_for_the_end_of_the_quarantine(&servers[0]);
+    wait_until_it_grants(&servers[0]);
     prints_as_written(full, &servers);
 }

@@ -10,7 +10,7 @@ use redislock_testkit::{Server, wait_until};
 use serde_json::Value;
 
 use crate::masters;
-use crate::tool::{NODE_TIMEOUT, redlock};
+use crate::tool::{NODE_TIMEOUT, logged, redlock};
 
 /// A page on a free port, ended when dropped.
 pub struct Serving {
@@ -34,17 +34,9 @@ impl Serving {
         }
         command.stderr(std::fs::File::create(&log).unwrap());
         let running = Running::start(command);
-        let mut url = String::new();
-        wait_until("the page is served", || {
-            let text = std::fs::read_to_string(&log).unwrap();
-            let told = text.split("serving ").nth(1);
-            let told = told.and_then(|rest| rest.split_once("/\n"));
-            url = told.map_or("", |(url, _)| url).to_owned();
-            !url.is_empty()
-        });
         Self {
             running,
-            url,
+            url: logged(&log, "serving ", "/\n"),
             log,
             _folder: folder,
         }

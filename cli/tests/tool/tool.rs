@@ -1,9 +1,11 @@
 //! How the tool is started, and what its output says.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 
-use redislock_testkit::Server;
 use redislock_testkit::process::{Outcome, Running, written};
+use redislock_testkit::sentinel::NAME;
+use redislock_testkit::{Server, wait_until};
 use serde_json::Value;
 
 /// How long a node may take to reply where a test is not about that: a busy machine is slow.
@@ -33,6 +35,11 @@ pub fn run(servers: &[Server], key: &str, options: &[&str], script: &str) -> Com
     command
 }
 
+/// The URL of the master that the Sentinel watches.
+pub fn sentinel_url(sentinel: &Server) -> String {
+    format!("redis+sentinel://127.0.0.1:{}/{NAME}", sentinel.port())
+}
+
 /// A tool that holds the lock until it is dropped: then it is killed, and its lease must end.
 pub fn holder(servers: &[Server], key: &str, options: &[&str]) -> Running {
     let folder = tempfile::tempdir().unwrap();
@@ -41,6 +48,20 @@ pub fn holder(servers: &[Server], key: &str, options: &[&str]) -> Running {
     let running = Running::start(run(servers, key, options, &script));
     written(&started);
     running
+}
+
+/// What a tool has written to its log between these texts; waits until it is there.
+pub fn logged(log: &Path, before: &str, after: &str) -> String {
+    let mut found = None;
+    wait_until("the tool is ready", || {
+        let text = std::fs::read_to_string(log).unwrap();
+        let rest = text.split_once(before).map(|(_, rest)| rest);
+        found = rest
+            .and_then(|rest| rest.split_once(after))
+            .map(|(between, _)| between.to_owned());
+        found.is_some()
+    });
+    found.unwrap()
 }
 
 /// What the tool printed as JSON.

@@ -161,7 +161,7 @@ impl Claims {
     }
 
     /// Writes that overwrote what they had not read, and writes that a resource accepted after it
-    /// had accepted a higher fence: each write adds one, so the values tell their order.
+    /// had accepted a higher fence: each write adds one, so the values show their order.
     fn lost_updates(&self, lock: &str) -> Vec<Found> {
         let mut accepted: Vec<(u64, &Write)> = self
             .writes
