@@ -393,6 +393,21 @@ fn a_key_that_very_many_wait_for_is_looked_at_once_when_all_keys_are() {
     assert!(seen < 1000, "{seen} holders");
 }
 
+/// So many owners release their permits, and a waiter gets each of them, without a look at very
+/// many holders.
+#[track_caller]
+fn pass_on_permits(node: &mut Node, permits: usize) {
+    let seen = node.table.holders_seen();
+    for n in 0..permits {
+        node.let_go(&format!("owner-{n}"), "k");
+        let granted = node.granted();
+        assert_eq!(granted.len(), 1);
+        node.table.delivered(granted[0]);
+    }
+    let seen = node.table.holders_seen() - seen;
+    assert!(seen < 100, "{seen} holders");
+}
+
 /// Nobody who waits for the semaphore waits for another key: its holders have nobody to go past,
 /// though all of them wait.
 #[test]
@@ -411,15 +426,8 @@ fn a_permit_is_passed_on_without_a_look_at_holders_that_wait_elsewhere() {
     }
     node.wait("several", "ab");
     node.take();
-    let (seen, steps) = (node.table.holders_seen(), node.table.deadlock_steps());
-    for n in 0..10 {
-        node.let_go(&format!("owner-{n}"), "k");
-        let granted = node.granted();
-        assert_eq!(granted.len(), 1);
-        node.table.delivered(granted[0]);
-    }
-    let seen = node.table.holders_seen() - seen;
-    assert!(seen < 100, "{seen} holders");
+    let steps = node.table.deadlock_steps();
+    pass_on_permits(&mut node, 10);
     let steps = node.table.deadlock_steps() - steps;
     assert!(steps < 100, "{steps} steps");
 }
@@ -466,13 +474,5 @@ fn a_permit_of_a_large_semaphore_is_passed_on_without_a_look_at_each_holder() {
     node.hold("holder", "a");
     node.wait("several", "ab");
     node.take();
-    let seen = node.table.holders_seen();
-    for n in 0..100 {
-        node.let_go(&format!("owner-{n}"), "k");
-        let granted = node.granted();
-        assert_eq!(granted.len(), 1);
-        node.table.delivered(granted[0]);
-    }
-    let seen = node.table.holders_seen() - seen;
-    assert!(seen < 100, "{seen} holders");
+    pass_on_permits(&mut node, 100);
 }
