@@ -10,14 +10,14 @@ use tracing::Instrument;
 use crate::attempt::{Attempt, Outcome};
 use crate::client::{Client, Event};
 use crate::command::{self, SHORTEST, Spec, Token};
-use crate::error::{Error, Reports, Verdict};
+use crate::error::{Error, Verdict};
 use crate::fleet::Fleet;
 use crate::hold::Hold;
 use crate::host::{Moment, pauses};
 use crate::link::Own;
 use crate::node::Node;
 use crate::quorum::is_shortage;
-use crate::reply::{Reply, left_of_hold, value_of};
+use crate::reply::{Reply, value_of};
 use crate::round::{Question, Round};
 
 /// The pause after the first attempt that failed because of the nodes …
@@ -97,9 +97,6 @@ pub(crate) async fn enter_again(
         };
         let entered = tokio::time::timeout(patience, entering).await;
         match entered.map_err(timed_out).flatten() {
-            Err(Error::NoQuorum { lock, nodes }) if is_refused(&nodes) => {
-                return Err(Error::Refused { lock, nodes });
-            }
             Err(Error::NoQuorum { nodes, .. }) if may_wait && !is_over(deadline) => {
                 let verdicts = nodes.iter().map(|node| node.verdict.clone());
                 let hint = retry_in(&verdicts.collect::<Vec<_>>());
@@ -110,14 +107,6 @@ pub(crate) async fn enter_again(
             entered => return entered,
         }
     }
-}
-
-/// Whether no retry can help a re-entry. The last extension before the latest end of a hold is
-/// refused, too, but the next one asks for less.
-fn is_refused(nodes: &Reports) -> bool {
-    let is_final = |verdict: &Verdict| verdict.is_final() && left_of_hold(verdict).is_none();
-    let refused = nodes.iter().filter(|node| is_final(&node.verdict)).count();
-    is_shortage(nodes.0.len() - refused, nodes.0.len())
 }
 
 fn is_over(deadline: Option<Moment>) -> bool {

@@ -192,6 +192,7 @@ impl Attempt {
             } => Some(Outcome::Won { fence, valid_until }),
             // The attempt may have to wait at a node that has not answered yet.
             Decision::Failed if !held.is_empty() && !open.is_empty() => None,
+            Decision::Failed if self.is_unclear(open) => None,
             Decision::Failed => Some(self.failure()),
             Decision::WriteBack { fence, to } => {
                 self.raise(round, fence, to);
@@ -257,18 +258,22 @@ impl Attempt {
         });
     }
 
-    /// Why there is no majority.
-    fn failure(&self) -> Outcome {
-        let nodes = self.verdicts.len();
-        let count = |wanted: fn(&Verdict) -> bool| {
-            let verdicts = self.verdicts.iter();
-            verdicts.filter(|verdict| wanted(verdict)).count()
-        };
-        if is_shortage(nodes - count(Verdict::is_final), nodes) {
-            return Outcome::Refused;
-        }
-        // Nodes whose answers were not needed count as nodes that answer.
-        let answered = count(|verdict| {
+    /// Whether the open answers decide if the lock is busy or too few nodes answer.
+    fn is_unclear(&self, open: NodeSet) -> bool {
+        let pending = open.iter().map(|place| &self.verdicts[place]);
+        let pending = pending.filter(|verdict| **verdict == Verdict::NotAsked);
+        let without = self.answered() - pending.count();
+        self.failure() == Outcome::Busy && is_shortage(without, self.verdicts.len())
+    }
+
+    fn how_many(&self, wanted: fn(&Verdict) -> bool) -> usize {
+        let verdicts = self.verdicts.iter();
+        verdicts.filter(|verdict| wanted(verdict)).count()
+    }
+
+    /// The number of nodes that answer. Nodes whose answers were not needed count, too.
+    fn answered(&self) -> usize {
+        self.how_many(|verdict| {
             matches!(
                 verdict,
                 Verdict::Held { .. }
@@ -276,9 +281,17 @@ impl Attempt {
                     | Verdict::NotHeld
                     | Verdict::NotAsked
             )
-        });
-        let held = count(|verdict| matches!(verdict, Verdict::Held { .. }));
-        if held > 0 && !is_shortage(answered, nodes) {
+        })
+    }
+
+    /// Why there is no majority.
+    fn failure(&self) -> Outcome {
+        let nodes = self.verdicts.len();
+        if is_shortage(nodes - self.how_many(Verdict::is_final), nodes) {
+            return Outcome::Refused;
+        }
+        let held = self.how_many(|verdict| matches!(verdict, Verdict::Held { .. }));
+        if held > 0 && !is_shortage(self.answered(), nodes) {
             Outcome::Busy
         } else {
             Outcome::NoQuorum

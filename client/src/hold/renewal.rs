@@ -9,7 +9,7 @@ use tracing::Instrument;
 
 use super::{Hold, State};
 use crate::command::{self, Request, SHORTEST, Spec, Token, Wait, check_ttl};
-use crate::error::{Error, Loss, Reports, Verdict};
+use crate::error::{Error, Loss, NodeReport, Reports, Verdict};
 use crate::host::{Background, Moment, locked};
 use crate::keeper::Kept;
 use crate::quorum::{NodeSet, is_shortage, lease_end, lease_for};
@@ -95,7 +95,16 @@ impl Hold {
     /// agrees, validity counts from when the request was sent.
     async fn renew(self: &Arc<Self>, lease: Duration, ttl: Duration) -> Result<Moment, Error> {
         let span = tracing::debug_span!("renew", lock = %self.spec.name(), fence = self.fence);
-        let renewed = self.ask_all(lease, ttl).instrument(span).await;
+        let asking = async {
+            match self.ask_all(lease, ttl).await {
+                // The nodes have said how much they allow.
+                Err(error) if error.nodes().iter().any(is_limited) => {
+                    self.ask_all(lease, ttl).await
+                }
+                renewed => renewed,
+            }
+        };
+        let renewed = asking.instrument(span).await;
         self.schedule();
         renewed
     }
@@ -269,6 +278,11 @@ impl Kept for Hold {
     }
 }
 
+/// Whether the node allows a shorter extension.
+fn is_limited(node: &NodeReport) -> bool {
+    left_of_hold(&node.verdict).is_some()
+}
+
 /// The requests to extend by these leases. Nodes with the same lease share a request.
 fn extensions(
     spec: &Spec,
@@ -418,7 +432,11 @@ impl<'a> Renewal<'a> {
             state.renew_soon();
             state.reports = Some(reports.clone());
             let nodes = reports;
-            return Err(Error::NoQuorum { lock, nodes });
+            return Err(if self.is_refused() {
+                Error::Refused { lock, nodes }
+            } else {
+                Error::NoQuorum { lock, nodes }
+            });
         }
         drop(state);
         let mut verdicts = self.verdicts.iter();
@@ -433,6 +451,14 @@ impl<'a> Renewal<'a> {
             lock,
             nodes: reports,
         })
+    }
+
+    /// Whether no retry can help: enough nodes refuse even a shorter extension.
+    fn is_refused(&self) -> bool {
+        let is_refusal = |verdict: &&Verdict| verdict.is_final() && left_of_hold(verdict).is_none();
+        let refused = self.verdicts.iter().filter(is_refusal).count();
+        let nodes = self.verdicts.len();
+        is_shortage(nodes - refused, nodes)
     }
 
     /// The nodes that have not confirmed, and for how many renewals in a row.

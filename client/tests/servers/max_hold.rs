@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use redislock_client::{Lock, Redlock, Released};
+use redislock_client::{Lock, Owner, Redlock, Released};
 use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::acquire::{ahead, once_replicas_confirm};
@@ -103,10 +103,26 @@ async fn an_extension_that_the_node_refuses_is_followed_by_a_shorter_one() {
     let guard = lock.acquire().await.unwrap();
     let before = guard.valid_until();
     tokio::time::sleep(TTL / 2).await;
-    let refused = guard.extend().await.unwrap_err();
-    assert!(refused.to_string().contains("lock.max-hold"), "{refused}");
     let extended = guard.extend().await.unwrap();
     assert!(extended > before && extended < before + TTL / 3);
+    assert_eq!(server.calls("lock.extend"), 2);
+}
+
+/// The owner holds the lock, so nothing but the end of the hold may stop it.
+#[tokio::test]
+async fn an_owner_that_tries_once_enters_again_where_the_node_has_the_limit() {
+    let limit = TTL * 4 / 3;
+    let server = Server::with([format!("lock.max-hold {}", limit.as_millis())]);
+    let client = Redlock::connect([server.url()]).await.unwrap();
+    let owner = Owner::new();
+    let lock = client.lock("x").owner(&owner).ttl(TTL).renew(false);
+    let guard = lock.acquire().await.unwrap();
+    tokio::time::sleep(TTL / 2).await;
+    let again = lock.try_acquire().await.unwrap();
+    assert!(again.is_valid());
+    assert_eq!(again.fence(), guard.fence());
+    assert_eq!(again.release().await, Released::StillHeld);
+    assert_eq!(guard.release().await, Released::WasHeld);
 }
 
 /// Each node counts the time of a hold by its own limit; a majority without one can go on.
