@@ -225,7 +225,7 @@ async fn a_master_that_stands_still_does_not_delay_connections_to_the_others() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_master_that_stands_still_is_left_for_the_one_that_takes_over() {
     let cluster = Cluster::start(MASTERS, MASTERS, &options());
-    let client = client_with(&cluster, NODE_TIMEOUT).await;
+    let client = client(&cluster).await;
     let lock = client.lock("job").ttl(LEASE);
     let held = lock.clone().renew(false).acquire().await.unwrap();
     let waiting = tokio::spawn({
@@ -264,6 +264,35 @@ async fn a_master_that_takes_over_again_is_found() {
         })
         .await;
     }
+}
+
+/// A master that is cut off from the others answers LOCK.NODE, and says that the cluster is down.
+/// Nothing but this shows on its connections that another one has taken over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_master_that_is_cut_off_is_left_for_the_one_that_takes_over() {
+    let cluster = Cluster::start(MASTERS, MASTERS, &options());
+    // So patient that no master seems to be silent because the machine is busy: this would show it,
+    // too.
+    let client = client_with(&cluster, Duration::from_secs(5)).await;
+    let lock = client.lock("job").ttl(LONG).wait(LONG);
+    let guard = lock.acquire().await.unwrap();
+    assert_eq!(guard.release().await, Released::WasHeld);
+    let mut old = cluster.nodes[0].connect();
+    // It does not serve alone.
+    old.ok("CONFIG SET cluster-require-full-coverage yes");
+    for other in 1..cluster.nodes.len() {
+        old.ok(&format!("CLUSTER FORGET {}", cluster.id(other)));
+    }
+    let mut new = cluster.nodes[MASTERS].connect();
+    new.ok("CLUSTER FAILOVER TAKEOVER");
+    until("the replica is the master", || cluster.is_master(MASTERS)).await;
+    until("the old one says that the cluster is down", || {
+        old.call("LOCK.NODE").field("refusal").text() == "cluster"
+    })
+    .await;
+    let guard = lock.acquire().await.unwrap();
+    assert!(!cluster.nodes[MASTERS].is_free("job"));
+    assert_eq!(guard.release().await, Released::WasHeld);
 }
 
 /// A server that was removed from the cluster still runs, and is still in the list of nodes. It
