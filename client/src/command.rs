@@ -150,8 +150,8 @@ pub(crate) fn check_ttl(ttl: Duration, node_timeout: Duration) -> Result<(), Err
     )
 }
 
-/// The owner's secret: 122 random bits, new for every attempt and never reused. Whoever has it owns
-/// the hold, so it is sent only to the nodes and never shown.
+/// The owner's secret: 122 random bits, new for every attempt and never reused. A client that
+/// knows it can extend and release the hold, so it is sent only to the nodes and never shown.
 #[derive(Clone, Copy)]
 pub(crate) struct Token([u8; 32]);
 

@@ -228,7 +228,7 @@ impl fmt::Display for Reports {
 pub enum Loss {
     /// The last guard has released it, or was dropped.
     Released,
-    /// The last guard was detached: whoever has its ticket owns the hold.
+    /// The last guard was detached: the hold now belongs to the program that has its ticket.
     Detached,
     /// It was not renewed in time, or renewal is off: its validity is over or about to end.
     Expired {

@@ -176,9 +176,9 @@ impl Guard {
         self.held.clone()
     }
 
-    /// The owner's secret, for `LOCK.GUARD` in your own pipeline or script. Whoever has it owns the
-    /// lock: keep it out of logs. `None` if this guard has several holds, each of which has its
-    /// own.
+    /// The owner's secret, for `LOCK.GUARD` in your own pipeline or script. Anyone who knows it can
+    /// release the lock: keep it out of logs. `None` if this guard has several holds, each of which
+    /// has its own.
     pub fn token(&self) -> Option<&[u8]> {
         match self.held.holds.as_slice() {
             [hold] => Some(hold.token.as_bytes()),

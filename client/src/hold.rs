@@ -261,7 +261,7 @@ impl Hold {
         self.notify_if(self.ending.set(loss));
     }
 
-    /// Notifies whoever waits for the end, and the metrics hook, if this is the first reason.
+    /// Notifies the metrics hook and all tasks that wait for the end, if this is the first reason.
     fn notify_if(&self, first: bool) {
         let Some(loss) = self.ending.loss.get().filter(|_| first) else {
             return;
@@ -309,8 +309,8 @@ impl Hold {
         Some(valid)
     }
 
-    /// Ends the hold in this client without a release, so that whoever has the token owns it. Only
-    /// the last guard can do this.
+    /// Ends the hold in this client without a release: from here on, the holder of the token owns
+    /// it. Only the last guard can do this.
     #[cfg(feature = "observe")]
     pub(crate) fn give_up_token(&self, part: &Part) -> Option<Token> {
         if !self.lock().entries.leave_as_last(part) {

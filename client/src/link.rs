@@ -159,8 +159,9 @@ impl Connection {
         }
     }
 
-    /// How many connections to masters a shared connection of a cluster has opened. It sends a
-    /// request that breaks off again, but only after it has opened another one.
+    /// How many connections to servers the shared connection of a cluster has opened, or begun to
+    /// open. It does so for each connection that breaks, before it repeats a request that was
+    /// pending there (but see [`Node::may_have_repeated`](crate::node::Node::may_have_repeated)).
     pub(crate) fn opened(&self) -> u64 {
         match self {
             #[cfg(feature = "cluster")]

@@ -79,12 +79,13 @@ pub(crate) struct Standing {
 }
 
 /// The connections that a request is sent on. If they have changed when its reply arrives, the
-/// request may have been sent again on another one.
+/// request may have been sent again on another one. [`Node::may_have_repeated`] describes what this
+/// does not show.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub(crate) struct Route {
     /// Which shared connection it is.
     generation: u64,
-    /// How many connections to masters the shared connection of a cluster has opened so far.
+    /// How many connections to servers the shared connection of a cluster has opened so far.
     opened: u64,
 }
 
@@ -317,8 +318,15 @@ impl Node {
     }
 
     /// Whether a request that was sent on this route may have been sent on another one, too. Then
-    /// the reply says nothing about the first request. The shared connection of a cluster sends a
-    /// request again by itself, but only after it has opened another connection.
+    /// the reply says nothing about the first request.
+    ///
+    /// The shared connection of a cluster sends requests again by itself. When a connection breaks,
+    /// redis-rs (1.8) starts to replace it before it repeats the request, and this shows here. Two
+    /// cases may not show: the request is repeated on a connection that was open before, to a
+    /// server that has just taken over the slot, and answered sooner than the replacement begins;
+    /// or all servers answer PING but refuse CLUSTER SLOTS, and redis-rs repeats every pending
+    /// request. In both, only the result of a release is wrong: `WasLost` although the first of the
+    /// two has released the lock.
     pub(crate) fn may_have_repeated(&self, route: Route) -> bool {
         self.route() != route
     }

@@ -17,8 +17,8 @@ use crate::round::Question;
 /// How long the release of a ticket is repeated for a node that cannot be reached.
 const OWED_FOR: Duration = Duration::from_secs(60);
 
-/// Proves the ownership of a hold that nobody renews: whoever has it can extend and release the
-/// hold.
+/// Proves the ownership of a hold that nobody renews. A program that has the ticket can extend and
+/// release the hold.
 #[derive(Clone)]
 pub struct Ticket {
     token: Vec<u8>,

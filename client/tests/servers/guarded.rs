@@ -62,24 +62,26 @@ async fn a_command_whose_connection_breaks_is_not_repeated_in_a_cluster() {
     runs_once_though_its_reply_is_lost(&guard, &cluster.nodes[0], &link).await;
 }
 
-#[tokio::test]
-async fn a_command_follows_the_slot_in_a_cluster() {
+/// A cluster, a guard there, and a command that has run once under it.
+async fn counting_in_a_cluster() -> (Cluster, Guard, redis::Cmd) {
     let cluster = Cluster::start(MASTERS, 0, &options());
     let client = crate::cluster::client(&cluster).await;
     let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
     let add = redis::cmd("INCR").arg("{job}n").to_owned();
     assert_eq!(guard.command::<u64>(&add).await.unwrap(), 1);
+    (cluster, guard, add)
+}
+
+#[tokio::test]
+async fn a_command_follows_the_slot_in_a_cluster() {
+    let (cluster, guard, add) = counting_in_a_cluster().await;
     cluster.move_slot(crate::cluster::JOB, 0, 1);
     assert_eq!(guard.command::<u64>(&add).await.unwrap(), 2);
 }
 
 #[tokio::test]
 async fn a_command_runs_though_the_server_has_closed_an_idle_connection() {
-    let cluster = Cluster::start(MASTERS, 0, &options());
-    let client = crate::cluster::client(&cluster).await;
-    let guard = client.lock("job").ttl(LONG).acquire().await.unwrap();
-    let add = redis::cmd("INCR").arg("{job}n").to_owned();
-    assert_eq!(guard.command::<u64>(&add).await.unwrap(), 1);
+    let (cluster, guard, add) = counting_in_a_cluster().await;
     let master = &cluster.nodes[0];
     let list: String = master.run(&["CLIENT", "LIST", "TYPE", "normal"]);
     let used = list.lines().filter(|line| line.contains("cmd=lock.guard "));

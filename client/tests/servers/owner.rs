@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use redislock_client::{Error, Owner, Released, Verdict};
+use redislock_client::{Error, Guard, Lock, Owner, Redlock, Released, Verdict};
 use redislock_testkit::Server;
 use redislock_testkit::lock::waiters;
 
@@ -269,13 +269,18 @@ async fn after_a_loss_the_release_of_a_part_says_so() {
     assert_eq!(y.release().await, Released::WasLost);
 }
 
+/// A lock with an owner that holds it.
+async fn held(client: &Redlock, ttl: Duration) -> (Lock, Guard) {
+    let lock = client.lock("x").owner(&Owner::new()).ttl(ttl);
+    let guard = lock.acquire().await.unwrap();
+    (lock, guard)
+}
+
 #[tokio::test]
 async fn entering_again_waits_for_the_requested_number_of_replicas() {
     let servers = [Server::start()];
     let client = patient(&servers).await;
-    let owner = Owner::new();
-    let lock = client.lock("x").owner(&owner).ttl(TTL * 6);
-    let outer = lock.acquire().await.unwrap();
+    let (lock, outer) = held(&client, TTL * 6).await;
     let again = lock.clone().replicas(1).acquire().await;
     assert!(
         matches!(again, Err(Error::NotReplicated { .. })),
@@ -290,9 +295,7 @@ async fn entering_again_waits_for_the_requested_number_of_replicas() {
 async fn entering_again_is_repeated_until_the_node_answers() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
-    let owner = Owner::new();
-    let lock = client.lock("x").owner(&owner).ttl(TTL * 40);
-    let outer = lock.acquire().await.unwrap();
+    let (lock, outer) = held(&client, TTL * 40).await;
     servers[0].pause();
     let once = lock.try_acquire().await;
     assert!(matches!(once, Err(Error::NoQuorum { .. })), "{once:?}");
@@ -310,9 +313,7 @@ async fn entering_again_is_repeated_until_the_node_answers() {
 async fn entering_again_respects_the_limit_of_the_wait() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
-    let owner = Owner::new();
-    let lock = client.lock("x").owner(&owner).ttl(TTL * 20);
-    let outer = lock.acquire().await.unwrap();
+    let (lock, outer) = held(&client, TTL * 20).await;
     let again = lock.clone().wait(Duration::ZERO);
     servers[0].pause();
     let (_, _, entered) = tokio::join!(outer.extend(), outer.extend(), again.acquire());
@@ -328,9 +329,7 @@ async fn entering_again_respects_the_limit_of_the_wait() {
 async fn entering_again_with_a_ttl_that_is_refused_fails_at_once_and_the_hold_is_renewed() {
     let servers = [Server::start()];
     let client = connect(&servers).await;
-    let owner = Owner::new();
-    let lock = client.lock("x").owner(&owner).ttl(TTL);
-    let outer = lock.acquire().await.unwrap();
+    let (lock, outer) = held(&client, TTL).await;
     let too_long = lock.clone().ttl(Duration::from_secs(2 * 86_400));
     for entered in [too_long.acquire().await, too_long.try_acquire().await] {
         assert!(matches!(entered, Err(Error::Refused { .. })), "{entered:?}");
