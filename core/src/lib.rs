@@ -16,6 +16,7 @@ pub mod replication_lease;
 pub mod slots;
 pub mod small;
 pub mod stats;
+pub mod steady;
 pub mod table;
 pub mod time;
 pub mod token;

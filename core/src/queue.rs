@@ -5,17 +5,16 @@
 
 mod arrivals;
 
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use arrivals::Arrivals;
-use foldhash::HashMap;
 
 use crate::lock::Terms;
 use crate::slots::LockId;
 use crate::small::{SmallList, SmallSet};
+use crate::steady::SteadyMap;
 use crate::time::MonoTime;
 use crate::token::{Key, Token};
 
@@ -105,84 +104,14 @@ pub struct Left {
     pub owner_waits: bool,
 }
 
-/// The queue of each key with waiters.
-///
-/// A decision uses the same queue several times, so the last one is tried before the key is hashed.
-/// That saves 500 instructions of a hand-over.
-#[derive(Debug, Default)]
-struct ByKey {
-    places: HashMap<Key, u32>,
-    queues: Vec<Option<(Key, Queue)>>,
-    free: Vec<u32>,
-    /// The index of the queue that was used last.
-    last: Cell<u32>,
-}
-
-impl ByKey {
-    fn is_empty(&self) -> bool {
-        self.places.is_empty()
-    }
-
-    #[inline]
-    fn place(&self, key: &Key) -> Option<usize> {
-        let last = self.last.get() as usize;
-        if let Some(Some((its, _))) = self.queues.get(last)
-            && its == key
-        {
-            return Some(last);
-        }
-        if self.is_empty() {
-            return None;
-        }
-        let place = *self.places.get(key)?;
-        self.last.set(place);
-        Some(place as usize)
-    }
-
-    #[inline]
-    fn get(&self, key: &Key) -> Option<&Queue> {
-        let (_, queue) = self.queues.get(self.place(key)?)?.as_ref()?;
-        Some(queue)
-    }
-
-    #[inline]
-    fn get_mut(&mut self, key: &Key) -> Option<&mut Queue> {
-        let place = self.place(key)?;
-        let (_, queue) = self.queues.get_mut(place)?.as_mut()?;
-        Some(queue)
-    }
-
-    /// Adds a queue for a key that has none.
-    fn insert(&mut self, key: &Key, queue: Queue) {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.queues.push(None);
-            self.queues.len() as u32 - 1
-        });
-        if let Some(room) = self.queues.get_mut(place as usize) {
-            *room = Some((key.clone(), queue));
-        }
-        self.places.insert(key.clone(), place);
-        self.last.set(place);
-    }
-
-    fn remove(&mut self, key: &Key) {
-        if let Some(place) = self.places.remove(key) {
-            if let Some(room) = self.queues.get_mut(place as usize) {
-                *room = None;
-            }
-            self.free.push(place);
-        }
-    }
-}
-
 /// All waiters, and the queue of each key.
 #[derive(Debug, Default)]
 pub struct Queues {
     /// The waiters by slot.
     slots: Vec<Option<(WaiterId, Arc<Waiter>)>>,
     free_slots: Vec<u32>,
-    by_key: ByKey,
-    by_token: HashMap<Token, SmallSet<WaiterId>>,
+    by_key: SteadyMap<Key, Queue>,
+    by_token: SteadyMap<Token, SmallSet<WaiterId>>,
     deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
     /// The memory of a request that has left, for the next one. This saves 190 instructions of a
@@ -221,16 +150,9 @@ impl Queues {
         self.last += 1;
         let id = WaiterId(self.last << SLOT_BITS | u64::from(slot));
         for key in &waiter.keys {
-            match self.by_key.get_mut(key) {
-                Some(queue) => queue.waiting.join(id),
-                None => {
-                    let mut queue = Queue::default();
-                    queue.waiting.join(id);
-                    self.by_key.insert(key, queue);
-                }
-            }
+            self.by_key.or_default(key).waiting.join(id);
         }
-        let same = self.by_token.entry(waiter.terms.token.clone()).or_default();
+        let same = self.by_token.or_default(&waiter.terms.token);
         let others = same.len();
         let other = same.first().copied().filter(|_| others == 1);
         same.insert(id);
@@ -278,39 +200,28 @@ impl Queues {
         }
         let mut emptied = Vec::new();
         let next = SmallList::of_each(&waiter.keys, |key| {
-            let queue = self.by_key.get_mut(key)?;
-            queue.waiting.leave(id);
-            queue.linked.remove(&id);
-            let next = queue.waiting.first().copied();
-            if next.is_none() {
-                emptied.extend(queue.lock);
-                self.by_key.remove(key);
-            }
+            let mut next = None;
+            self.by_key.remove_if(key, |queue| {
+                queue.waiting.leave(id);
+                queue.linked.remove(&id);
+                next = queue.waiting.first().copied();
+                if next.is_none() {
+                    emptied.extend(queue.lock);
+                }
+                next.is_none()
+            });
             next
         });
         if let Some(until) = waiter.until {
             self.deadlines.remove(&(until, id));
         }
         self.with_several_keys -= usize::from(waiter.keys.len() > 1);
-        // It was usually the only request of its owner, so the entry is removed first and hashed
-        // once.
         let mut owner_waits = false;
-        if let Some((token, mut same)) = self.by_token.remove_entry(&waiter.terms.token) {
+        self.by_token.remove_if(&waiter.terms.token, |same| {
             same.remove(&id);
             owner_waits = !same.is_empty();
-            if owner_waits {
-                self.by_token.insert(token, same);
-            }
-        }
-        // Maps do not shrink by themselves, and a waiter may have had very many keys.
-        if self.by_key.is_empty() {
-            if self.by_key.queues.len() > KEPT_SLOTS {
-                self.by_key = ByKey::default();
-            }
-            if self.by_token.capacity() > 2 * KEPT_SLOTS {
-                self.by_token = HashMap::default();
-            }
-        }
+            !owner_waits
+        });
         Some(Left {
             waiter,
             emptied,
@@ -384,7 +295,7 @@ impl Queues {
 
     /// Every key with waiters.
     pub fn keys(&self) -> impl Iterator<Item = &Key> {
-        self.by_key.places.keys()
+        self.by_key.keys()
     }
 
     /// All waiters, by arrival.
@@ -411,7 +322,7 @@ impl Queues {
     /// Whether `token` waits.
     #[must_use]
     pub fn has(&self, token: &Token) -> bool {
-        !self.by_token.is_empty() && self.by_token.contains_key(token)
+        self.by_token.contains(token)
     }
 
     /// The request that gives up first, if its time is over.

@@ -4,7 +4,7 @@
 //! and 45 for a number. `SmallVec<[T; 1]>` of smallvec 1.16 needs 97 and 58.
 
 use std::collections::BTreeSet;
-use std::ops::Deref;
+use std::ops::{Deref, DerefMut};
 
 /// A list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -59,6 +59,15 @@ impl<T> Deref for SmallList<T> {
     fn deref(&self) -> &[T] {
         match self {
             Self::One(one) => std::slice::from_ref(one),
+            Self::Many(many) => many,
+        }
+    }
+}
+
+impl<T> DerefMut for SmallList<T> {
+    fn deref_mut(&mut self) -> &mut [T] {
+        match self {
+            Self::One(one) => std::slice::from_mut(one),
             Self::Many(many) => many,
         }
     }

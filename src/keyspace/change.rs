@@ -1,5 +1,8 @@
 //! How keys are changed: by an output of core, and by an effect from another node.
 
+use std::cell::OnceCell;
+
+use foldhash::HashMap;
 use redislock_core::Table;
 use redislock_core::slots::LockId;
 use redislock_core::small::SmallList;
@@ -31,14 +34,14 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
     {
         return SmallList::One(Place::Own(0));
     }
-    let mut next = 0;
+    let (mut next, index) = (0, Index::of(own));
     let place = |touched: &Touched| {
-        let is_own = |opened: &&Opened<'_>| is_at(table, opened, touched);
+        let is_own = |opened: &Opened<'_>| is_at(table, opened, touched);
         // Core touches the keys of a command in their order, so it is nearly always the next one.
-        let own = if own.get(next).as_ref().is_some_and(is_own) {
+        let own = if own.get(next).is_some_and(is_own) {
             Some(next)
         } else {
-            own.iter().position(|opened| is_own(&opened))
+            index.find(table, touched)
         };
         if let Some(own) = own {
             next = own + 1;
@@ -49,6 +52,49 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
         key.map_or(Place::Nowhere, Place::Elsewhere)
     };
     output.touched.iter().map(place).collect()
+}
+
+/// Among so few keys, a search is faster than an index.
+const FEW: usize = 8;
+
+/// Finds a touched lock among the keys that a command has open. Both may be very many.
+struct Index<'a, 'k> {
+    own: &'a [Opened<'k>],
+    by_lock: OnceCell<HashMap<LockId, usize>>,
+    by_key: OnceCell<HashMap<Key, usize>>,
+}
+
+impl<'a, 'k> Index<'a, 'k> {
+    fn of(own: &'a [Opened<'k>]) -> Self {
+        Self {
+            own,
+            by_lock: OnceCell::new(),
+            by_key: OnceCell::new(),
+        }
+    }
+
+    /// The index of the key to which [`is_at`] applies.
+    fn find(&self, table: &Table, touched: &Touched) -> Option<usize> {
+        if self.own.len() <= FEW {
+            let mut own = self.own.iter();
+            return own.position(|opened| is_at(table, opened, touched));
+        }
+        // If a key is there twice, the first one counts.
+        let own = || self.own.iter().enumerate().rev();
+        match touched.presence {
+            Presence::Kept | Presence::Gone => {
+                let locks = || own().filter_map(|(at, opened)| Some((opened.lock?, at)));
+                let by_lock = self.by_lock.get_or_init(|| locks().collect());
+                by_lock.get(&touched.id).copied()
+            }
+            Presence::New => {
+                let key = |opened: &Opened<'_>| Key::new(opened.db, opened.name.bytes());
+                let keys = || own().map(|(at, opened)| (key(opened), at));
+                let by_key = self.by_key.get_or_init(|| keys().collect());
+                by_key.get(&table.key(touched.id)?).copied()
+            }
+        }
+    }
 }
 
 /// Whether this open key belongs to a touched lock.

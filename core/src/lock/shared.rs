@@ -8,6 +8,9 @@ use super::{Hold, Mode, Refusal, Standing};
 use crate::time::LeaseTime;
 use crate::token::Token;
 
+/// Memory for this many holders is kept.
+const KEPT: usize = 128;
+
 /// The owners of a shared lock.
 #[derive(Clone, Debug, Default)]
 pub struct SharedHolders {
@@ -147,6 +150,10 @@ impl SharedHolders {
     pub fn take(&mut self, token: &Token) -> Option<Hold> {
         let hold = self.holds.remove(token)?;
         self.ends.remove(&(hold.end, hold.token.clone()));
+        // Maps do not shrink by themselves.
+        if self.holds.capacity() / 8 > self.holds.len() + KEPT {
+            self.holds.shrink_to(2 * self.holds.len());
+        }
         Some(hold)
     }
 

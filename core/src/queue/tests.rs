@@ -235,32 +235,6 @@ fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_no
         queues.leave(last);
         assert_eq!((queues.len(), queues.slots.len()), (0, kept));
     }
-    let kept = KEPT_SLOTS as u32;
-    for (keys, is_kept) in [(800, true), (kept, true), (kept + 1, false), (3000, false)] {
-        let mut queues = Queues::default();
-        let all = queues.join(waiter(0, 0..keys, None));
-        let one = queues.join(waiter(1, [0], None));
-        queues.leave(all);
-        assert!(queues.at(&key(0)).is_some(), "somebody waits there");
-        queues.leave(one);
-        assert_eq!(queues.by_key.places.capacity() > 0, is_kept);
-    }
-}
-
-/// The same for the owners, each with one request for the same key.
-#[test]
-fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
-    for (owners, is_kept) in [(10, true), (1500, true), (4000, false)] {
-        let mut queues = Queues::default();
-        let ids: Vec<_> = (0..owners)
-            .map(|owner| queues.join(waiter(owner, [0], None)))
-            .collect();
-        for id in ids {
-            queues.leave(id);
-        }
-        assert!(queues.is_empty() && queues.by_token.is_empty());
-        assert_eq!(queues.by_token.capacity() > 0, is_kept, "{owners}");
-    }
 }
 
 #[test]

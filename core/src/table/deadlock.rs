@@ -22,7 +22,7 @@ mod suspects;
 
 use std::cell::Cell;
 
-use foldhash::{HashMap, HashSet};
+use foldhash::HashSet;
 
 use progress::Progress;
 use search::Search;
@@ -34,6 +34,7 @@ use crate::lock::{Lock, Mode, Terms};
 use crate::queue::{Queues, WaiterId};
 use crate::slots::LockId;
 use crate::small::SmallSet;
+use crate::steady::SteadyMap;
 use crate::time::LeaseTime;
 use crate::token::{Key, Token};
 
@@ -42,7 +43,7 @@ use crate::token::{Key, Token};
 /// when the first waiter comes.
 #[derive(Debug, Default)]
 pub(super) struct Holdings {
-    by_owner: HashMap<Token, SmallSet<LockId>>,
+    by_owner: SteadyMap<Token, SmallSet<LockId>>,
     /// The owners of these locks that wait: usually none, however many owners there are.
     waiting: HashSet<Token>,
     /// Changes when another owner is among them.
@@ -59,8 +60,7 @@ impl Holdings {
     /// [`Holdings::add`] if it is known whether the owner waits, so that its token need not be
     /// looked up among the waiters.
     pub(super) fn add_of(&mut self, token: &Token, id: LockId, waits: impl FnOnce() -> bool) {
-        // The token is copied, so that it is hashed only once.
-        let held = self.by_owner.entry(token.clone()).or_default();
+        let held = self.by_owner.or_default(token);
         let is_new = held.is_empty();
         held.insert(id);
         if is_new && waits() {
@@ -69,26 +69,19 @@ impl Holdings {
     }
 
     pub(super) fn remove(&mut self, token: &Token, id: LockId) {
-        // It is usually all that the owner holds, so the entry is removed first and hashed once.
-        let Some((owner, mut held)) = self.by_owner.remove_entry(token) else {
-            return;
-        };
-        held.remove(&id);
-        if !held.is_empty() {
-            self.by_owner.insert(owner, held);
-            return;
+        let mut holds_nothing = false;
+        self.by_owner.remove_if(token, |held| {
+            held.remove(&id);
+            holds_nothing = held.is_empty();
+            holds_nothing
+        });
+        if holds_nothing {
+            self.waits_no_more(token);
         }
-        if self.by_owner.is_empty() && self.by_owner.capacity() > KEPT {
-            self.by_owner = HashMap::default();
-        }
-        self.waits_no_more(token);
     }
 
     #[inline]
     pub(super) fn of(&self, token: &Token) -> Option<&SmallSet<LockId>> {
-        if self.by_owner.is_empty() {
-            return None;
-        }
         self.by_owner.get(token)
     }
 
@@ -112,7 +105,7 @@ impl Holdings {
 
     /// An owner waits.
     pub(super) fn waits(&mut self, token: &Token) {
-        if self.by_owner.contains_key(token) {
+        if self.by_owner.contains(token) {
             self.add_waiting(token);
         }
     }
@@ -124,7 +117,7 @@ impl Holdings {
     }
 
     /// The owners that hold something that others may wait for, and wait themselves.
-    pub(super) fn waiting(&self) -> impl Iterator<Item = &Token> {
+    pub(super) fn waiting(&self) -> impl ExactSizeIterator<Item = &Token> {
         self.waiting.iter()
     }
 
@@ -142,8 +135,8 @@ impl Holdings {
 /// The capacity that an empty map keeps: maps do not shrink by themselves.
 const KEPT: usize = 1024;
 
-/// For an owner with more holdings than this, the search starts without checking each of them.
-const HOLDINGS_LOOKED_AT: usize = 64;
+/// For an owner with more holdings than this, the search starts after a check of so many of them.
+const HOLDINGS_LOOKED_AT: usize = 4096;
 
 /// After this many steps, checking whether a search is needed costs as much as the search.
 const STEPS_BEFORE_SEARCH: usize = 4096;
@@ -167,7 +160,7 @@ impl Table {
     /// How many owners are known to hold something that others may wait for.
     #[must_use]
     pub fn holding_owners(&self) -> usize {
-        self.holdings.by_owner.len()
+        self.holdings.by_owner.keys().count()
     }
 
     /// A lock has waiters now, or its owners have changed.
@@ -328,7 +321,8 @@ impl Table {
             let entry = self.slots.get(*id).filter(|entry| entry.queued);
             entry.is_some_and(|entry| self.holds(Some(&entry.lock), token, now))
         };
-        held.len() > HOLDINGS_LOOKED_AT || held.iter().any(is_waited_for)
+        let mut some = held.iter().take(HOLDINGS_LOOKED_AT);
+        some.any(is_waited_for) || held.len() > HOLDINGS_LOOKED_AT
     }
 }
 

@@ -5,9 +5,12 @@
 //! they are granted nothing and make nobody wait, and they leave in slices ([`Table::time_out`]).
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use foldhash::HashSet;
 
 use super::{Answer, Table};
-use crate::queue::{Left, WaiterId};
+use crate::queue::{Left, Waiter, WaiterId};
 use crate::time::Now;
 use crate::token::{Key, Token};
 
@@ -114,17 +117,30 @@ impl Table {
     /// Cancels the requests of `token` that wait for one of these keys.
     pub(super) fn cancel(&mut self, keys: &[Key], token: &Token) {
         let mut left: Option<BTreeSet<_>> = None;
-        for key in keys {
+        let (mut steps, mut enough) = (0, 0);
+        for (at, key) in keys.iter().enumerate() {
             let Some(queue) = self.queues.at(key) else {
                 continue;
             };
             let left = left.get_or_insert_with(|| {
                 let waits = self.queues.of(token);
-                waits.filter(|id| !self.is_leaving(*id)).collect()
+                let waits = waits.filter(|id| !self.is_leaving(*id));
+                let waits = waits.inspect(|id| {
+                    enough += self.queues.get(*id).map_or(0, |waiter| waiter.keys.len());
+                });
+                waits.collect()
             });
-            // Either may be very long: the queue, or the list of the owner's requests.
+            // Any of these may be very many: the waiters in the queue, the owner's requests.
             let waiting = &queue.waiting;
-            let same: Vec<_> = if waiting.len() < left.len() {
+            steps += waiting.len().min(left.len());
+            let same: Vec<_> = if steps > enough {
+                // The keys of the owner's requests are fewer.
+                let keys: HashSet<_> = keys.iter().skip(at).collect();
+                let wants = |waiter: &Arc<Waiter>| waiter.keys.iter().any(|key| keys.contains(key));
+                let ids = left.iter().copied();
+                ids.filter(|id| self.queues.get(*id).is_some_and(wants))
+                    .collect()
+            } else if waiting.len() < left.len() {
                 let ids = waiting.iter().filter(|id| left.contains(id));
                 ids.copied().collect()
             } else {
@@ -135,7 +151,7 @@ impl Table {
                 left.remove(&id);
                 self.let_leave(id, Some(Answer::Nothing));
             }
-            if left.is_empty() {
+            if left.is_empty() || steps > enough {
                 return;
             }
         }

@@ -91,8 +91,8 @@ impl Table {
     }
 
     /// Notes the waiters in the queue of `key` that may hold another key that its first waiter
-    /// waits for: they must be checked. Visits the keys of the first waiter or the waiters behind
-    /// it, whichever are fewer.
+    /// waits for: they must be checked. Visits the owners that hold something and wait, the keys of
+    /// the first waiter, or the waiters behind it, whichever are fewest.
     pub(super) fn note_passing(&mut self, head: WaiterId, key: &Key) {
         let Some(first) = self.queues.get(head).filter(|head| head.keys.len() > 1) else {
             return;
@@ -100,7 +100,15 @@ impl Table {
         let Some(queue) = self.queues.at(key).filter(|queue| queue.waiting.len() > 1) else {
             return;
         };
-        let waiting: Vec<_> = if first.keys.len() <= queue.waiting.len() {
+        let owners = self.holdings.waiting();
+        let mut fewest = first.keys.len().min(queue.waiting.len());
+        let waiting: Vec<_> = if owners.len() < fewest {
+            fewest = owners.len();
+            let waiting = owners.flat_map(|owner| self.queues.of(owner));
+            let waiting = waiting.inspect(|_| fewest += 1);
+            let behind = waiting.filter(|id| *id != head && queue.waiting.contains(id));
+            behind.collect()
+        } else if first.keys.len() <= queue.waiting.len() {
             let others = first.keys.iter().filter(|other| *other != key);
             let locks = others
                 .filter_map(|other| self.lock_in_queue(other))
@@ -118,8 +126,7 @@ impl Table {
             };
             behind.filter(holds_something).copied().collect()
         };
-        let fewer = first.keys.len().min(queue.waiting.len());
-        self.looks += (fewer + waiting.len()) as u64;
+        self.looks += (fewest + waiting.len()) as u64;
         let key = |id| (id, key.clone());
         self.passing.extend(waiting.into_iter().map(key));
     }

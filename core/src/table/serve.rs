@@ -166,14 +166,23 @@ impl Table {
             } else if let Some((waiter, key)) = self.passing.pop_first() {
                 let changed = Changed::at(&key);
                 self.serve_waiter(waiter, Some(changed), now, keyspace);
+            } else if self.is_search_due() {
+                self.resolve_deadlock(self.clock.at(now.mono));
             } else if let Some(key) = self.unserved.pop() {
                 self.serve_queue(&key, enough, now, keyspace);
-            } else if !self.suspects.is_empty() && !self.is_sweeping() {
-                self.resolve_deadlock(self.clock.at(now.mono));
             } else {
                 return;
             }
         }
+    }
+
+    /// Whether to search for deadlocks before the next queue is served.
+    fn is_search_due(&mut self) -> bool {
+        if self.suspects.is_empty() || self.is_sweeping() {
+            return false;
+        }
+        let passes = self.unserved.passes();
+        self.unserved.is_empty() || self.suspects.are_due(passes)
     }
 
     /// Whether more waiters may be served in this decision.

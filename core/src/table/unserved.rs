@@ -10,11 +10,18 @@ pub(super) struct Unserved {
     /// What is left of the current pass.
     current: SmallSet<Key>,
     next: SmallSet<Key>,
+    /// How many passes have begun.
+    passes: u64,
 }
 
 impl Unserved {
     pub(super) fn is_empty(&self) -> bool {
         self.current.is_empty() && self.next.is_empty()
+    }
+
+    /// How many passes have begun so far, and whether the last one is over.
+    pub(super) fn passes(&self) -> (u64, bool) {
+        (self.passes, self.current.is_empty())
     }
 
     /// Adds a key, if it is not there.
@@ -34,6 +41,7 @@ impl Unserved {
     pub(super) fn pop(&mut self) -> Option<Key> {
         if self.current.is_empty() {
             std::mem::swap(&mut self.current, &mut self.next);
+            self.passes += 1;
         }
         self.current.pop_first()
     }

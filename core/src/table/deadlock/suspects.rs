@@ -13,6 +13,8 @@ pub(in crate::table) struct Suspects {
     visited: u64,
     /// The version of the waiting owners when all of them were added.
     all_of: Option<u64>,
+    /// How many passes of serving had begun when there were suspects first.
+    since: Option<u64>,
 }
 
 impl Suspects {
@@ -50,8 +52,14 @@ impl Suspects {
         }
     }
 
+    /// Whether all keys were served that had changed when there were suspects first. While queues
+    /// change all the time, there are always some that have not been served.
+    pub(in crate::table) fn are_due(&mut self, (passes, is_over): (u64, bool)) -> bool {
+        let since = *self.since.get_or_insert(passes);
+        is_over && passes >= since + 2
+    }
+
     pub(in crate::table) fn clear(&mut self) {
-        self.owners.clear();
-        (self.visited, self.all_of) = (0, None);
+        *self = Self::default();
     }
 }

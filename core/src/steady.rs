@@ -1,0 +1,188 @@
+//! A map that grows and shrinks in small steps.
+
+use std::cell::Cell;
+use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hash};
+
+use foldhash::fast::RandomState;
+
+use crate::small::SmallList;
+
+/// A map that never moves all its entries at once, and that frees memory when entries are removed.
+/// A hash map of a million entries stops the server for 100 ms when it grows, and stays large.
+///
+/// It is a tree, ordered by a hash with a random key: so the time to find a key does not show how
+/// many of its bytes are right.
+#[derive(Debug)]
+pub struct SteadyMap<K, V> {
+    /// Two keys practically never have the same hash.
+    tree: BTreeMap<u64, SmallList<(K, V)>>,
+    hashes: RandomState,
+    /// The hash of the key that was used last. It is tried before a key is hashed, because a
+    /// decision uses the same key several times: that saves 500 instructions of a hand-over.
+    last: Cell<u64>,
+}
+
+impl<K, V> Default for SteadyMap<K, V> {
+    fn default() -> Self {
+        Self {
+            tree: BTreeMap::new(),
+            hashes: RandomState::default(),
+            last: Cell::new(0),
+        }
+    }
+}
+
+impl<K: Hash + Eq, V> SteadyMap<K, V> {
+    /// Whether it has no entry.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tree.is_empty()
+    }
+
+    /// Every key, in no order.
+    pub fn keys(&self) -> impl Iterator<Item = &K> {
+        self.tree.values().flatten().map(|(key, _)| key)
+    }
+
+    /// The value of a key.
+    #[inline]
+    #[must_use]
+    pub fn get(&self, key: &K) -> Option<&V> {
+        if self.is_empty() {
+            return None;
+        }
+        let last = self.last.get();
+        self.at(last, key).or_else(|| self.at(self.hash(key), key))
+    }
+
+    /// Whether a key has a value.
+    #[must_use]
+    pub fn contains(&self, key: &K) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// The value of a key.
+    #[inline]
+    pub fn get_mut(&mut self, key: &K) -> Option<&mut V> {
+        if self.is_empty() {
+            return None;
+        }
+        let hash = self.hash_of(key);
+        let same = self.tree.get_mut(&hash)?;
+        same.iter_mut()
+            .find(|(its, _)| its == key)
+            .map(|(_, value)| value)
+    }
+
+    /// Changes the value of a key, and removes both if `change` returns true.
+    pub fn remove_if(&mut self, key: &K, change: impl FnOnce(&mut V) -> bool) {
+        let hash = self.hash_of(key);
+        let Some(same) = self.tree.get_mut(&hash) else {
+            return;
+        };
+        let found = same.iter_mut().find(|(its, _)| its == key);
+        if found.is_some_and(|(_, value)| change(value)) {
+            same.retain(|(its, _)| its != key);
+            if same.is_empty() {
+                self.tree.remove(&hash);
+            }
+        }
+    }
+
+    fn at(&self, hash: u64, key: &K) -> Option<&V> {
+        let same = self.tree.get(&hash)?.iter();
+        let mut same = same.filter(|(its, _)| its == key);
+        same.next().map(|(_, value)| value)
+    }
+
+    fn hash(&self, key: &K) -> u64 {
+        let hash = self.hashes.hash_one(key);
+        self.last.set(hash);
+        hash
+    }
+
+    /// The hash of a key, which is that of the last one if that has the same key.
+    fn hash_of(&self, key: &K) -> u64 {
+        let last = self.last.get();
+        match self.at(last, key) {
+            Some(_) => last,
+            None => self.hash(key),
+        }
+    }
+}
+
+impl<K: Hash + Eq + Clone, V: Default> SteadyMap<K, V> {
+    /// The value of a key, which gets one if it has none.
+    pub fn or_default(&mut self, key: &K) -> &mut V {
+        let hash = self.hash_of(key);
+        let same = self.tree.entry(hash).or_default();
+        let at = same.iter().position(|(its, _)| its == key);
+        let at = at.unwrap_or_else(|| {
+            same.push((key.clone(), V::default()));
+            same.len() - 1
+        });
+        &mut same[at].1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::hash::Hasher;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    /// A key of which some have the same hash.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Similar(u8);
+
+    impl Hash for Similar {
+        fn hash<H: Hasher>(&self, state: &mut H) {
+            (self.0 / 3).hash(state);
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_steady_map_is_a_map(steps in prop::collection::vec((0..4_u8, 0..9_u8), 0..60)) {
+            let (mut steady, mut map) = (SteadyMap::default(), BTreeMap::<u8, usize>::new());
+            for (at, (step, key)) in steps.into_iter().enumerate() {
+                let similar = Similar(key);
+                match step {
+                    0 | 1 => {
+                        *steady.or_default(&similar) += at;
+                        *map.entry(key).or_default() += at;
+                    }
+                    2 => {
+                        steady.remove_if(&similar, |value| {
+                            *value += 1;
+                            *value % 2 == 0
+                        });
+                        if let Some(value) = map.get_mut(&key) {
+                            *value += 1;
+                            if *value % 2 == 0 {
+                                map.remove(&key);
+                            }
+                        }
+                    }
+                    _ => {
+                        if let Some(value) = steady.get_mut(&similar) {
+                            *value += 2;
+                        }
+                        map.entry(key).and_modify(|value| *value += 2);
+                    }
+                }
+                for key in 0..9 {
+                    prop_assert_eq!(steady.get(&Similar(key)), map.get(&key));
+                    prop_assert_eq!(steady.contains(&Similar(key)), map.contains_key(&key));
+                }
+                let mut keys: Vec<_> = steady.keys().map(|similar| similar.0).collect();
+                keys.sort_unstable();
+                prop_assert!(keys.iter().eq(map.keys()));
+                prop_assert_eq!(steady.is_empty(), map.is_empty());
+            }
+        }
+    }
+}
