@@ -206,8 +206,11 @@ fn the_memory_of_waiters_with_very_many_keys_comes_back() {
         .collect();
     let waiting = |c: &mut Connection| info_number(c, "lock_state", "lock_waiters");
     wait_until("all wait", || waiting(&mut c) == waiters.len() as i64);
+    let mut stays = server.connect();
+    stays.send("LOCK.ACQUIRE held:0 other 600000 BLOCK 0");
+    wait_until("one more waits", || waiting(&mut c) > waiters.len() as i64);
     drop(waiters);
-    wait_until("all have left", || waiting(&mut c) == 0);
+    wait_until("all others have left", || waiting(&mut c) == 1);
     // The queues of 20,000 keys take about 6 MB.
     wait_until("the memory is free", || used(&mut c) < before + 3_000_000);
 }

@@ -2,6 +2,7 @@
 //! slices, or not at all. Measured by the CPU time of the server's main thread, which a busy
 //! machine does not change; a server that does it all at once takes several times what is allowed.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use redislock_testkit::lock::wait_for_waiters;
@@ -234,9 +235,84 @@ fn longest_slice(c: &mut Connection) -> Duration {
     Duration::from_micros(slice.unsigned_abs())
 }
 
+/// The first key of one of the tests.
+const FIRST: &str = "mine-0";
+
+/// All of these keys but the first one.
+fn rest_of(keys: &str) -> &str {
+    keys.split_once(' ').map_or("", |(_, rest)| rest)
+}
+
+#[track_caller]
+fn granted_all(reply: &Value) {
+    assert!(
+        reply.items().iter().all(|fence| fence.integer() > 0),
+        "{reply:?}"
+    );
+}
+
 fn thousand(name: &str) -> String {
     let keys: Vec<_> = (0..1000).map(|n| format!("{name}-{n}")).collect();
     keys.join(" ")
+}
+
+/// The table of owners of shared locks grew at 57,344 of them, which took 7 ms, and kept its memory
+/// until the last one was gone.
+#[test]
+fn the_table_of_very_many_owners_grows_and_shrinks_in_small_steps() {
+    const OWNERS: usize = 57_344;
+    const AROUND: usize = 200;
+    let server = Server::start();
+    let mut c = server.connect();
+    let used = |c: &mut Connection| info_number(c, "memory", "used_memory");
+    let before = used(&mut c);
+    let each = |c: &mut Connection, numbers: Range<usize>, command: &str| {
+        let commands = numbers.map(|n| command.replace('#', &n.to_string()));
+        c.pipeline(&commands.collect::<Vec<_>>());
+    };
+    let acquire = "LOCK.ACQUIRE room-# owner-# 600000 SHARED";
+    each(&mut c, 0..OWNERS - AROUND, acquire);
+    let next = OWNERS - AROUND..OWNERS + AROUND;
+    let costs = next.map(|n| cost(&server, &acquire.replace('#', &n.to_string())));
+    let most = costs.max();
+    assert!(most <= Some(AT_ONCE), "{most:?}");
+    each(&mut c, 1..OWNERS + AROUND, "LOCK.RELEASE room-# owner-#");
+    wait_until("the memory is free", || used(&mut c) < before + 2_000_000);
+}
+
+/// The waiter wants one of the released keys and 999 others, which took 21 ms: each of these was
+/// compared with all keys of the command. Of three rounds the best one counts.
+#[test]
+fn a_release_of_very_many_keys_that_grants_very_many_others_costs_as_much_as_both() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let (mine, others) = (thousand("mine"), thousand("other"));
+    let wanted = others.replacen("other-0", "mine-0", 1);
+    let mut round = |release: &[&str]| {
+        granted(&c.call(&format!("LOCK.ACQUIRE {FIRST} me 600000")));
+        granted_all(&c.call(&format!("LOCK.MACQUIRE 999 {} me 600000", rest_of(&mine))));
+        let mut waiter = server.connect();
+        waiter.send(&format!(
+            "LOCK.MACQUIRE 1000 {wanted} waiter 600000 BLOCK 0"
+        ));
+        wait_for_waiters(&mut c, FIRST, 1);
+        let costs = release.iter().map(|release| cost(&server, release));
+        let cost = costs.sum::<Duration>();
+        granted_all(&waiter.receive());
+        c.call(&format!("LOCK.MRELEASE 1000 {wanted} waiter"));
+        cost
+    };
+    let together = [format!("LOCK.MRELEASE 1000 {mine} me")];
+    let apart = [
+        format!("LOCK.MRELEASE 999 {} me", rest_of(&mine)),
+        format!("LOCK.RELEASE {FIRST} me"),
+    ];
+    let best = |round: &mut dyn FnMut(&[&str]) -> Duration, release: &[String]| {
+        let release: Vec<_> = release.iter().map(String::as_str).collect();
+        (0..3).map(|_| round(&release)).min().expect("three rounds")
+    };
+    let (together, apart) = (best(&mut round, &together), best(&mut round, &apart));
+    assert!(together < 4 * apart, "{together:?}, {apart:?} apart");
 }
 
 /// One client waits for very many keys and for one that stays held: each change of a key may be its

@@ -6,7 +6,7 @@ use redislock_core::queue::WaiterId;
 use redislock_core::table::{Answer, Denial, Verdict};
 use redislock_core::time::Wait;
 
-use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, numbered, semaphore, terms, token};
 
 fn node() -> Node {
     Node::new(ROOMY)
@@ -166,6 +166,34 @@ fn a_lock_that_is_renamed_leaves_no_deadlock() {
     node.rename(&key("m"), &key("l"));
     assert_eq!(refused(&mut node).0, [b]);
     assert_eq!(node.table.waiters(), 1);
+}
+
+/// An owner acquires and releases very many locks again and again. A request that waits for all of
+/// them has to be checked each time, and some queue is always left to be served.
+#[test]
+fn a_deadlock_is_found_although_very_many_queues_change_all_the_time() {
+    let mut node = node();
+    let locks: Vec<_> = (0..300).map(numbered).collect();
+    node.hold("busy", "h");
+    let all: Vec<_> = locks.iter().cloned().chain([key("h")]).collect();
+    node.request("waiter", &all, Wait::Forever);
+    for (owner, name) in [("a", "k"), ("x", "l"), ("b", "m")] {
+        node.hold(owner, name);
+    }
+    node.wait("a", "l");
+    let b = node.wait("b", "k");
+    for round in 0..100 {
+        node.request("busy", &locks, Wait::No);
+        node.release_each(&locks, &token("busy"), false);
+        assert!(node.table.has_unserved(), "it has a quiet moment");
+        if round == 1 {
+            node.rename(&key("m"), &key("l"));
+        }
+        if let [(id, Answer::Denied(Denial::Deadlock))] = node.take().1[..] {
+            return assert_eq!(id, b);
+        }
+    }
+    panic!("the deadlock was not found");
 }
 
 /// x waits behind the deadlock, and is a suspect for the same reason as o.

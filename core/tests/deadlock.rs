@@ -248,6 +248,24 @@ fn sharers_that_meet_others_in_very_many_queues_are_looked_at_once_in_each() {
     assert!(spent < 5 * places, "{spent} steps");
 }
 
+/// It holds more shared locks than are checked at first, and nobody waits for them.
+#[test]
+fn an_owner_of_many_locks_that_nobody_waits_for_pays_for_no_search() {
+    let mut node = Node::new(ROOMY);
+    let held: Vec<_> = (0..1000).map(numbered).collect();
+    let share = redislock_core::lock::Terms {
+        mode: SHARED,
+        ..terms(&token("owner"), 10 * SECOND)
+    };
+    node.acquire(&held, &share, Wait::No);
+    take(&mut node, "holder", key("busy"));
+    for n in 0..100 {
+        wait(&mut node, &format!("waiter-{n}"), &[key("busy")]);
+    }
+    let spent = steps(&mut node, |node| wait(node, "owner", &[key("busy")]));
+    assert_eq!(spent, 0);
+}
+
 /// Each of very many owners shares each of very many locks: they are found at the first of them.
 #[test]
 fn owners_that_share_very_many_locks_are_not_looked_at_for_each_of_them() {
