@@ -338,6 +338,7 @@ fn every_edge_is_guarded_and_tested() {
             "edge!(",
             "on_event!(",
             "handler!(",
+            "handler!(always ",
             "handler!(master ",
             "handler!(replicated ",
         ] {
@@ -352,7 +353,7 @@ fn every_edge_is_guarded_and_tested() {
             .map(|name| name.to_owned().leak() as &str)
             .collect();
     }
-    for word in ["stringify", "master", "replicated"] {
+    for word in ["stringify", "always", "master", "replicated"] {
         found.remove(word);
     }
     let tested = [COMMANDS, CALLBACKS, ON_KEYS].into_iter().flatten();

@@ -172,6 +172,38 @@ fn several_keys_of_a_slot_on_the_move_are_all_granted_or_none() {
     assert_eq!(fences.items().len(), 2);
 }
 
+/// `{job}b` is free and has waiters: one of them also waits for `{job}a`. While the slot moves, a
+/// newcomer gets `{job}b` at the target. Whatever lets the waiters continue, the source must not
+/// grant it to them.
+#[test]
+fn a_free_key_of_a_slot_on_the_move_is_not_granted_at_the_source() {
+    for ends in [
+        "LOCK.RELEASE {job}a holder",
+        "MIGRATE 127.0.0.1 # {job}a 0 10000",
+    ] {
+        let cluster = cluster_without_replicas(&Server::options());
+        let (mut a, mut b) = (cluster.nodes[0].connect(), cluster.nodes[1].connect());
+        granted(&a.call("LOCK.ACQUIRE {job}a holder 600000"));
+        let mut both = cluster.nodes[0].connect();
+        both.send("LOCK.MACQUIRE 2 {job}a {job}b both 600000 BLOCK 0");
+        wait_for_waiters(&mut a, "{job}b", 1);
+        let mut behind = cluster.nodes[0].connect();
+        behind.send("LOCK.ACQUIRE {job}b behind 600000 BLOCK 0");
+        wait_for_waiters(&mut a, "{job}b", 2);
+        begin_move(JOB, &mut a, &mut b);
+        refused(&a.call("LOCK.ACQUIRE {job}b newcomer 600000"), "ASK");
+        b.ok("ASKING");
+        granted(&b.call("LOCK.ACQUIRE {job}b newcomer 600000"));
+        a.ok(&ends.replace('#', &cluster.nodes[1].port().to_string()));
+        for mut waiter in [both, behind] {
+            refused(&waiter.receive(), "UNBLOCKED");
+        }
+        assert_eq!(a.call("LOCK.NODE").number("waiters"), 0, "{ends}");
+        move_by_keys(&cluster, 0, 1);
+        assert_eq!(b.call("LOCK.RELEASE {job}b newcomer"), Value::Integer(1));
+    }
+}
+
 /// Half of the locks have moved when the target, or the source, is killed; back again, it goes on
 /// from there.
 #[test]

@@ -65,7 +65,7 @@ pub fn info(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
     let shown = Shown::read(args)?;
     let mut is_string = false;
     let lock = match keyspace::find(ctx, key) {
-        Found::Nothing => None,
+        Found::Nothing | Found::Elsewhere => None,
         Found::LegacyString(_) => {
             is_string = true;
             None

@@ -71,6 +71,8 @@ enum Served {
     OnMasterOrReplicated,
     /// Everywhere, even after an internal failure: it grants nothing.
     Everywhere,
+    /// The same, and in the middle of a change: it does not use the locks.
+    Always,
 }
 
 /// Wraps the function of a command for the server. A command that changes locks for a client is a
@@ -84,6 +86,9 @@ macro_rules! handler {
     };
     ($function:path) => {
         handler!($function, Served::Everywhere)
+    };
+    (always $function:path) => {
+        handler!($function, Served::Always)
     };
     ($function:path, $served:expr) => {
         edge!(
@@ -256,7 +261,7 @@ pub static COMMANDS: &[Command] = &[
     },
     Command {
         name: crate::server::PROBE,
-        handler: handler!(probe::probe),
+        handler: handler!(always probe::probe),
         flags: c"write deny-oom fast no-monitor no-slowlog",
         categories: c"write fast",
         arity: -2,
@@ -312,13 +317,13 @@ fn run(
     let is_for_master = match served {
         Served::OnMaster => true,
         Served::OnMasterOrReplicated => !(may_be_replicated(ctx) && is_replicated(ctx)),
-        Served::Everywhere => false,
+        Served::Everywhere | Served::Always => false,
     };
     let refusal = if is_for_master && edge::has_failed() {
         Some(edge::REFUSAL)
     } else if is_for_master && server::is_replica() {
         Some(REPLICA)
-    } else if keyspace::is_changing() {
+    } else if keyspace::is_changing() && served != Served::Always {
         Some(IN_THE_MIDDLE)
     } else {
         None

@@ -287,7 +287,7 @@ pub fn apply_effect(
     for (name, change) in keys.iter().zip(changes) {
         let key = OpenKey::new(ctx, name, For::Writing);
         let lock = match key.found() {
-            Found::Nothing => None,
+            Found::Nothing | Found::Elsewhere => None,
             Found::Lock(id) => Some(id),
             Found::LegacyString(_) | Found::Other => {
                 // A client has written to this replica. The other keys are not affected.
@@ -318,7 +318,7 @@ pub fn free(ctx: Ctx, name: Arg<'_>) -> Result<(), Denial> {
     let _changing = Changing::begin();
     let key = OpenKey::new(ctx, name, For::Writing);
     match key.found() {
-        Found::Nothing => {}
+        Found::Nothing | Found::Elsewhere => {}
         Found::Lock(id) => {
             let at = Key::new(ctx.db(), name.bytes());
             node::with(|node| node.table.apply(at, Some(id), Change::to_free()));

@@ -29,7 +29,7 @@ pub use value::{lock_of, set_redis_type, value_of};
 use crate::ffi::{Arg, Ctx, OwnedString};
 use crate::global::Global;
 use crate::node::{self, Node};
-use crate::{clock, replication, waiters};
+use crate::{clock, replication, server, waiters};
 
 /// A key that a command names, open for writing.
 pub struct Opened<'a> {
@@ -56,7 +56,7 @@ impl<'a> Opened<'a> {
         }
         let (mut lock, mut string) = (None, None);
         match key.found() {
-            Found::Nothing => {}
+            Found::Nothing | Found::Elsewhere => {}
             Found::Lock(id) => lock = Some(id),
             Found::LegacyString(found) => string = Some(found),
             Found::Other => return Err(Denial::WrongType),
@@ -124,7 +124,13 @@ impl Keyspace for Keys<'_> {
         ctx.select(key.db());
         let name = OwnedString::new(key.name());
         let found = node::lend(table, || {
-            OpenKey::new(ctx, name.arg(), For::Looking).found()
+            match OpenKey::new(ctx, name.arg(), For::Looking).found() {
+                // While its slot moves, newcomers get it at the other node.
+                Found::Nothing if server::is_cluster() && server::is_elsewhere(ctx, key.name()) => {
+                    Found::Elsewhere
+                }
+                found => found,
+            }
         });
         ctx.select(before);
         found

@@ -356,7 +356,9 @@ impl Table {
                 .lock_in_queue(&key)
                 .or_else(|| match keyspace.find(self, &key) {
                     Found::Lock(id) => Some(id),
-                    Found::Nothing | Found::LegacyString(_) | Found::Other => None,
+                    Found::Nothing | Found::LegacyString(_) | Found::Other | Found::Elsewhere => {
+                        None
+                    }
                 });
             let before = self.queues.at(&key).and_then(|queue| queue.lock);
             self.strings.look_now(&key);

@@ -86,6 +86,8 @@ pub enum Found {
     LegacyString(LegacyString),
     /// A value of another type.
     Other,
+    /// Nothing, and the key belongs to another node of the cluster.
+    Elsewhere,
 }
 
 /// The keyspace, as core needs it: it is queried before a waiter is granted a key at which no lock

@@ -53,7 +53,8 @@ impl<'a> Changed<'a> {
 enum Turn {
     Comes(SmallList<Option<LockId>>),
     NotYet,
-    Never(Denial),
+    /// It gets this answer instead.
+    Never(Answer),
 }
 
 impl Table {
@@ -269,8 +270,8 @@ impl Table {
     ) -> bool {
         match self.turn(id, changed, now, keyspace) {
             Turn::NotYet => false,
-            Turn::Never(denial) => {
-                self.dismiss(id, Answer::Denied(denial));
+            Turn::Never(answer) => {
+                self.dismiss(id, answer);
                 true
             }
             Turn::Comes(locks) => {
@@ -308,7 +309,7 @@ impl Table {
                 Ok(Look::NotYet) => return Turn::NotYet,
                 Ok(Look::Comes(lock)) if alone => return Turn::Comes(SmallList::One(lock)),
                 Ok(Look::Comes(_)) => {}
-                Err(denial) => return Turn::Never(denial),
+                Err(answer) => return Turn::Never(answer),
             }
         }
         let (first, touched) = (waiter.held_up_at(), self.output.touched.len());
@@ -327,7 +328,7 @@ impl Table {
             }
             let at_key = Changed::at(key);
             match self.look_for(id, &waiter, at_key, &mut passed, now, keyspace) {
-                Err(denial) => return Turn::Never(denial),
+                Err(answer) => return Turn::Never(answer),
                 Ok(Look::Comes(lock)) => locks.push(lock),
                 Ok(Look::NotYet) => {
                     held_up.get_or_insert(at);
@@ -349,7 +350,8 @@ impl Table {
         }
     }
 
-    /// Whether one of the keys of a waiter is available now.
+    /// Whether one of the keys of a waiter is available now; an error is what the waiter gets
+    /// instead. A key that belongs to another node may have an owner there.
     fn look_for(
         &mut self,
         id: WaiterId,
@@ -358,19 +360,22 @@ impl Table {
         passed: &mut HashSet<WaiterId>,
         now: Now,
         keyspace: &mut dyn Keyspace,
-    ) -> Result<Look, Denial> {
+    ) -> Result<Look, Answer> {
         let (terms, key) = (&waiter.terms, at.key);
         self.looks += 1;
         let lock = match self.look_at(at, &terms.token, now, keyspace) {
             Found::Nothing => None,
             Found::Lock(lock) => Some(lock),
             Found::LegacyString(_) => return Ok(Look::NotYet),
-            Found::Other => return Err(Denial::WrongType),
+            Found::Other => return Err(Answer::Denied(Denial::WrongType)),
+            Found::Elsewhere => return Err(Answer::Unblocked),
         };
         let (lease_now, steps) = (self.clock.at(now.mono), self.order_steps());
         let places = self.places_seen.get();
         let comes = match self.standing(lock, terms) {
-            Standing::Refused(refusal) => return Err(Denial::Refused(refusal)),
+            Standing::Refused(refusal) => {
+                return Err(Answer::Denied(Denial::Refused(refusal)));
+            }
             Standing::Excluded => false,
             Standing::Held => true,
             Standing::Open => {
@@ -416,7 +421,7 @@ impl Table {
                 self.attach_queue(key, None);
                 self.strings.insert(key, string, now.mono);
             }
-            Found::Nothing | Found::Other => self.attach_queue(key, None),
+            Found::Nothing | Found::Other | Found::Elsewhere => self.attach_queue(key, None),
         }
         found
     }
