@@ -222,7 +222,9 @@ fn the_memory_of_very_many_removed_locks_comes_back() {
 #[test]
 fn the_memory_of_locks_that_the_master_removed_comes_back_on_a_replica() {
     let master = Server::start();
-    let replica = Server::options().replica_of(&master).start();
+    // The backlog of Valkey is 10 MB by default.
+    let replica = Server::options().config("repl-backlog-size 1mb");
+    let replica = replica.replica_of(&master).start();
     let (mut m, mut r) = (master.connect(), replica.connect());
     redislock_testkit::wait_for_sync(&mut m, &mut r);
     let before = used_memory(&mut r);
