@@ -137,9 +137,20 @@ impl Server {
         self.wait();
     }
 
-    /// Ends the server as an operator would: with a save if one is configured.
+    /// Ends the server as an operator would: with a save if one is configured. A server that cannot
+    /// save does not end.
+    #[track_caller]
     pub fn stop(&mut self) -> ExitStatus {
         self.signal(Signal::TERM);
+        let start = Instant::now();
+        while self.is_alive() {
+            assert!(
+                start.elapsed() < PATIENCE,
+                "it does not end:\n{}",
+                self.log()
+            );
+            std::thread::sleep(Duration::from_millis(2));
+        }
         self.wait()
     }
 
