@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 pub use arrivals::Arrivals;
+use foldhash::HashMap;
 
 use crate::lock::Terms;
 use crate::slots::LockId;
@@ -111,7 +112,7 @@ pub struct Queues {
     slots: Vec<Option<(WaiterId, Arc<Waiter>)>>,
     free_slots: Vec<u32>,
     by_key: SteadyMap<Key, Queue>,
-    by_token: SteadyMap<Token, SmallSet<WaiterId>>,
+    by_token: HashMap<Token, SmallSet<WaiterId>>,
     deadlines: BTreeSet<(MonoTime, WaiterId)>,
     last: u64,
     /// The memory of a request that has left, for the next one. This saves 190 instructions of a
@@ -152,7 +153,7 @@ impl Queues {
         for key in &waiter.keys {
             self.by_key.or_default(key).waiting.join(id);
         }
-        let same = self.by_token.or_default(&waiter.terms.token);
+        let same = self.by_token.entry(waiter.terms.token.clone()).or_default();
         let others = same.len();
         let other = same.first().copied().filter(|_| others == 1);
         same.insert(id);
@@ -216,12 +217,20 @@ impl Queues {
             self.deadlines.remove(&(until, id));
         }
         self.with_several_keys -= usize::from(waiter.keys.len() > 1);
+        // It was usually the only request of its owner, so the entry is removed first and hashed
+        // once.
         let mut owner_waits = false;
-        self.by_token.remove_if(&waiter.terms.token, |same| {
+        if let Some((token, mut same)) = self.by_token.remove_entry(&waiter.terms.token) {
             same.remove(&id);
             owner_waits = !same.is_empty();
-            !owner_waits
-        });
+            if owner_waits {
+                self.by_token.insert(token, same);
+            }
+        }
+        // Maps do not shrink by themselves.
+        if self.by_token.is_empty() && self.by_token.capacity() > 2 * KEPT_SLOTS {
+            self.by_token = HashMap::default();
+        }
         Some(Left {
             waiter,
             emptied,
@@ -322,7 +331,7 @@ impl Queues {
     /// Whether `token` waits.
     #[must_use]
     pub fn has(&self, token: &Token) -> bool {
-        self.by_token.contains(token)
+        !self.by_token.is_empty() && self.by_token.contains_key(token)
     }
 
     /// The request that gives up first, if its time is over.

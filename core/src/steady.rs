@@ -1,7 +1,7 @@
 //! A map that grows and shrinks in small steps.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::hash::{BuildHasher, Hash};
 
 use foldhash::fast::RandomState;
@@ -77,15 +77,15 @@ impl<K: Hash + Eq, V> SteadyMap<K, V> {
 
     /// Changes the value of a key, and removes both if `change` returns true.
     pub fn remove_if(&mut self, key: &K, change: impl FnOnce(&mut V) -> bool) {
-        let hash = self.hash_of(key);
-        let Some(same) = self.tree.get_mut(&hash) else {
+        let Entry::Occupied(mut same) = self.tree.entry(self.hash_of(key)) else {
             return;
         };
-        let found = same.iter_mut().find(|(its, _)| its == key);
+        let found = same.get_mut().iter_mut().find(|(its, _)| its == key);
         if found.is_some_and(|(_, value)| change(value)) {
-            same.retain(|(its, _)| its != key);
-            if same.is_empty() {
-                self.tree.remove(&hash);
+            if same.get().len() == 1 {
+                same.remove();
+            } else {
+                same.get_mut().retain(|(its, _)| its != key);
             }
         }
     }

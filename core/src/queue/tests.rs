@@ -237,6 +237,22 @@ fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_no
     }
 }
 
+/// The same for the owners, each with one request for the same key.
+#[test]
+fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
+    for (owners, is_kept) in [(10, true), (1500, true), (4000, false)] {
+        let mut queues = Queues::default();
+        let ids: Vec<_> = (0..owners)
+            .map(|owner| queues.join(waiter(owner, [0], None)))
+            .collect();
+        for id in ids {
+            queues.leave(id);
+        }
+        assert!(queues.is_empty() && queues.by_token.is_empty());
+        assert_eq!(queues.by_token.capacity() > 0, is_kept, "{owners}");
+    }
+}
+
 #[test]
 fn the_memory_of_a_request_for_one_key_is_used_again() {
     for (keys, is_used_again) in [(1, true), (2, false)] {
