@@ -1,5 +1,5 @@
-//! `LOCK._APPLY effect [key …]`: applies what another node decided. Only the master's link, the AOF
-//! and a slot import may use it.
+//! `LOCK._APPLY effect [key …]`: applies what another node decided. Only the master's link, the
+//! AOF and a slot import may use it.
 //!
 //! An effect consists of a version, the fence counter, the data of the quarantine, and a change for
 //! each key. It is checked like any input.

@@ -18,7 +18,7 @@ use crate::{clock, edge, effects, keyspace, removals, waiters};
 const SLICE: Micros = Micros(300);
 /// The pause between two slices of work that nobody waits for.
 const PAUSE: Micros = Micros(3000);
-/// The number of steps between two readings of the clock: leases that end, keys that are checked, …
+/// The number of steps between two readings of the clock: a lease that ends, a key that is checked.
 const BATCH: usize = 32;
 
 /// Wakes the module when the next wait ends.

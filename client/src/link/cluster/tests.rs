@@ -6,7 +6,7 @@ use futures_util::future::join_all;
 use redis::IntoConnectionInfo;
 use redislock_testkit::{Flow, Proxy};
 
-use super::super::OPENING_CONNECTIONS;
+use super::super::own::OPENING_CONNECTIONS;
 use super::*;
 
 const MANY: usize = 50;
