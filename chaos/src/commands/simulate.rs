@@ -87,6 +87,8 @@ fn flaw(wanted: &str) -> Result<Planted, String> {
 #[derive(Default)]
 struct Report {
     by_nodes: [u64; 6],
+    /// Seeds in which the order of fences is promised, and so checked.
+    ordered: u64,
     failed: Vec<u64>,
     faults: u64,
     events: u64,
@@ -96,6 +98,7 @@ struct Report {
 impl Report {
     fn add(&mut self, plan: &Plan, outcome: &Outcome) {
         self.by_nodes[plan.nodes.min(5)] += 1;
+        self.ordered += u64::from(plan.promises_fences());
         self.faults += plan.faults.len() as u64;
         self.events += outcome.events;
         let (sum, one) = (&mut self.counts, &outcome.counts);
@@ -136,6 +139,7 @@ impl Report {
              {writes} writes, {fenced_off} fenced off; slowest recovery {} ms",
             recovery / 1000
         );
+        println!("the order of fences was checked in {} seeds", self.ordered);
         println!("{} seeds broke a promise", self.failed.len());
     }
 }

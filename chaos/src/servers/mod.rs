@@ -26,3 +26,8 @@ pub use worker::{Job, work};
 pub fn name_of(lock: usize) -> String {
     format!("lock-{lock}")
 }
+
+/// The name of a second lock in the same slot of a cluster, for requests for both.
+pub fn companion_of(name: &str) -> String {
+    format!("{{{name}}}-companion")
+}

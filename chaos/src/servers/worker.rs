@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
 use tokio::time::{sleep, timeout};
 
+use super::companion_of;
 use super::register::Register;
 
 /// How many of them work at the same time in one process.
@@ -192,9 +193,16 @@ struct Worker {
 struct Wish {
     claim: u64,
     lock: Lock,
-    name: String,
+    names: Vec<String>,
     shared: bool,
     ttl: u64,
+}
+
+impl Wish {
+    /// The lock whose register is used.
+    fn register(&self) -> &str {
+        &self.names[0]
+    }
 }
 
 impl Worker {
@@ -202,7 +210,7 @@ impl Worker {
         while !self.is_over() {
             sleep(millis(self.rng.u64(0..=120))).await;
             let wish = self.wish();
-            let (locks, shared) = (vec![wish.name.clone()], wish.shared);
+            let (locks, shared) = (wish.names.clone(), wish.shared);
             let asked = now();
             let ask = What::Ask { locks, shared };
             self.journal.write(asked, wish.claim, ask);
@@ -226,16 +234,23 @@ impl Worker {
 
     fn wish(&mut self) -> Wish {
         let name = self.job.locks[self.rng.usize(0..self.job.locks.len())].clone();
+        let (is_first, companion) = (name == self.job.locks[0], companion_of(&name));
+        let mut names = match self.rng.u8(0..8) {
+            0 | 1 => vec![name, companion],
+            2 => vec![companion],
+            _ => vec![name],
+        };
+        self.rng.shuffle(&mut names);
         let shortest = 3 * self.job.node_timeout + 100;
         let ttl = self.rng.u64(shortest..=self.job.longest_ttl.max(shortest));
         // Only the first lock has holders that share it: the others have one owner at a time.
-        let shared = name == self.job.locks[0] && self.rng.u8(0..3) == 0;
-        let lock = self.client.lock(&name).ttl(millis(ttl));
+        let shared = is_first && self.rng.u8(0..3) == 0;
+        let lock = self.client.lock_all(&names).ttl(millis(ttl));
         let lock = lock.renew(self.rng.bool()).owner(&Owner::new());
         Wish {
             claim: self.journal.claim(),
             lock: if shared { lock.shared() } else { lock },
-            name,
+            names,
             shared,
             ttl,
         }
@@ -284,7 +299,7 @@ impl Worker {
             let read = if wish.shared {
                 None
             } else {
-                self.register.read(&wish.name, guard.fence())
+                self.register.read(wish.register(), guard.fence())
             };
             sleep(millis(self.rng.u64(0..=longest))).await;
             if !self.look(wish, guard) && !careless {
@@ -333,8 +348,8 @@ impl Worker {
     }
 
     fn count_up(&self, wish: &Wish, fence: u64, read: u64) {
-        if let Some(was) = self.register.write(&wish.name, fence, read) {
-            let lock = wish.name.clone();
+        if let Some(was) = self.register.write(wish.register(), fence, read) {
+            let lock = wish.register().to_owned();
             let what = What::Write {
                 lock,
                 fence,
