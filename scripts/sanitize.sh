@@ -14,6 +14,7 @@ cd "$(dirname "$0")/.."
 SUBSET=${SUBSET:-acquire extend release shared fences}
 work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/sanitize
 reports=$work/reports
+mkdir -p "$work"
 export REDISLOCK_LEAK_CHECK=1
 say() { printf 'sanitize: %s\n' "$*"; }
 
