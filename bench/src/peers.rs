@@ -139,6 +139,7 @@ impl Peers {
         let heads = [
             "lock",
             "grants/s",
+            "relative to ours",
             "hand-overs/s",
             "wait p50 / p99 / longest, ms",
             "least/most served",
@@ -150,12 +151,24 @@ impl Peers {
         let cells = |found: &Found| {
             let mut line = vec![found.lock.clone()];
             line.extend(found.cells());
+            line.insert(2, self.relative_to_ours(found).unwrap_or_default());
             line
         };
         [heads]
             .into_iter()
             .chain(self.at(place).map(cells))
             .collect()
+    }
+
+    /// The grants of a usual lock, compared with those of our library for the same language.
+    fn relative_to_ours(&self, usual: &Found) -> Option<String> {
+        let beside = &self.languages.get(&usual.language)?.beside;
+        let (ours, _) = beside
+            .iter()
+            .find(|(_, usuals)| usuals.contains(&usual.lock))?;
+        let ours = self.at(usual.place()).find(|found| found.lock == *ours)?;
+        let rate = |found: &Found| Some(found.figures.as_ref()?.grants_per_second);
+        Some(format!("{:.2} ×", rate(usual)? / rate(ours)?))
     }
 
     /// Each library, compared with the usual locks of its language.
@@ -327,16 +340,26 @@ mod tests {
         serde_json::from_str(&text).unwrap()
     }
 
-    fn targets(ours: (f64, f64)) -> String {
+    fn peers(ours: (f64, f64)) -> Peers {
         let beside = [("redislock on x".to_owned(), vec!["usual".to_owned()])].into();
-        let peers = Peers {
+        Peers {
             found: vec![
                 found("redislock on x", ours.0, ours.1),
                 found("usual", 100.0, 10.0),
             ],
             languages: [("go".to_owned(), Language { beside })].into(),
-        };
-        peers.targets()
+        }
+    }
+
+    fn targets(ours: (f64, f64)) -> String {
+        peers(ours).targets()
+    }
+
+    #[test]
+    fn the_table_compares_each_usual_lock_with_ours() {
+        let lines = peers((200.0, 5.0)).lines(TARGET);
+        let column: Vec<_> = lines.iter().map(|line| line[2].as_str()).collect();
+        assert_eq!(column, ["relative to ours", "", "0.50 ×"]);
     }
 
     #[test]

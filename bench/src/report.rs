@@ -35,6 +35,9 @@ fn origin(server: &str, run: &Run) -> String {
 /// The cells of a line.
 pub type Line = Vec<String>;
 
+/// The column of the spread in the table of single figures.
+const SPREAD: usize = 3;
+
 /// Each alternative with its figure, its spread, and its ratio to redislock.
 fn bars(charts: &[&Chart]) -> Vec<Line> {
     let heads = [
@@ -68,6 +71,12 @@ fn bars(charts: &[&Chart]) -> Vec<Line> {
                 spread(figures, show),
                 ratio,
             ]);
+        }
+    }
+    let spreads = |line: &Line| line.get(SPREAD).is_none_or(String::is_empty);
+    if lines.iter().skip(1).all(spreads) {
+        for line in &mut lines {
+            line.remove(SPREAD);
         }
     }
     lines
@@ -119,8 +128,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
     {
         for Alternative { name, .. } in chart.alternatives.iter().skip(1) {
             lines.push(cells(&format!("{name}, relative to redislock"), &|at| {
-                let ratio = figures(name, at)?.over(figures(OURS, at)?);
-                Some(format!("{:.2} ×", ratio.median()))
+                Some(times(figures(name, at)?, figures(OURS, at)?))
             }));
         }
     }
@@ -135,17 +143,23 @@ pub fn targets(results: &Results) -> String {
     for name in order {
         for (server, run) in results.0.get(name).into_iter().flatten() {
             for checked in targets::check(name, run) {
-                let verdict = if checked.is_met { "met" } else { "not met" };
                 lines.push(vec![
                     checked.what,
                     server.clone(),
                     checked.found,
                     checked.spread,
                     checked.wanted,
-                    verdict.to_owned(),
+                    checked.verdict.to_owned(),
                 ]);
             }
         }
+    }
+    let runs = || results.0.values().flat_map(|servers| servers.values());
+    for what in targets::not_measured(runs) {
+        let mut line = vec![String::new(); heads.len()];
+        line[0] = what;
+        line[heads.len() - 1] = "not measured".to_owned();
+        lines.push(line);
     }
     table(&lines)
 }

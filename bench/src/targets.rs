@@ -154,21 +154,30 @@ pub struct Checked {
     pub found: String,
     pub spread: String,
     pub wanted: String,
-    pub is_met: bool,
+    pub verdict: &'static str,
 }
 
 /// The targets of a section, as far as this run has their figures.
 pub fn check(section: &str, run: &Run) -> Vec<Checked> {
     let targets = TARGETS.iter().filter(|target| target.section == section);
+    targets.filter_map(|target| target.check_in(run)).collect()
+}
+
+/// The targets for which none of these runs has a figure.
+pub fn not_measured<'a, I: Iterator<Item = &'a Run>>(runs: impl Fn() -> I) -> Vec<String> {
+    let targets = TARGETS.iter();
+    let targets = targets.filter(|target| runs().all(|run| target.check_in(run).is_none()));
     targets
-        .filter_map(|target| {
-            let mut charts = run.charts.iter();
-            target.check(charts.find(|chart| chart.title == target.chart)?)
-        })
+        .map(|target| target.what(target.chart, ""))
         .collect()
 }
 
 impl Target {
+    fn check_in(&self, run: &Run) -> Option<Checked> {
+        let mut charts = run.charts.iter();
+        self.check(charts.find(|chart| chart.title == self.chart)?)
+    }
+
     fn check(&self, chart: &Chart) -> Option<Checked> {
         let own = chart.figures(self.of, self.at)?;
         let figures = match self.beside {
@@ -178,32 +187,48 @@ impl Target {
             OverAt(few) => own.over(chart.figures(self.of, Some(few))?),
         };
         let show = |figure| self.show(chart.unit, figure);
-        let (bound, is_met) = match self.bound {
-            AtLeast(bound) => (format!("≥ {}", show(bound)), figures.median() >= bound),
-            AtMost(bound) => (format!("≤ {}", show(bound)), figures.median() <= bound),
+        let wanted = match self.bound {
+            AtLeast(bound) => format!("≥ {}", show(bound)),
+            AtMost(bound) => format!("≤ {}", show(bound)),
         };
+        let title = format!("{} ({})", chart.title, chart.unit.name());
         Some(Checked {
-            what: self.what(chart),
+            what: self.what(&title, chart.along.as_deref().unwrap_or_default()),
             found: show(figures.median()),
             spread: spread(&figures, show),
-            wanted: bound,
-            is_met,
+            wanted,
+            verdict: self.verdict(&figures),
         })
     }
 
-    fn what(&self, chart: &Chart) -> String {
-        let (title, of) = (&chart.title, self.of);
-        let unit = chart.unit.name();
-        let along = chart.along.as_deref().unwrap_or_default();
+    /// The median decides. If some rounds are on its other side, the verdict says so.
+    fn verdict(&self, figures: &Figures) -> &'static str {
+        let is_met = |figure: f64| match self.bound {
+            AtLeast(bound) => figure >= bound,
+            AtMost(bound) => figure <= bound,
+        };
+        let in_every_round = is_met(figures.least()) == is_met(figures.most());
+        match (is_met(figures.median()), in_every_round) {
+            (true, true) => "met",
+            (true, false) => "met in most rounds",
+            (false, false) => "not met in most rounds",
+            (false, true) => "not met",
+        }
+    }
+
+    fn what(&self, title: &str, along: &str) -> String {
+        let of = self.of;
         let place = self.at;
-        let place = place.map_or_else(String::new, |at| format!(", {}", counted(at, along)));
+        let place = place.map_or_else(String::new, |at| {
+            format!(", {}", counted(at, along).trim_end())
+        });
         let compared = match self.beside {
             Nothing => of.to_owned(),
             Over(other) => format!("{of} over {other}"),
             Less(other) => format!("{of} minus {other}"),
             OverAt(few) => format!("{of}, over {}", counted(few, along)),
         };
-        format!("{title} ({unit}){place}: {compared}")
+        format!("{title}{place}: {compared}")
     }
 
     fn show(&self, unit: Unit, figure: f64) -> String {
@@ -241,9 +266,30 @@ mod tests {
                 charts: vec![chart],
             }
         };
-        let met = |ours, script| check("pairs", &found(ours, script))[0].is_met;
-        assert!(met(1.0, 1.8));
-        assert!(!met(1.0, 1.79));
+        let verdict = |ours, script| check("pairs", &found(ours, script))[0].verdict;
+        assert_eq!(verdict(1.0, 1.8), "met");
+        assert_eq!(verdict(1.0, 1.79), "not met");
+        let figures = |rounds: [f64; 3]| {
+            let mut figures = Figures::one(rounds[0]);
+            rounds[1..].iter().for_each(|round| figures.push(*round));
+            figures
+        };
+        assert_eq!(
+            TARGETS[0].verdict(&figures([1.9, 1.8, 1.7])),
+            "met in most rounds"
+        );
+        assert_eq!(
+            TARGETS[0].verdict(&figures([1.9, 1.7, 1.7])),
+            "not met in most rounds"
+        );
+    }
+
+    #[test]
+    fn a_target_without_a_figure_is_named() {
+        let missing = not_measured(std::iter::empty);
+        assert_eq!(missing.len(), TARGETS.len());
+        let save = "RDB save, 10,000,000: redislock over string with PX";
+        assert!(missing.iter().any(|what| what == save), "{missing:?}");
     }
 
     #[test]

@@ -5,7 +5,7 @@ use crate::Outcome;
 use crate::growth::{RELOAD, empty, keys};
 use crate::measure::{Figures, progress};
 use crate::measured::check_yes;
-use crate::memory::STRING;
+use crate::memory::{STRING, used_memory};
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::Way;
 
@@ -21,15 +21,16 @@ impl Counter {
             (Way::Bare, Way::Bare.name()),
         ];
         let (mut saves, mut loads) = (Vec::new(), Vec::new());
+        let before = used_memory(&mut self.connection)?;
         for (way, name) in ways {
             if !self.ways.all.contains(&way) {
                 continue;
             }
             progress(&format!("instructions: save and load, {name}"));
-            empty(&mut self.connection)?;
+            empty(&mut self.connection, before)?;
             self.acquires(way)?;
             let save = self.each(COMMANDS, |counter| counter.done(&["SAVE"]))?;
-            empty(&mut self.connection)?;
+            empty(&mut self.connection, before)?;
             let load = self.each(COMMANDS, |counter| counter.done(&RELOAD))?;
             if keys(&mut self.connection)? != COMMANDS as i64 {
                 return Err("not all locks were loaded".into());
