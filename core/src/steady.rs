@@ -144,6 +144,15 @@ mod tests {
         }
     }
 
+    #[test]
+    fn keys_that_differ_have_different_places() {
+        let mut steady = SteadyMap::<u32, u32>::default();
+        for key in 0..1_000_u32 {
+            *steady.or_default(&key) += 1;
+        }
+        assert_eq!(steady.tree.len(), 1_000);
+    }
+
     proptest! {
         #[test]
         fn a_steady_map_is_a_map(steps in prop::collection::vec((0..4_u8, 0..9_u8), 0..60)) {
