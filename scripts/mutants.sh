@@ -1,6 +1,6 @@
 #!/bin/sh
 # Changes one expression at a time in the code that decides who holds a lock, and expects a test to fail:
-# mutants.sh [lock queue fence quarantine replication_lease quorum]   SHARD=0/4: only the first quarter
+# mutants.sh [lock queue steady fence quarantine replication_lease quorum]   SHARD=0/4: only the first quarter
 #
 # Each mutant is first given to the unit tests of its part, which are built and run in seconds; those that
 # survive get all tests of the crate. A mutant that survives both must be explained in sabotage/mutants.md, by its name.
@@ -8,7 +8,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-[ "$#" -gt 0 ] || set -- lock queue fence quarantine replication_lease quorum
+[ "$#" -gt 0 ] || set -- lock queue steady fence quarantine replication_lease quorum
 scripts/setup.sh mutants
 root=$PWD
 work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants

@@ -141,7 +141,10 @@ pub fn targets(results: &Results) -> String {
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
     let order = crate::SECTIONS.iter().map(|section| section.name);
     for name in order {
-        for (server, run) in results.0.get(name).into_iter().flatten() {
+        let Some(servers) = results.0.get(name) else {
+            continue;
+        };
+        for (server, run) in servers {
             for checked in targets::check(name, run) {
                 lines.push(vec![
                     checked.what,
@@ -153,13 +156,12 @@ pub fn targets(results: &Results) -> String {
                 ]);
             }
         }
-    }
-    let runs = || results.0.values().flat_map(|servers| servers.values());
-    for what in targets::not_measured(runs) {
-        let mut line = vec![String::new(); heads.len()];
-        line[0] = what;
-        line[heads.len() - 1] = "not measured".to_owned();
-        lines.push(line);
+        for what in targets::not_measured(name, servers.values()) {
+            let mut line = vec![String::new(); heads.len()];
+            line[0] = what;
+            line[heads.len() - 1] = "not measured".to_owned();
+            lines.push(line);
+        }
     }
     table(&lines)
 }
