@@ -11,8 +11,8 @@ use crate::{clock, node, quarantine, removals, server};
 
 /// The time between two checks.
 const LOOK_EVERY: Micros = Micros(900_000);
-/// The number of removed locks that are logged in one step.
-const BATCH: usize = 32;
+/// The number of removed locks that are logged in one step: a line opens and closes the log file.
+const BATCH: usize = 2;
 
 /// Checks what the server does not report, about once a second. The cron runs `hz` times a second.
 pub fn run_periodic_checks(ctx: Ctx, now: MonoTime) {

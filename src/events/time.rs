@@ -16,13 +16,13 @@ use crate::{clock, edge, effects, keyspace, removals, waiters};
 /// A slice ends after this time, so that clients are served in between. The current step is
 /// finished first; altogether a slice nearly always takes less than 1 ms of the main thread.
 const SLICE: Micros = Micros(300);
-/// The pause between two slices of work that nobody waits for. It takes an eighth of the main thread
-/// then: the memory of ten million locks is freed within a minute after a FLUSHALL.
+/// The pause between two slices of work that nobody waits for. The work takes an eighth of the main
+/// thread then: the memory of ten million locks is freed within a minute after a FLUSHALL.
 const PAUSE: Micros = Micros(1000);
 /// The number of steps between two readings of the clock: a wait that ends, a key that is checked.
 const BATCH: usize = 32;
 /// The same for leases that end: each may grant the lock to waiters, which takes longer.
-const LEASES: usize = 16;
+const LEASES: usize = 8;
 
 /// Wakes the module when the next wait ends.
 fn wake_for_waits() {

@@ -361,3 +361,30 @@ fn the_memory_of_a_lock_is_that_of_its_holders() {
     let exclusive = held(Mode::Exclusive, &[(long.as_str(), 10)]);
     assert_eq!((exclusive.heap_bytes(), Lock::Free.heap_bytes()), (100, 0));
 }
+
+#[test]
+fn the_room_of_holders_that_left_is_freed_in_large_steps() {
+    let mut shared = SharedHolders::new(None);
+    let tokens: Vec<_> = (0..4_000).map(|n| token(&format!("t{n}"))).collect();
+    for owner in &tokens {
+        shared.put(Hold::new(&terms(owner, Micros(10)), 1, NOW));
+    }
+    let room = |shared: &SharedHolders| {
+        let ends = shared.len() * size_of::<(LeaseTime, Token)>();
+        (shared.heap_bytes() - ends) / size_of::<(Token, Hold)>()
+    };
+    // Room for eight times as many as are left, and 128 more, is too much; twice as many is not.
+    for owner in &tokens {
+        // The map counts a place that was left as used, or does not.
+        let before = room(&shared) - 1..=room(&shared);
+        shared.take(owner);
+        let (left, after) = (shared.len(), room(&shared));
+        if before.end() / 8 <= left + 128 {
+            assert!(before.contains(&after), "{after} of {before:?} with {left}");
+        } else if before.start() / 8 > left + 128 {
+            assert!((2 * left..before.end() / 2).contains(&after), "{after}");
+            return;
+        }
+    }
+    panic!("the room of {} holders is never freed", tokens.len());
+}

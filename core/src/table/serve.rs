@@ -13,7 +13,7 @@ use crate::time::{LeaseTime, Now};
 use crate::token::{Key, Token};
 
 /// After visits to waiters for this many keys, the others are left for the next decision.
-const LOOKED_AT_ONCE: u64 = 32;
+const LOOKED_AT_ONCE: u64 = 16;
 
 /// This many comparisons of which request may overtake which take as long as one visit.
 const ORDER_STEPS_IN_A_LOOK: u64 = 4;
