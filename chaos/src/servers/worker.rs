@@ -243,7 +243,8 @@ impl Worker {
         self.rng.shuffle(&mut names);
         let shortest = 3 * self.job.node_timeout + 100;
         let ttl = self.rng.u64(shortest..=self.job.longest_ttl.max(shortest));
-        // Only the first lock has holders that share it: the others have one owner at a time.
+        // Only the first lock and its companion have holders that share them: the others have one
+        // owner at a time.
         let shared = is_first && self.rng.u8(0..3) == 0;
         let lock = self.client.lock_all(&names).ttl(millis(ttl));
         let lock = lock.renew(self.rng.bool()).owner(&Owner::new());
