@@ -33,7 +33,7 @@ pub const RELOAD: [&str; 4] = ["DEBUG", "RELOAD", "NOSAVE", "NOFLUSH"];
 const STILL: Duration = Duration::from_millis(500);
 /// Memory that an empty server may use more than before: buffers, and tables that stay.
 const ROOM: f64 = 400_000.0;
-/// The longest that freeing may take; that of ten million locks takes a minute.
+/// The longest that freeing may take; that of five million locks takes half a minute.
 const FREEING: Duration = Duration::from_secs(300);
 
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
