@@ -143,6 +143,8 @@ const REFUSED_AT_ONCE: usize = 32;
 /// One more for each part of this length in a turn, because the turns of a busy server are long: a
 /// tenth of the time is for them.
 const ONE_MORE_EVERY: Micros = Micros(100);
+/// Never more than this many: when the server loads all its data, that is one turn, of seconds.
+const REFUSED_AT_MOST: usize = 128;
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
@@ -354,6 +356,7 @@ fn unblock_refused() {
     let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
     let turn = began.map_or(Micros::ZERO, |began| begin_cpu.minus(began));
     let most = REFUSED_AT_ONCE + (turn.0 / ONE_MORE_EVERY.0) as usize;
+    let most = most.min(REFUSED_AT_MOST);
     let next = || WAITERS.with(|waiters| waiters.refusals.pop_front());
     let mut sent = 0;
     while sent < most

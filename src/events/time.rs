@@ -15,14 +15,18 @@ use crate::{clock, edge, effects, keyspace, removals, waiters};
 
 /// A slice ends after this time, so that clients are served in between. The current step is
 /// finished first; altogether a slice nearly always takes less than 1 ms of the main thread.
-const SLICE: Micros = Micros(300);
+const SLICE: Micros = Micros(200);
+/// Work that nobody waits for ends earlier, so that some of the slice is left for other work.
+const FORGETTING: Micros = Micros(150);
 /// The pause between two slices of work that nobody waits for. The work takes an eighth of the main
 /// thread then: the memory of five million locks is freed 27 s after a FLUSHALL.
 const PAUSE: Micros = Micros(1000);
-/// The number of steps between two readings of the clock: a wait that ends, a key that is checked.
+/// The number of steps between two readings of the clock: a lock that is forgotten, a key that is
+/// checked.
 const BATCH: usize = 32;
-/// The same for leases that end: each may grant the lock to waiters, which takes longer.
-const LEASES: usize = 8;
+/// The same for waits and leases that end: each changes memory in several places, which takes much
+/// longer while a child of the server saves, because each page is copied first.
+const ENDS: usize = 8;
 
 /// Wakes the module when the next wait ends.
 fn wake_for_waits() {
@@ -69,14 +73,13 @@ pub fn catch_up(ctx: Ctx) {
     let slice = Slice::begin();
     checks::report_removals(ctx);
     let mut more = slice.spend(ctx, SLICE, |node, now, _| {
-        if node.table.time_out(BATCH, now) {
+        if node.table.time_out(ENDS, now) {
             More::Soon
         } else {
             More::No
         }
     });
-    // Nobody waits for this, so half of the slice is left for what follows.
-    more = more.max(slice.spend(ctx, SLICE / 2, |node, _, _| node.forget(BATCH)));
+    more = more.max(slice.spend(ctx, FORGETTING, |node, _, _| node.forget(BATCH)));
     let writes = may_write(ctx);
     if writes {
         more = more.max(write_what_is_due(ctx, &slice));
@@ -111,7 +114,7 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
         }
     });
     let more = slice.spend(ctx, SLICE, |node, now, keys| {
-        node.run_slice(LEASES, now, keys)
+        node.run_slice(ENDS, now, keys)
     });
     node::with(|node| node.table.holds_back = false);
     more.max(strings)

@@ -61,7 +61,7 @@ impl Table {
     pub fn close(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) {
         let looked = self.looks;
         for _ in 0..most {
-            if self.has_looked_enough(looked) {
+            if self.has_looked_enough(looked, most) {
                 return;
             }
             let Some(mut first) = self.closing.first_entry() else {

@@ -25,11 +25,12 @@ pub enum Loaded {
 }
 
 impl Table {
-    /// Ends leases whose time is over, at most this many. Returns whether more are due.
+    /// Ends leases whose time is over, at most this many, and fewer if that serves waiters. Returns
+    /// whether more may be due.
     pub fn expire(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) -> bool {
         let lease_now = self.clock.at(now.mono);
         let (mut left, mut visits, looked) = (most, most, self.looks);
-        while left > 0 && visits > 0 && !self.has_looked_enough(looked) {
+        while left > 0 && visits > 0 && !self.has_looked_enough(looked, most) {
             visits -= 1;
             let Some(index) = self.wheel.pop(lease_now) else {
                 return false;
@@ -339,7 +340,7 @@ impl Table {
     pub fn sweep(&mut self, most: usize, keyspace: &mut dyn Keyspace) {
         let looked = self.looks;
         for _ in 0..most {
-            let Some(place) = self.sweep.filter(|_| !self.has_looked_enough(looked)) else {
+            let Some(place) = self.sweep.filter(|_| !self.has_looked_enough(looked, most)) else {
                 return;
             };
             let Some((key, next)) = self.queues.key_from(place) else {

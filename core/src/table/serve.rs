@@ -197,9 +197,9 @@ impl Table {
         self.looks
     }
 
-    /// Whether a batch of events has visited enough keys of waiters since it began.
-    pub(super) fn has_looked_enough(&self, began: u64) -> bool {
-        self.looks - began >= LOOKED_AT_ONCE
+    /// Whether a batch of at most `most` events has visited enough keys of waiters since it began.
+    pub(super) fn has_looked_enough(&self, began: u64, most: usize) -> bool {
+        self.looks - began >= LOOKED_AT_ONCE.min(most as u64)
     }
 
     /// Whether waiters can be served that were left because there were too many.

@@ -1,0 +1,94 @@
+//! How much CPU time the machine itself takes: on a virtual machine, the time in which the host does
+//! something else counts as CPU time of the thread that it has stopped.
+
+use std::hint::black_box;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{sync::Arc, thread};
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// One piece of work takes about this long.
+const PIECE: Duration = Duration::from_micros(300);
+/// The pause between two pieces: an eighth of a core is used.
+const PAUSE: Duration = Duration::from_millis(2);
+
+/// A thread that does the same piece of work again and again, and measures its own CPU time. It ends
+/// when this is dropped.
+pub struct Interruptions {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    ends: AtomicBool,
+    /// Nanoseconds of the longest piece.
+    longest: AtomicU64,
+}
+
+impl Interruptions {
+    /// Starts the thread.
+    pub fn watch() -> Self {
+        let shared = Arc::new(Shared::default());
+        let (steps, its) = (calibrate(), Arc::clone(&shared));
+        let thread = thread::spawn(move || {
+            while !its.ends.load(Ordering::Relaxed) {
+                let longest = time_of(steps).as_nanos() as u64;
+                its.longest.fetch_max(longest, Ordering::Relaxed);
+                thread::sleep(PAUSE);
+            }
+        });
+        let thread = Some(thread);
+        Self { shared, thread }
+    }
+
+    /// The CPU time of the longest piece since the last call. Each has the same work to do.
+    pub fn take_longest(&self) -> Duration {
+        Duration::from_nanos(self.shared.longest.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Drop for Interruptions {
+    fn drop(&mut self) {
+        self.shared.ends.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // It has nothing to report when it fails.
+            _ = thread.join();
+        }
+    }
+}
+
+/// The number of steps that take as long as a piece when nothing interrupts them.
+fn calibrate() -> u64 {
+    const STEPS: u64 = 10_000;
+    let fastest = (0..100).map(|_| time_of(STEPS)).min();
+    let fastest = fastest.unwrap_or(PIECE).max(Duration::from_nanos(1));
+    (STEPS as u128 * PIECE.as_nanos() / fastest.as_nanos()) as u64
+}
+
+/// The CPU time of this many steps.
+fn time_of(steps: u64) -> Duration {
+    let begin = cpu_time();
+    black_box((0..steps).fold(0, |sum: u64, step| sum.wrapping_mul(31) ^ black_box(step)));
+    cpu_time().saturating_sub(begin)
+}
+
+/// The CPU time of this thread.
+fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_piece_takes_about_as_long_as_it_should_or_longer() {
+        let interruptions = Interruptions::watch();
+        thread::sleep(10 * PAUSE);
+        assert!(interruptions.take_longest() > PIECE / 2);
+    }
+}
