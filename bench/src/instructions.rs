@@ -95,6 +95,8 @@ impl Counter {
         let tool = [
             "valgrind",
             "--tool=callgrind",
+            // REDIS_SERVER may be a script that starts the server.
+            "--trace-children=yes",
             "--callgrind-out-file=counts",
         ];
         // As little background work as possible: it is counted too.

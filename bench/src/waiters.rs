@@ -1,6 +1,8 @@
 //! Main-thread time of the LOCK.RELEASE that hands a lock over, with few and with very many
 //! waiters.
 
+mod in_core;
+
 use std::time::Duration;
 
 use redislock_testkit::{Connection, Server, Value, encode};
@@ -15,15 +17,44 @@ use crate::{Outcome, Scale};
 /// The titles of the charts.
 pub const ONE_KEY: &str = "hand-over while all wait for one key";
 pub const KEY_EACH: &str = "hand-over while each waits for its own key";
+pub const ONE_KEY_IN_CORE: &str = "the part of core while all wait for one key";
+pub const KEY_EACH_IN_CORE: &str = "the part of core while each waits for its own key";
 /// The alternative.
 pub const LPUSH: &str = "LPUSH to a client in BLPOP";
 
-const SIZES: [usize; 5] = [10, 100, 1_000, 10_000, 50_000];
+/// 19,000 connections need a little less than the 20,000 files that many systems allow.
+const SIZES: [usize; 6] = [10, 100, 1_000, 10_000, 19_000, 50_000];
 const ROUNDS: usize = 5;
 /// Hand-overs of each round.
 const HANDOVERS: usize = 1_000;
 
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
+    let mut charts = with_connections(scale)?;
+    charts.extend(in_core(scale)?);
+    Ok(charts)
+}
+
+/// The part of core, which needs no connections.
+fn in_core(scale: &Scale) -> Outcome<Vec<Chart>> {
+    let places = [
+        (ONE_KEY_IN_CORE, Place::OneKey),
+        (KEY_EACH_IN_CORE, Place::KeyEach),
+    ];
+    let mut charts = Vec::new();
+    for (title, place) in places {
+        let mut chart = Chart::curve(title, Unit::Micros, "waiters", [OURS]);
+        for round in 0..ROUNDS {
+            progress(&format!("{title}: round {} of {ROUNDS}", round + 1));
+            for size in SIZES.into_iter().filter(|size| *size <= scale.waiters) {
+                chart.add(0, size as u64, in_core::hand_over(size, place)?);
+            }
+        }
+        charts.push(chart);
+    }
+    Ok(charts)
+}
+
+fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
     let sizes = SIZES.into_iter().filter(|size| *size <= scale.waiters);
     let sizes: Vec<_> = sizes.take_while(|size| has_files(size + 200)).collect();
     let most = sizes.last().copied().ok_or("too few open files")?;
@@ -216,16 +247,19 @@ fn mean_time(control: &mut Connection, name: &str) -> Outcome<f64> {
     let Value::Array(entries) = control.try_call(&["SLOWLOG", "GET", "-1"])? else {
         return Err("SLOWLOG GET: no array".into());
     };
-    let mut times: Vec<i64> = entries
-        .iter()
-        .filter_map(|entry| time_of(entry, name))
-        .collect();
+    let times = entries.iter().filter_map(|entry| time_of(entry, name));
+    let times: Vec<_> = times.map(|time| time as f64).collect();
     if times.len() != HANDOVERS {
         return Err(format!("SLOWLOG has {} times {name}", times.len()).into());
     }
-    times.sort_unstable();
-    times.truncate(HANDOVERS * 9 / 10);
-    Ok(times.iter().sum::<i64>() as f64 / times.len() as f64)
+    Ok(mean_of_most(times))
+}
+
+/// The mean without the highest tenth.
+fn mean_of_most(mut times: Vec<f64>) -> f64 {
+    times.sort_unstable_by(f64::total_cmp);
+    times.truncate(times.len() * 9 / 10);
+    times.iter().sum::<f64>() / times.len() as f64
 }
 
 /// Microseconds of an entry of SLOWLOG, if it is of this command.
