@@ -288,8 +288,10 @@ def sabotage(chosen, find):
 
 
 def main(args):
+    if "--help" in args or "-h" in args:
+        return say(__doc__.strip())
     find, check = "--find" in args, "--check" in args
-    names = [arg for arg in args if not arg.startswith("--")]
+    names = [arg for arg in args if arg not in ("--find", "--check")]
     everything = load()
     unknown = [name for name in names if name not in everything]
     if unknown:
