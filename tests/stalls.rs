@@ -406,13 +406,20 @@ fn very_many_waiters_that_are_granted_nothing_get_their_replies_in_slices() {
 }
 
 #[test]
-fn they_do_also_after_very_long_turns() {
-    let most = most_refused_at_once(|c| {
-        for _ in 0..10 {
-            c.call_args(&["EVAL", "for i = 1, 2e7 do end", "0"]);
+fn refused_waiters_get_their_replies_in_slices_after_long_turns() {
+    for _ in 0..5 {
+        let most = most_refused_at_once(|c| {
+            for _ in 0..10 {
+                c.call_args(&["EVAL", "for i = 1, 2e7 do end", "0"]);
+            }
+        });
+        assert!((1..=128).contains(&most), "{most} replies in one turn");
+        if most > 64 {
+            return;
         }
-    });
-    assert!((1..=128).contains(&most), "{most} replies in one turn");
+        // All of them had left before the first long turn.
+    }
+    panic!("no turn was long");
 }
 
 /// In a cluster the lock may have moved, so all its waiters are unblocked.
