@@ -225,7 +225,7 @@ fn memory_stays_flat_no_slice_is_long_and_nothing_is_left() {
     assert_eq!(c.call("DBSIZE"), Value::Integer(0));
 }
 
-/// The longest slices, and how far the machine is responsible for them.
+/// The longest slices, and what helps to judge them: how long the machine interrupts other work.
 struct Slices {
     machine: Interruptions,
     /// For each round: its longest slice, and the longest piece of other work, which always has the
@@ -264,8 +264,7 @@ impl Slices {
         });
     }
 
-    /// A slice is short: for every kind of round in most of them, and altogether too long no more
-    /// often than other work that would take a third of the limit.
+    /// No slice is long. What is printed before that shows whether the machine may be the reason.
     fn assert_short(&self) {
         for (at, event) in EVENTS.iter().enumerate() {
             let rounds = self.rounds.iter().skip(at).step_by(ROUNDS);
@@ -273,14 +272,14 @@ impl Slices {
             slices.sort_unstable();
             let (median, longest) = (slices[slices.len() / 2], slices[slices.len() - 1]);
             println!("longest slice in rounds with a {event}: median {median:?}, most {longest:?}");
-            assert!(median <= SLICE, "slices of {median:?} with a {event}");
         }
         let [slices, machine] = [0, 1].map(|which: usize| {
             let too_long = self.rounds.iter().filter(|round| round[which] > SLICE);
             too_long.count()
         });
         println!("more than {SLICE:?}: slices in {slices} rounds, other work in {machine}");
-        assert!(slices <= machine, "the machine is not the reason for all");
+        let longest = self.rounds.iter().map(|[slice, _]| *slice).max();
+        assert!(longest <= Some(SLICE), "a slice of {longest:?}");
     }
 }
 
