@@ -60,10 +60,14 @@ fuzz: build ## Fuzz arguments, saved locks, effects, RESTORE and replies (SECOND
 sanitize: build ## Run tests under Miri, AddressSanitizer and valgrind (PARTS='miri address', SUBSET='acquire waiting')
 	@SUBSET='$(SUBSET)' scripts/sanitize.sh $(PARTS)
 
-# Each waiter is a connection: both sides need a file for it.
-soak: build ## Ten minutes of waiters, reloads, rewrites, replicas; memory stays flat (SECONDS=600 WAITERS=10000)
+# Each waiter is a connection: both sides need a file for it. Symbols tell callgrind where a slice begins.
+soak: build ## Count the instructions of slices, then ten minutes of waiters, reloads, rewrites, replicas (SECONDS=600 WAITERS=10000)
+	@scripts/setup.sh soak
+	cargo build --profile profiling -p redislock-module --lib
+	ulimit -n 20000 && SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" REDISLOCK_SO="$(abspath $(TARGET))/profiling/$(notdir $(LIBRARY))" \
+		cargo test -p redislock-module --test main -- --ignored --nocapture soak::no_slice_needs_many_instructions
 	ulimit -n 20000 && SOAK_SECONDS=$(SECONDS) SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" \
-		cargo test -p redislock-module --test main -- --ignored --nocapture soak::
+		cargo test -p redislock-module --test main -- --ignored --nocapture soak::memory_stays_flat_and_nothing_is_left
 
 lint: ## Check format, width, clippy, documentation, licences and scripts; warnings are errors
 	@scripts/setup.sh lint

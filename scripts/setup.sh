@@ -8,6 +8,7 @@
 #   setup.sh clients  Python 3, Node, Go, a JDK, Maven and PostgreSQL too
 #   setup.sh fuzz     a nightly toolchain, cargo-fuzz and a C++ compiler too
 #   setup.sh mutants  cargo-mutants too
+#   setup.sh soak     valgrind too
 #   setup.sh sanitize a nightly toolchain with Miri, valgrind, and what unpacks a source package, too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
@@ -100,7 +101,7 @@ find_missing() {
     [ "$purpose" != matrix ] || have debootstrap || missing="$missing debootstrap"
     [ "$purpose" != test ] || { have zsh && have fish; } || missing="$missing shells"
     [ "$purpose" != fuzz ] || have c++ || missing="$missing c++"
-    [ "$purpose" != sanitize ] || have valgrind || missing="$missing valgrind"
+    { [ "$purpose" != sanitize ] && [ "$purpose" != soak ]; } || have valgrind || missing="$missing valgrind"
     [ "$purpose" != sanitize ] || have dpkg-source || missing="$missing dpkg-source"
     [ "$purpose" != test ] || have tmux || missing="$missing tmux"
     [ "$purpose" != test ] || have chromium || have chromium-browser || have google-chrome || missing="$missing chromium"
