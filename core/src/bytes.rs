@@ -17,7 +17,10 @@ enum Place<const INLINE: usize> {
 }
 
 impl<const INLINE: usize> Bytes<INLINE> {
-    const FITS: () = assert!(INLINE <= u8::MAX as usize, "the length is one byte");
+    const FITS: () = assert!(
+        8 <= INLINE && INLINE <= u8::MAX as usize,
+        "the length is one byte, and eight bytes are compared at a time"
+    );
 
     /// The concatenation of these parts.
     #[must_use]
@@ -79,18 +82,26 @@ impl<const INLINE: usize> Bytes<INLINE> {
 /// 510, because it compares byte by byte.
 impl<const INLINE: usize> PartialEq for Bytes<INLINE> {
     fn eq(&self, other: &Self) -> bool {
-        fn differ(a: &[u8], b: &[u8]) -> u8 {
-            a.iter().zip(b).fold(0, |differ, (x, y)| differ | (x ^ y))
-        }
         if let (Place::Inline { len: m, bytes: a }, Place::Inline { len: n, bytes: b }) =
             (&self.0, &other.0)
         {
             // The padding is compared, too, so that the compiler needs no loop.
-            return differ(a, b) | (m ^ n) == 0;
+            return differ(a, b) | u64::from(m ^ n) == 0;
         }
         let (a, b) = (self.get(), other.get());
-        a.len() == b.len() && differ(a, b) == 0
+        let bytes = a.iter().zip(b);
+        a.len() == b.len() && bytes.fold(0, |differ, (x, y)| differ | (x ^ y)) == 0
     }
+}
+
+/// Zero if both are the same. It compares eight bytes at a time, and the last eight again: for a
+/// token, that saves ten instructions.
+#[inline]
+fn differ<const LEN: usize>(a: &[u8; LEN], b: &[u8; LEN]) -> u64 {
+    let differ = |x: &[u8; 8], y: &[u8; 8]| u64::from_ne_bytes(*x) ^ u64::from_ne_bytes(*y);
+    let words = a.as_chunks().0.iter().zip(b.as_chunks().0);
+    let last = a.last_chunk().zip(b.last_chunk());
+    words.chain(last).fold(0, |all, (x, y)| all | differ(x, y))
 }
 
 impl<const INLINE: usize> Eq for Bytes<INLINE> {}

@@ -1,7 +1,6 @@
 //! The requests of clients.
 
-use foldhash::HashSet;
-
+use super::order::Passed;
 use super::{Denial, Events, Extended, Keyspace, Table, Verdict, Wanted};
 use crate::fence::check_lead;
 use crate::lock::{Hold, Lock, Standing, Terms};
@@ -25,7 +24,7 @@ impl Table {
             return Verdict::Denied(denial);
         }
         let locks = self.settled(wanted, &terms.token, now, keyspace);
-        let (mut free, mut passed) = (true, HashSet::default());
+        let (mut free, mut passed) = (true, Passed::default());
         for (want, lock) in wanted.iter().zip(&locks) {
             if want.string.is_some() {
                 free = false;

@@ -2,8 +2,7 @@
 
 use std::sync::Arc;
 
-use foldhash::HashSet;
-
+use super::order::Passed;
 use super::{Answer, Denial, Found, Keyspace, LegacyString, TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock, Standing};
 use crate::queue::{Left, Waiter, WaiterId};
@@ -301,7 +300,7 @@ impl Table {
             return Turn::NotYet;
         };
         let waiter = Arc::clone(waiter);
-        let (keys, mut passed) = (&waiter.keys, HashSet::default());
+        let (keys, mut passed) = (&waiter.keys, Passed::default());
         let alone = keys.len() == 1;
         let first = || keys.first().filter(|_| alone).map(Changed::at);
         if let Some(at) = changed.or_else(first) {
@@ -357,7 +356,7 @@ impl Table {
         id: WaiterId,
         waiter: &Waiter,
         at: Changed<'_>,
-        passed: &mut HashSet<WaiterId>,
+        passed: &mut Passed,
         now: Now,
         keyspace: &mut dyn Keyspace,
     ) -> Result<Look, Answer> {
