@@ -19,7 +19,24 @@ pub(super) const AT_ONCE: usize = 128;
 
 impl Table {
     /// Removes a waiter from its queues. The waiters behind it may be next.
-    pub(super) fn leave(&mut self, id: WaiterId) -> Option<Left> {
+    fn leave(&mut self, id: WaiterId) -> Option<Left> {
+        let left = self.leave_silently(id)?;
+        self.note_next(&left);
+        Some(left)
+    }
+
+    /// Notes the queues that a waiter has left: those behind it may be next.
+    pub(super) fn note_next(&mut self, left: &Left) {
+        for (key, next) in left.waiter.keys.iter().zip(&left.next) {
+            // The queue is noted when the waiters at its head have also left.
+            if next.is_some_and(|next| !self.is_leaving(next)) {
+                self.unserved.insert(key.clone());
+            }
+        }
+    }
+
+    /// [`Table::leave`] for a caller that serves the waiters behind it.
+    pub(super) fn leave_silently(&mut self, id: WaiterId) -> Option<Left> {
         let mut left = self.queues.leave(id)?;
         if !left.owner_waits {
             self.holdings.waits_no_more(&left.waiter.terms.token);
@@ -34,12 +51,6 @@ impl Table {
                 self.note_moved(lock);
             } else {
                 self.note_unqueued(lock);
-            }
-        }
-        for (key, next) in left.waiter.keys.iter().zip(&left.next) {
-            // The queue is noted when the waiters at its head have also left.
-            if next.is_some_and(|next| !self.is_leaving(next)) {
-                self.unserved.insert(key.clone());
             }
         }
         Some(left)

@@ -274,7 +274,13 @@ impl Table {
                 true
             }
             Turn::Comes(locks) => {
-                if let Some(left) = self.leave(id) {
+                if let Some(left) = self.leave_silently(id) {
+                    // The caller continues with the queue of the only key, if it is serving it. A
+                    // new lock must find that its key has a queue.
+                    let is_served = |at: Changed<'_>| at.is_first && at.lock.is_some();
+                    if left.waiter.keys.len() > 1 || !changed.is_some_and(is_served) {
+                        self.note_next(&left);
+                    }
                     self.admit(id, &left, &locks, now);
                     self.queues.reuse(left.waiter);
                 }

@@ -44,7 +44,8 @@ impl Spaces {
 
     /// The key that clients use; none if the lock was flushed.
     pub(super) fn outside(&self, key: &Key) -> Option<Key> {
-        Some(key.in_db(self.db(key)?))
+        let db = self.db(key)?;
+        Some(key.clone().into_db(db))
     }
 
     /// The database of a lock's own key; none if it was flushed.

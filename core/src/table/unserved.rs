@@ -33,8 +33,12 @@ impl Unserved {
 
     /// Removes a key, if it is there.
     pub(super) fn remove(&mut self, key: &Key) {
-        self.current.remove(key);
-        self.next.remove(key);
+        if !self.current.is_empty() {
+            self.current.remove(key);
+        }
+        if !self.next.is_empty() {
+            self.next.remove(key);
+        }
     }
 
     /// Removes the next key of the current pass, or the first one of a new pass.
