@@ -11,12 +11,11 @@
 
 mod parked;
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::{c_int, c_void};
-use std::sync::LazyLock;
 
-use foldhash::HashMap;
-use parked::{AllParked, Blocked, KEPT, Parked};
+use foldhash::fast::FixedState;
+use parked::{AllParked, Blocked, HASHES, KEPT, Parked};
 use redis_module::raw;
 use redislock_core::queue::WaiterId;
 use redislock_core::small::SmallList;
@@ -70,12 +69,11 @@ fn parks_on_keys() -> bool {
 }
 
 /// Everything about the waiters that the server does not keep.
-#[derive(Default)]
 struct Waiters {
     /// Connections from the moment they are blocked until their wait ends.
     parked: AllParked,
     /// Those that are not blocked on keys: their private data is null until their wait ends.
-    by_client: HashMap<Blocked, WaiterId>,
+    by_client: HashMap<Blocked, WaiterId, FixedState>,
     /// Connections whose wait has ended, in the order in which the server frees their private data.
     ended: VecDeque<Ended>,
     /// Grants to waiters that are still blocked. Core limits their number.
@@ -90,21 +88,38 @@ struct Waiters {
 }
 
 impl Waiters {
-    /// Ends the wait of a connection; none if it has ended before.
-    fn end(&mut self, id: WaiterId, answer: Option<Answer>) -> Option<Parked> {
-        let mut parked = self.parked.remove(id)?;
-        if !parked.on_keys {
-            self.by_client.remove(&parked.client);
+    const fn new() -> Self {
+        Self {
+            parked: AllParked::new(),
+            by_client: HashMap::with_hasher(HASHES),
+            ended: VecDeque::new(),
+            grants: Vec::new(),
+            refusals: VecDeque::new(),
+            turn: Turn::Untold,
+            began: None,
+            has_answered: false,
+        }
+    }
+
+    /// Ends the wait of a connection, and returns it and whether it is blocked on keys; none if it
+    /// has ended before.
+    fn end(&mut self, id: WaiterId, answer: Option<Answer>) -> Option<(Blocked, bool)> {
+        let Parked {
+            client,
+            on_keys,
+            shape,
+        } = self.parked.remove(id)?;
+        if !on_keys {
+            self.by_client.remove(&client);
         }
         let end = if answer.is_some() {
             End::Pending
         } else {
             End::Left
         };
-        let shape = std::mem::take(&mut parked.shape);
         let answer = answer.map(|answer| (answer, shape));
         self.ended.push_back(Ended { id, answer, end });
-        Some(parked)
+        Some((client, on_keys))
     }
 
     /// The position of a connection among those whose wait has ended: the last one if it is
@@ -124,7 +139,7 @@ impl Waiters {
         if !(self.ended.is_empty() && self.parked.is_empty() && most > KEPT) {
             return;
         }
-        self.by_client = HashMap::default();
+        self.by_client = HashMap::with_hasher(HASHES);
         self.ended = VecDeque::new();
         if !self.has_pending_replies() {
             self.grants = Vec::new();
@@ -154,10 +169,9 @@ const REFUSED_AT_MOST: usize = 128;
 const QUIET: Millis = Millis(100);
 
 /// The server's position in its turn of the event loop, as far as it is known.
-#[derive(Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum Turn {
     /// Unknown, because the module has not asked to be called.
-    #[default]
     Untold,
     /// The module is called at the end of this turn, if it is not over yet.
     Unknown,
@@ -168,7 +182,7 @@ enum Turn {
     Over,
 }
 
-static WAITERS: LazyLock<Global<Waiters>> = LazyLock::new(|| Global::new(Waiters::default()));
+static WAITERS: Global<Waiters> = Global::new(Waiters::new());
 
 /// Parks the connection of this command until its waiter gets an answer.
 pub fn park<'a>(ctx: Ctx, id: WaiterId, shape: Shape, keys: impl Iterator<Item = Arg<'a>>) {
@@ -291,15 +305,15 @@ pub fn deliver(answers: impl Iterator<Item = (WaiterId, Answer)>) {
 /// The server is about to sleep, or has slept.
 fn on_turn(_: *mut raw::RedisModuleCtx, _: raw::RedisModuleEvent, moment: u64, _: *mut c_void) {
     if moment == raw::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP {
-        unblock_granted();
-        unblock_refused();
-        let is_more = WAITERS.with(|waiters| {
-            waiters.turn = Turn::Over;
-            waiters.has_pending_replies()
-        });
-        if is_more {
-            alarm::nudge();
+        let has_pending_replies = || WAITERS.with(|waiters| waiters.has_pending_replies());
+        if has_pending_replies() {
+            unblock_granted();
+            unblock_refused();
+            if has_pending_replies() {
+                alarm::nudge();
+            }
         }
+        WAITERS.with(|waiters| waiters.turn = Turn::Over);
     } else {
         WAITERS.with(|waiters| {
             waiters.turn = Turn::Open;
@@ -377,7 +391,7 @@ fn unblock_refused() {
 /// Lets the server reply to a waiter.
 fn send_answer(id: WaiterId, answer: Answer) {
     match WAITERS.with(|waiters| waiters.end(id, Some(answer))) {
-        Some(parked) => unblock(parked.client, id),
+        Some((client, _)) => unblock(client, id),
         // It left before it could get its answer.
         None => has_left(id),
     }
@@ -395,13 +409,13 @@ fn unblock(client: Blocked, id: WaiterId) {
 /// The server itself has ended a wait: the waiter leaves the queue at once. Returns false if the
 /// wait had ended before.
 fn end_without_answer(id: WaiterId) -> bool {
-    let Some(parked) = WAITERS.with(|waiters| waiters.end(id, None)) else {
+    let Some((client, on_keys)) = WAITERS.with(|waiters| waiters.end(id, None)) else {
         return false;
     };
     has_left(id);
-    if !parked.on_keys {
+    if !on_keys {
         // Otherwise the server does this by itself.
-        unblock(parked.client, id);
+        unblock(client, id);
     }
     true
 }

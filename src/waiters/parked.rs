@@ -1,6 +1,8 @@
 //! Parked connections, and how they are found.
 
-use foldhash::HashMap;
+use std::collections::HashMap;
+
+use foldhash::fast::FixedState;
 use redis_module::raw;
 use redislock_core::queue::WaiterId;
 
@@ -21,17 +23,27 @@ pub(super) struct Parked {
 /// Connections that wait, by the slots of their waiters. This saves 150 instructions of a
 /// hand-over, compared with a map. If a connection is not answered yet, its waiter's slot may
 /// already belong to another waiter.
-#[derive(Default)]
 pub(super) struct AllParked {
     by_slot: Vec<Option<(WaiterId, Parked)>>,
-    others: HashMap<WaiterId, Parked>,
+    others: HashMap<WaiterId, Parked, FixedState>,
     len: usize,
 }
 
 /// Room for this many is kept when nobody waits.
 pub(super) const KEPT: usize = 1024;
 
+/// How the maps of connections are hashed: clients choose neither handles nor numbers of waiters.
+pub(super) const HASHES: FixedState = FixedState::with_seed(0);
+
 impl AllParked {
+    pub(super) const fn new() -> Self {
+        Self {
+            by_slot: Vec::new(),
+            others: HashMap::with_hasher(HASHES),
+            len: 0,
+        }
+    }
+
     pub(super) fn insert(&mut self, id: WaiterId, parked: Parked) {
         self.len += 1;
         let slot = id.slot();
@@ -53,7 +65,7 @@ impl AllParked {
         };
         self.len -= 1;
         if self.len == 0 && self.by_slot.len() > KEPT {
-            *self = Self::default();
+            *self = Self::new();
         }
         Some(parked)
     }
