@@ -38,6 +38,22 @@ fn the_first_in_is_the_first_out_and_the_key_stays_in_place() {
 }
 
 #[test]
+fn the_lock_to_wait_for_has_another_owner_and_a_queue() {
+    let mut node = node();
+    let to_wait_for =
+        |node: &Node, owner: &str| node.table.lock_to_wait_for(&key("k"), &token(owner));
+    assert_eq!(to_wait_for(&node, "c"), None);
+    node.hold("a", "k");
+    assert_eq!(to_wait_for(&node, "c"), None, "nobody waits");
+    node.wait("b", "k");
+    assert_eq!(to_wait_for(&node, "c"), node.at(&key("k")));
+    assert_eq!(to_wait_for(&node, "a"), None, "a re-entry");
+    node.rename(&key("k"), &key("elsewhere"));
+    assert_eq!(to_wait_for(&node, "c"), node.at(&key("k")), "b has it now");
+    assert_eq!(to_wait_for(&node, "c"), None, "nobody waits");
+}
+
+#[test]
 fn the_lease_of_a_waiter_starts_at_its_grant() {
     let mut node = node();
     node.hold("a", "k");

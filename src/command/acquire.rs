@@ -20,7 +20,11 @@ pub fn acquire(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         return Err(Failure::Arity);
     };
     let request = Request::parse(ctx, token, ttl, args, 4, false)?;
-    let own = [Opened::new(ctx, key)?];
+    let to_wait_for = || Opened::to_wait_for(ctx, key, &request.terms.token);
+    let own = [match request.block.and_then(|_| to_wait_for()) {
+        Some(closed) => closed,
+        None => Opened::new(ctx, key)?,
+    }];
     request.ask(ctx, &own, &[own[0].wanted()], std::iter::once(key))
 }
 
@@ -93,7 +97,7 @@ impl Request {
 
     /// Asks core, and replies or waits.
     pub fn ask<'a>(
-        self,
+        &self,
         ctx: Ctx,
         own: &[Opened<'_>],
         wanted: &[Wanted<'_>],
@@ -107,7 +111,7 @@ impl Request {
             Verdict::Granted(fences) => reply::granted(ctx, &fences, &self.shape),
             Verdict::Busy => ctx.reply_null(),
             Verdict::Waits(id) => {
-                waiters::park(ctx, id, self.shape, keys);
+                waiters::park(ctx, id, self.shape.clone(), keys);
                 if let Wait::Until(until) = wait {
                     alarm::wake_at(until);
                 }

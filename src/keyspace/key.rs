@@ -48,6 +48,11 @@ impl OpenKey {
         Self(Cell::new(key.cast()))
     }
 
+    /// A key that is not open.
+    pub(super) fn closed() -> Self {
+        Self(Cell::new(std::ptr::null_mut()))
+    }
+
     /// Whether it is open. A missing key can be open for writing, too.
     pub(super) fn is_open(&self) -> bool {
         !self.0.get().is_null()

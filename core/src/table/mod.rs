@@ -347,6 +347,20 @@ impl Table {
         is_there.then_some(id)
     }
 
+    /// The lock at a key, if others wait for it and another owner than `token` holds it: then a
+    /// request of `token` for this key can only wait, too.
+    #[must_use]
+    pub fn lock_to_wait_for(&self, key: &Key, token: &Token) -> Option<LockId> {
+        if self.sweep.is_some() {
+            return None;
+        }
+        let id = self.lock_in_queue(key)?;
+        match self.lock(id)? {
+            Lock::Exclusive(hold) if hold.token != *token => Some(id),
+            _ => None,
+        }
+    }
+
     /// The time of the lease clock.
     #[must_use]
     pub fn lease_now(&self, mono: MonoTime) -> LeaseTime {

@@ -146,6 +146,12 @@ impl Node {
     }
 
     pub fn acquire(&mut self, keys: &[Key], terms: &Terms, wait: Wait) -> Verdict {
+        for key in keys {
+            // The adapter does not open such a key.
+            if let Some(lock) = self.table.lock_to_wait_for(key, &terms.token) {
+                assert_eq!(Some(lock), self.at(key), "the lock at {key:?}");
+            }
+        }
         let wanted: Vec<_> = keys.iter().map(|key| wanted(key, &self.keys)).collect();
         let verdict = self
             .table
