@@ -379,9 +379,13 @@ fn the_room_of_holders_that_left_is_freed_in_large_steps() {
         let before = room(&shared) - 1..=room(&shared);
         shared.take(owner);
         let (left, after) = (shared.len(), room(&shared));
-        if before.end() / 8 <= left + 128 {
-            assert!(before.contains(&after), "{after} of {before:?} with {left}");
-        } else if before.start() / 8 > left + 128 {
+        let is_too_much = |room: &usize| room / 8 > left + 128;
+        if before.contains(&after) {
+            let may_stay = !is_too_much(before.start());
+            assert!(may_stay, "{after} of {before:?} with {left}");
+        } else {
+            let may_shrink = is_too_much(before.end());
+            assert!(may_shrink, "{after} of {before:?} with {left}");
             assert!((2 * left..before.end() / 2).contains(&after), "{after}");
             return;
         }
