@@ -39,10 +39,11 @@ func read(path string) ([]entry, error) {
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
 		var one entry
-		// A process that was killed may leave half a line, and nothing after it.
-		if json.Unmarshal(lines.Bytes(), &one) == nil {
-			entries = append(entries, one)
+		// Who collects a journal leaves out the half line of a process that was killed.
+		if err := json.Unmarshal(lines.Bytes(), &one); err != nil {
+			return nil, fmt.Errorf("line %d: %w", len(entries)+1, err)
 		}
+		entries = append(entries, one)
 	}
 	return entries, lines.Err()
 }
@@ -60,7 +61,11 @@ func main() {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(2)
 	}
-	histories, shared := operations(entries)
+	histories, shared, leftOut, err := operations(entries)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(2)
+	}
 	names := make([]string, 0, len(histories))
 	checked := 0
 	for name, history := range histories {
@@ -80,7 +85,7 @@ func main() {
 	}
 	fmt.Printf("%d operations on %d locks are linearizable", checked, len(names))
 	if shared > 0 {
-		fmt.Printf(" (%d locks with shared holders were left out)", shared)
+		fmt.Printf(" (%d operations on %d locks with shared holders were left out)", leftOut, shared)
 	}
 	fmt.Println()
 }

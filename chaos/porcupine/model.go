@@ -79,10 +79,11 @@ var model = porcupine.Model{
 
 // What is known of one attempt to acquire.
 type attempt struct {
-	locks []string
-	asked int64
-	held  bool
-	fence uint64
+	locks  []string
+	shared bool
+	asked  int64
+	held   bool
+	fence  uint64
 	// See input.
 	end int64
 	// When it began to release, and whether it learned that this took the lock away.
@@ -92,11 +93,14 @@ type attempt struct {
 	looked int64
 }
 
-// Turns a journal into the operations on each lock. Locks that somebody shares are no mutexes: they
-// are only counted. An attempt that did not return a lock is left out: it may have taken effect or
+// Turns a journal into the operations on each lock. Locks that somebody has shared are no mutexes:
+// they and their operations are only counted. An attempt that did not return a lock is left out: it may have taken effect or
 // not, and nothing in a journal depends on that it did.
-func operations(entries []entry) (map[string][]porcupine.Operation, int) {
-	attempts, shared := learn(entries)
+func operations(entries []entry) (map[string][]porcupine.Operation, int, int, error) {
+	attempts, shared, err := learn(entries)
+	if err != nil {
+		return nil, 0, 0, err
+	}
 	histories := map[string][]porcupine.Operation{}
 	for _, line := range entries {
 		one := attempts[line.Claim]
@@ -132,32 +136,37 @@ func operations(entries []entry) (map[string][]porcupine.Operation, int) {
 			histories[name] = append(histories[name], operation)
 		}
 	}
+	leftOut := 0
 	for name := range shared {
+		leftOut += len(histories[name])
 		delete(histories, name)
 	}
-	return histories, len(shared)
+	return histories, len(shared), leftOut, nil
 }
 
 // What becomes of each attempt, and which locks are shared.
-func learn(entries []entry) (map[uint64]*attempt, map[string]bool) {
+func learn(entries []entry) (map[uint64]*attempt, map[string]bool, error) {
 	attempts := map[uint64]*attempt{}
 	shared := map[string]bool{}
 	for _, line := range entries {
 		if line.What == "ask" {
-			attempts[line.Claim] = &attempt{locks: line.Locks, asked: line.At, released: math.MaxInt64}
-			for _, name := range line.Locks {
-				if line.Shared {
-					shared[name] = true
-				}
+			attempts[line.Claim] = &attempt{
+				locks: line.Locks, shared: line.Shared, asked: line.At, released: math.MaxInt64,
 			}
 			continue
 		}
 		one := attempts[line.Claim]
 		if one == nil {
-			continue
+			if line.What == "fault" {
+				continue
+			}
+			return nil, nil, fmt.Errorf("%s of claim %d has no request", line.What, line.Claim)
 		}
 		switch line.What {
 		case "held":
+			for _, name := range one.locks {
+				shared[name] = shared[name] || one.shared
+			}
 			one.held, one.fence, one.end = true, line.Fence, line.Until
 		case "valid":
 			one.end = max(one.end, line.Until)
@@ -172,5 +181,10 @@ func learn(entries []entry) (map[uint64]*attempt, map[string]bool) {
 			one.end = min(one.end, one.released)
 		}
 	}
-	return attempts, shared
+	for name, isShared := range shared {
+		if !isShared {
+			delete(shared, name)
+		}
+	}
+	return attempts, shared, nil
 }

@@ -172,6 +172,60 @@ fn both_reject_fences_that_do_not_grow() {
     );
 }
 
+/// Requests that queue at the same time say nothing about their order, but their holds do.
+#[test]
+fn both_reject_a_lower_fence_of_a_later_holder_that_asked_before() {
+    let mut queued = Two::good();
+    queued.second = [5, 60, 160, 150];
+    queued.fences = [11, 10];
+    both(false, &queued);
+}
+
+#[test]
+fn both_reject_a_re_entry_and_a_release_after_another_holder() {
+    let expired = || {
+        let mut two = Two::good();
+        two.first = [0, 10, 55, 0];
+        two.second = [20, 60, 160, 70];
+        two
+    };
+    both(true, &expired());
+    let (fence, asked, held) = (10, 85, Some(true));
+    both(
+        false,
+        &expired().with(entry(90, 1, What::Again { fence, asked })),
+    );
+    let released = expired().with(entry(85, 1, What::Release));
+    both(false, &released.with(entry(90, 1, What::Released { held })));
+}
+
+/// A request to share the lock that was never granted changes nothing.
+#[test]
+fn both_reject_an_overlap_at_a_lock_that_somebody_wanted_to_share() {
+    let mut overlap = Two::good();
+    overlap.first = [0, 10, 100, 0];
+    let (locks, shared) = (vec!["x".to_owned()], true);
+    both(
+        false,
+        &overlap.with(entry(200, 3, What::Ask { locks, shared })),
+    );
+}
+
+#[test]
+fn a_journal_without_a_request_is_not_accepted() {
+    let journal = Two::good().entries().split_off(1);
+    assert!(std::panic::catch_unwind(|| we_accept(&journal)).is_err());
+    let Some((folder, porcupine)) = PORCUPINE.as_ref() else {
+        return;
+    };
+    let file = tempfile::NamedTempFile::new_in(folder.path()).expect("a file");
+    let lines: String = journal.iter().map(Entry::line).collect();
+    for text in [lines, "half a line\n".to_owned()] {
+        fs::write(file.path(), text).expect("the journal is written");
+        assert!(porcupine.check(file.path()).is_err());
+    }
+}
+
 /// Plans in which every holder excludes the others and fences are promised.
 fn plans(flaw: Option<&str>, nodes: Option<usize>) -> impl Iterator<Item = Plan> {
     let flaw = FLAWS.iter().find(|(name, _)| Some(*name) == flaw);

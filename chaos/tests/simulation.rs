@@ -70,7 +70,7 @@ fn found(name: &str, nodes: usize, seeds: u64) -> Option<(Plan, Check)> {
 }
 
 /// What each flaw breaks, and with how many nodes that is seen soonest.
-const BROKEN: [(&str, usize, &[Check]); 6] = [
+const BROKEN: [(&str, usize, &[Check]); 7] = [
     ("valid-from-reply", 1, &[Check::Unbacked, Check::Overlap]),
     (
         "half-is-enough",
@@ -78,13 +78,10 @@ const BROKEN: [(&str, usize, &[Check]); 6] = [
         &[Check::Unbacked, Check::Overlap, Check::FenceOrder],
     ),
     ("no-drift-allowance", 1, &[Check::Unbacked, Check::Overlap]),
-    ("no-write-back", 3, &[Check::FenceOrder, Check::LostUpdate]),
+    ("no-write-back", 3, &[Check::FenceOrder]),
+    ("no-release", 3, &[Check::Orphan]),
     ("no-quarantine", 1, &[Check::Unbacked, Check::Overlap]),
-    (
-        "counter-not-saved",
-        1,
-        &[Check::FenceOrder, Check::LostUpdate],
-    ),
+    ("counter-not-saved", 1, &[Check::FenceOrder]),
 ];
 
 #[test]

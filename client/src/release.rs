@@ -11,6 +11,8 @@ use crate::host::{Moment, pauses};
 use crate::quorum::{NodeSet, majority};
 use crate::reply::Reply;
 use crate::round::Question;
+#[cfg(feature = "simulation")]
+use crate::simulation::{Flaw, has};
 
 /// The first pause before a release is repeated at a node that refused or did not answer …
 const FIRST_PAUSE: Duration = Duration::from_millis(20);
@@ -81,6 +83,12 @@ impl Release {
         request: Request,
         ttl: Duration,
     ) -> Self {
+        #[cfg(feature = "simulation")]
+        let from = if has(Flaw::NoRelease) {
+            NodeSet::default()
+        } else {
+            from
+        };
         Self {
             client: Arc::clone(client),
             left: from,

@@ -45,6 +45,8 @@ pub enum Flaw {
     NoDriftAllowance,
     /// A majority of grants is enough, whatever their fences.
     NoWriteBack,
+    /// A lock is never released.
+    NoRelease,
 }
 
 thread_local! {

@@ -10,12 +10,12 @@ mod check;
 mod claims;
 mod journal;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 pub use check::Violation;
-use check::{Found, Grant, Window, disorder, overlapping};
+use check::{Grant, Window, disorder, overlapping};
 pub use claims::{Claim, Claims};
 pub use journal::{Entry, What, read};
 
@@ -88,19 +88,23 @@ pub struct Hold {
 /// lower fence.
 #[track_caller]
 pub fn assert_safe(holds: &[Hold]) {
+    let number = |hold: &Hold| i64::try_from(hold.fence).expect("a fence below 2^63");
     let window = |(owner, hold): (u64, &Hold)| Window {
         owner,
         exclusive: true,
         from: hold.from,
         until: hold.until,
+        fence: number(hold),
     };
     let grant = |hold: &Hold| Grant {
         invoked: hold.asked,
         returned: hold.from,
-        fence: i64::try_from(hold.fence).expect("a fence below 2^63"),
+        fence: number(hold),
     };
-    let mut found = overlapping("the lock", (0..).zip(holds).map(window).collect());
-    found.extend(disorder("the lock", holds.iter().map(grant).collect()));
+    let windows: Vec<_> = (0..).zip(holds).map(window).collect();
+    let mut found = overlapping("the lock", windows.clone());
+    let grants = holds.iter().map(grant).collect();
+    found.extend(disorder("the lock", grants, windows));
     let violations = check::named(found);
     assert!(violations.is_empty(), "{violations:?} in {holds:#?}");
 }
@@ -129,9 +133,20 @@ impl History {
 
     /// What went wrong, lock by lock.
     pub fn violations(&self) -> Vec<Violation> {
-        let mut found = self.overlaps();
-        for (lock, grants) in self.grants_by(|event| event.lock.clone()) {
-            found.extend(disorder(&lock, grants));
+        let mut grants = self.grants_by(|event| event.lock.clone());
+        let mut windows = self.windows_by_lock();
+        let mut found = Vec::new();
+        // The reply to an acquisition may be lost, and that to an extension not.
+        let locks: BTreeSet<_> = self
+            .events
+            .iter()
+            .map(|event| event.lock.as_str())
+            .collect();
+        for lock in locks {
+            let grants = grants.remove(lock).unwrap_or_default();
+            let windows = windows.remove(lock).unwrap_or_default();
+            found.extend(overlapping(lock, windows.clone()));
+            found.extend(disorder(lock, grants, windows));
         }
         let mut violations = check::named(found);
         violations.extend(self.changed_fences());
@@ -143,7 +158,7 @@ impl History {
         let all = self.grants_by(|_| "any lock".to_owned());
         let found = all
             .into_iter()
-            .flat_map(|(lock, grants)| disorder(&lock, grants));
+            .flat_map(|(lock, grants)| disorder(&lock, grants, Vec::new()));
         check::named(found.collect())
     }
 
@@ -177,6 +192,7 @@ impl History {
                         exclusive: true,
                         from: event.returned,
                         until,
+                        fence: fence(event),
                     };
                     let entry = windows.entry(event.owner);
                     let (_, window) = entry.or_insert((&event.lock, first));
@@ -215,14 +231,12 @@ impl History {
         by
     }
 
-    fn overlaps(&self) -> Vec<Found> {
+    fn windows_by_lock(&self) -> HashMap<&str, Vec<Window>> {
         let mut by_lock: HashMap<&str, Vec<Window>> = HashMap::new();
         for (lock, window) in self.windows() {
             by_lock.entry(lock).or_default().push(window);
         }
-        let each = by_lock.into_iter();
-        each.flat_map(|(lock, windows)| overlapping(lock, windows))
-            .collect()
+        by_lock
     }
 
     fn changed_fences(&self) -> Vec<Violation> {

@@ -49,8 +49,16 @@ impl Client {
         let log = log.clone();
         let journal = std::thread::spawn(move || {
             let lines = out.into_iter().flat_map(|out| BufReader::new(out).lines());
+            let mut broken = None;
             for line in lines.map_while(Result::ok) {
-                log.entries().extend(read(&line));
+                if let Some(error) = broken {
+                    panic!("a line of the journal cannot be read: {error}");
+                }
+                match read(&line) {
+                    Ok(entry) => log.entries().push(entry),
+                    // The process was killed while it wrote this, or the next line fails.
+                    Err(error) => broken = Some(error),
+                }
             }
         });
         let complaints = std::thread::spawn(move || {
@@ -83,7 +91,7 @@ impl Client {
     pub fn kill(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
-        self.read_all();
+        self.check_journal();
     }
 
     /// Tells it that the faults are over: it acquires every lock once and ends.
@@ -100,7 +108,10 @@ impl Client {
         let start = Instant::now();
         loop {
             match self.child.try_wait() {
-                Ok(Some(status)) if status.success() => return Ok(()),
+                Ok(Some(status)) if status.success() => {
+                    self.check_journal();
+                    return Ok(());
+                }
                 Ok(Some(status)) => return Err(format!("{status}: {}", self.read_all())),
                 Ok(None) if start.elapsed() < patience => {
                     std::thread::sleep(Duration::from_millis(20));
@@ -108,6 +119,12 @@ impl Client {
                 _ => return Err("it does not end".to_owned()),
             }
         }
+    }
+
+    /// Fails if the journal of a process that has ended is not complete.
+    fn check_journal(&mut self) {
+        let journal = self.journal.take().map(JoinHandle::join);
+        assert!(!matches!(journal, Some(Err(_))), "see the message above");
     }
 
     /// Reads what is left in the pipes of a process that has ended.

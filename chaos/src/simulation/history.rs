@@ -28,7 +28,8 @@ pub enum Check {
     FenceOrder,
     /// A write to a register that compares fences has overwritten one that it had not read.
     LostUpdate,
-    /// After everybody has released and every lease is over, a node has a lock or a waiter.
+    /// After a release, a majority of the nodes still has the lock; or after everybody has released
+    /// and every lease is over, a node has a lock or a waiter.
     Orphan,
     /// After the faults, a lock cannot be acquired.
     Liveness,
@@ -160,6 +161,10 @@ pub fn name_of(lock: usize) -> String {
     format!("lock-{lock}")
 }
 
+fn key_of(lock: usize) -> Key {
+    Key::new(0, name_of(lock).as_bytes())
+}
+
 impl World {
     /// A promise is broken. The first one counts.
     pub fn violated(&mut self, check: Check, text: String) {
@@ -236,15 +241,9 @@ impl World {
     /// Whether a majority of the nodes refuses these locks to all other owners.
     fn check_backed(&mut self, id: usize) {
         let claim = &self.history.claims[id];
-        let Some(token) = Token::new(&claim.token) else {
-            return;
-        };
+        let token = Token::new(&claim.token).expect("the token that a guard shows");
         let now = self.now();
-        let keys: Vec<_> = claim
-            .locks
-            .iter()
-            .map(|lock| Key::new(0, name_of(*lock).as_bytes()))
-            .collect();
+        let keys: Vec<_> = claim.locks.iter().map(|lock| key_of(*lock)).collect();
         let keeps = |place: &usize| {
             let node = &self.nodes[*place];
             keys.iter().all(|key| node.keeps(key, &token, now))
@@ -280,14 +279,24 @@ impl World {
     }
 
     /// A holder reads the register of a lock. `None`: its fence is too low.
-    pub fn read_register(&mut self, lock: usize, fence: u64) -> Option<u64> {
+    pub fn read_register(&mut self, id: usize, lock: usize) -> Option<u64> {
+        let fence = self.history.claims[id].fence;
         let register = &mut self.history.registers[lock];
         if fence < register.fence {
-            self.history.counts.fenced_off += 1;
+            self.fenced_off(id, lock);
             return None;
         }
         register.fence = fence;
         Some(register.value)
+    }
+
+    /// A register has refused a holder, which must have lost the lock.
+    fn fenced_off(&mut self, id: usize, lock: usize) {
+        self.history.counts.fenced_off += 1;
+        if self.plan.promises_fences() && self.is_claimed(id) {
+            let problem = format!("claim {id} is held, and the register of {lock} refuses it");
+            self.violated(Check::FenceOrder, problem);
+        }
     }
 
     /// A holder writes the register of a lock: `read` plus one.
@@ -301,7 +310,7 @@ impl World {
                 register.value = read + 1;
                 self.history.counts.writes += 1;
             }
-            None => self.history.counts.fenced_off += 1,
+            None => self.fenced_off(id, lock),
         }
         let lock = name_of(lock);
         let what = What::Write {
@@ -318,6 +327,18 @@ impl World {
         let recovery = self.now().saturating_sub(HEALED);
         let counts = &mut self.history.counts;
         counts.recovery = counts.recovery.max(recovery);
+    }
+
+    /// A lock was released, and no fault prevents it: a majority must have forgotten this owner.
+    pub fn check_gone(&mut self, lock: usize, token: &[u8]) {
+        let token = Token::new(token).expect("the token that a guard shows");
+        let (key, now) = (key_of(lock), self.now());
+        let holds = |place: &usize| self.nodes[*place].holds(&key, &token, now);
+        let holders: Vec<_> = (0..self.nodes.len()).filter(holds).collect();
+        if holders.len() > self.nodes.len() / 2 {
+            let problem = format!("lock {lock} was released, and nodes {holders:?} still have it");
+            self.violated(Check::Orphan, problem);
+        }
     }
 
     /// What the journal shows. The earliest violation counts.

@@ -385,10 +385,12 @@ impl Node {
         if !matches!(self.state, State::Running | State::Paused) {
             return true;
         }
+        self.table.pause(self.now(time).mono).is_some() || self.holds(key, token, time)
+    }
+
+    /// Whether this owner has the lock here.
+    pub fn holds(&self, key: &Key, token: &Token, time: Time) -> bool {
         let now = self.now(time);
-        if self.table.pause(now.mono).is_some() {
-            return true;
-        }
         let lock = self.keys.get(key).and_then(|id| self.table.as_seen(id));
         let end = lock.and_then(|lock| Some(lock.hold(token)?.end));
         end.is_some_and(|end| end > self.table.lease_now(now.mono))

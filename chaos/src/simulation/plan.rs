@@ -81,7 +81,7 @@ pub enum Planted {
 }
 
 /// Every flaw that can be planted, with its name on the command line.
-pub const FLAWS: [(&str, Planted); 6] = [
+pub const FLAWS: [(&str, Planted); 7] = [
     ("valid-from-reply", Planted::Client(Flaw::ValidFromReply)),
     ("half-is-enough", Planted::Client(Flaw::HalfIsEnough)),
     (
@@ -89,6 +89,7 @@ pub const FLAWS: [(&str, Planted); 6] = [
         Planted::Client(Flaw::NoDriftAllowance),
     ),
     ("no-write-back", Planted::Client(Flaw::NoWriteBack)),
+    ("no-release", Planted::Client(Flaw::NoRelease)),
     ("no-quarantine", Planted::Node(NodeFlaw::NoQuarantine)),
     (
         "counter-not-saved",

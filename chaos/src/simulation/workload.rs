@@ -160,7 +160,7 @@ impl Worker {
             if self.world.lock().now() >= HEALED {
                 return;
             }
-            let read = self.read(wish, guard);
+            let read = self.read(wish, claim);
             sleep(millis(self.rng.u64(0..=step))).await;
             let until = valid_until(guard);
             match until {
@@ -178,14 +178,13 @@ impl Worker {
         }
     }
 
-    fn read(&self, wish: &Wish, guard: &Guard) -> Vec<(usize, u64)> {
+    fn read(&self, wish: &Wish, claim: usize) -> Vec<(usize, u64)> {
         if !wish.exclusive {
             return Vec::new();
         }
         let mut world = self.world.lock();
         let locks = wish.locks.iter();
-        let read =
-            locks.filter_map(|lock| Some((*lock, world.read_register(*lock, guard.fence())?)));
+        let read = locks.filter_map(|lock| Some((*lock, world.read_register(claim, *lock)?)));
         read.collect()
     }
 
@@ -238,7 +237,11 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
         match request.acquire().await {
             Ok(guard) => {
                 world.lock().acquired_again();
+                let token = guard.token().unwrap_or_default().to_vec();
                 guard.release().await;
+                // Requests to the other nodes may still be on their way.
+                sleep(millis(2 * plan.latency.1 + 1)).await;
+                world.lock().check_gone(lock, &token);
             }
             Err(error) => {
                 let problem = format!("machine {machine} cannot acquire lock {lock}: {error}");

@@ -335,6 +335,7 @@ fn the_memory_of_a_hold_is_that_of_a_long_token_and_of_what_few_holds_have() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of holders take too long")]
 fn the_memory_of_a_lock_is_that_of_its_holders() {
     let shared = |holders: usize| {
         let mut shared = SharedHolders::new(None);
@@ -363,6 +364,7 @@ fn the_memory_of_a_lock_is_that_of_its_holders() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "thousands of holders take too long")]
 fn the_room_of_holders_that_left_is_freed_in_large_steps() {
     let mut shared = SharedHolders::new(None);
     let tokens: Vec<_> = (0..4_000).map(|n| token(&format!("t{n}"))).collect();

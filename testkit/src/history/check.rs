@@ -35,6 +35,7 @@ pub(super) struct Window {
     pub exclusive: bool,
     pub from: Duration,
     pub until: Duration,
+    pub fence: i64,
 }
 
 /// A fence, and when it was requested and granted.
@@ -71,8 +72,36 @@ pub(super) fn overlapping(lock: &str, mut windows: Vec<Window>) -> Vec<Found> {
     found
 }
 
-/// Fences that are not unique, or not in the order of requests that followed each other.
-pub(super) fn disorder(lock: &str, mut grants: Vec<Grant>) -> Vec<Found> {
+/// Fences that do not grow from one exclusive holder to the next. If both windows are right, the
+/// lock was granted in their order, whenever it was requested.
+fn disorder_of_holders(lock: &str, mut windows: Vec<Window>) -> Vec<Found> {
+    windows.retain(|window| window.exclusive);
+    windows.sort_by_key(|window| window.from);
+    let mut found = Vec::new();
+    let mut highest = 0;
+    for window in windows {
+        if window.fence < highest {
+            let violation = Violation::Disordered(lock.to_owned(), highest, window.fence);
+            found.push((window.from, violation));
+        }
+        highest = highest.max(window.fence);
+    }
+    found
+}
+
+/// Fences that are not unique, not in the order of requests that followed each other, or not in the
+/// order of the windows.
+pub(super) fn disorder(lock: &str, grants: Vec<Grant>, windows: Vec<Window>) -> Vec<Found> {
+    let mut found = disorder_of_requests(lock, grants);
+    for also in disorder_of_holders(lock, windows) {
+        if !found.contains(&also) {
+            found.push(also);
+        }
+    }
+    found
+}
+
+fn disorder_of_requests(lock: &str, mut grants: Vec<Grant>) -> Vec<Found> {
     let mut found = Vec::new();
     grants.sort_by_key(|grant| (grant.fence, grant.returned));
     for pair in grants.windows(2).filter(|p| p[0].fence == p[1].fence) {

@@ -59,7 +59,8 @@ impl Claims {
         claims
     }
 
-    /// One more line.
+    /// One more line. Without the request that it is about, nothing could be checked.
+    #[track_caller]
     pub fn add(&mut self, entry: &Entry) {
         if let What::Ask { locks, shared } = &entry.what {
             let claim = Claim {
@@ -92,7 +93,10 @@ impl Claims {
                 was: *was,
             });
         }
-        if let Some(claim) = self.claims.get_mut(&entry.claim) {
+        if !matches!(entry.what, What::Fault { .. }) {
+            let claim = self.claims.get_mut(&entry.claim);
+            let claim =
+                claim.unwrap_or_else(|| panic!("a journal without the request of {entry:?}"));
             claim.learn(entry.at, &entry.what);
         }
     }
@@ -124,14 +128,14 @@ impl Claims {
         for lock in self.locks() {
             let on = |claim: &&Claim| claim.locks.iter().any(|name| name == lock);
             let claims: Vec<&Claim> = self.claims.values().filter(on).collect();
-            let windows = claims.iter().filter_map(|claim| claim.window()).collect();
-            found.extend(overlapping(lock, windows).into_iter().map(|found| {
+            let windows: Vec<_> = claims.iter().filter_map(|claim| claim.window()).collect();
+            found.extend(overlapping(lock, windows.clone()).into_iter().map(|found| {
                 let (at, violation) = found;
                 (at, self.named_by_time(violation))
             }));
             if fences {
                 let grants = claims.iter().filter_map(|claim| claim.grant()).collect();
-                found.extend(disorder(lock, grants));
+                found.extend(disorder(lock, grants, windows));
                 found.extend(self.lost_updates(lock));
             }
             found.extend(claims.iter().flat_map(|claim| claim.changed(lock)));
@@ -195,21 +199,39 @@ impl Claim {
                 self.until = self.until.max(*until);
                 self.last_look = self.last_look.max(at);
             }
-            What::Again { fence, .. } => self.again.push((at, *fence)),
+            What::Again { fence, asked } => {
+                self.again.push((at, *fence));
+                if self.held.is_some_and(|(_, first)| first == *fence) {
+                    self.was_held_at(*asked);
+                }
+            }
+            What::Leave { asked } => self.was_held_at(*asked),
             What::Release => self.released = Some(at),
+            What::Released { held: Some(true) } => {
+                if let Some(released) = self.released {
+                    self.was_held_at(released);
+                }
+            }
             What::Failed { .. } => self.failed = Some(at),
             _ => {}
         }
     }
 
+    /// A reply shows that it was held all the time until this moment, or longer.
+    fn was_held_at(&mut self, at: u64) {
+        self.until = self.until.max(at);
+        self.last_look = self.last_look.max(at);
+    }
+
     fn window(&self) -> Option<Window> {
-        let (from, _) = self.held?;
+        let (from, fence) = self.held?;
         let until = self.released.unwrap_or(u64::MAX).min(self.until);
         (from < until).then(|| Window {
             owner: self.id,
             exclusive: self.exclusive,
             from: Duration::from_micros(from),
             until: Duration::from_micros(until),
+            fence: number(fence),
         })
     }
 

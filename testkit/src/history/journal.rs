@@ -92,12 +92,9 @@ pub enum What {
     },
 }
 
-/// Reads a journal. The last line of a process that was killed may be incomplete.
-pub fn read(text: &str) -> Vec<Entry> {
-    let lines = text.lines();
-    lines
-        .filter_map(|line| serde_json::from_str(line).ok())
-        .collect()
+/// Reads a line. Only the last line of a process that was killed may be incomplete.
+pub fn read(line: &str) -> Result<Entry, String> {
+    serde_json::from_str(line).map_err(|error| format!("{error} in {line:?}"))
 }
 
 impl Entry {
