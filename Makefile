@@ -61,7 +61,7 @@ sanitize: build ## Run tests under Miri, AddressSanitizer and valgrind (PARTS='m
 	@SUBSET='$(SUBSET)' scripts/sanitize.sh $(PARTS)
 
 # Each waiter is a connection: both sides need a file for it. Symbols tell callgrind where a slice begins.
-soak: build ## Count the instructions of slices, then ten minutes of waiters, reloads, rewrites, replicas (SECONDS=600 WAITERS=10000)
+soak: build ## Count the instructions of slices, then ten minutes of waiters, reloads, rewrites, replicas (SECONDS=600, at least 450; WAITERS=10000)
 	@scripts/setup.sh soak
 	cargo build --profile profiling -p redislock-module --lib
 	ulimit -n 20000 && SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" REDISLOCK_SO="$(abspath $(TARGET))/profiling/$(notdir $(LIBRARY))" \
