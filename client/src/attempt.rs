@@ -402,3 +402,34 @@ impl Drop for Attempt {
         }
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::redlock::Redlock;
+
+    const FENCE: u64 = 7;
+
+    /// An attempt of a client whose nodes cannot be reached. Tests that do not await anything
+    /// never run its background tasks.
+    pub(crate) fn unconnected(nodes: usize) -> Attempt {
+        let urls = (1..=nodes).map(|port| format!("redis://127.0.0.1:{port}"));
+        let redlock = Redlock::builder().nodes(urls).connect_lazy().unwrap();
+        let spec = Spec::new(vec![b"x".to_vec()]);
+        Attempt::new(redlock.client, Arc::new(spec))
+    }
+
+    /// Extensions ask for less than the ttl.
+    #[tokio::test]
+    async fn an_extension_counts_for_the_lease_that_it_has_asked_for() {
+        let mut attempt = unconnected(2);
+        let (sent, ttl) = (Moment::now(), attempt.spec.ttl);
+        let shorter = ttl - attempt.client.fleet.node_timeout * 2;
+        for (place, exactly, lease) in [(0, None, ttl), (1, Some(FENCE), shorter)] {
+            let question = Question::new(place, sent).about(exactly);
+            attempt.count(question, Reply::Yes(FENCE));
+            let end = lease_end(sent, lease);
+            assert_eq!(attempt.ballot.grant_of(place), Some((FENCE, end)));
+        }
+    }
+}
