@@ -12,7 +12,11 @@ const MANY: usize = 5000;
 
 /// Many owners share a lock for a second.
 fn many_holders(node: &mut Node) {
-    for n in 0..MANY {
+    holders(node, MANY);
+}
+
+fn holders(node: &mut Node, many: usize) {
+    for n in 0..many {
         let terms = Terms {
             mode: SHARED,
             ..terms(&token(&format!("owner-{n}")), SECOND)
@@ -47,6 +51,20 @@ fn a_lock_whose_many_holders_have_all_ended_is_free_at_once() {
     assert_eq!(reported, MANY as u32);
     assert_eq!(node.table.holding_owners(), 0);
     assert!(node.holds("a", "k"));
+}
+
+/// The work on freed locks is counted in holds: a slice may forget many locks, or few with many
+/// holders. Of very many holders, only the lock itself is forgotten now.
+#[test]
+fn forgetting_a_lock_is_as_much_work_as_it_has_holders() {
+    for (many, work) in [(1, 1), (20, 20), (MANY, 1)] {
+        let mut node = Node::new(ROOMY);
+        holders(&mut node, many);
+        let id = node.at(&key("k")).expect("a lock");
+        node.remove_lazily(&key("k"));
+        assert_eq!(node.table.forget(id), work, "{many} holders");
+        assert_eq!(node.table.forget(id), 1, "it is gone");
+    }
 }
 
 #[test]

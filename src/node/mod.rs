@@ -237,13 +237,14 @@ impl Node {
         }
     }
 
-    /// Removes locks whose values were freed, at most this many.
+    /// Removes locks whose values were freed, until this many holds are gone.
     fn forget_freed(&mut self, most: usize) -> More {
-        for _ in 0..most {
+        let mut gone = 0;
+        while gone < most {
             match self.freed.last_mut().map(Vec::pop) {
                 Some(Some(id)) => {
                     self.note_removal(id);
-                    self.table.forget(id);
+                    gone += self.table.forget(id);
                 }
                 Some(None) => _ = self.freed.pop(),
                 None => break,

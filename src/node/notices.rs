@@ -46,8 +46,8 @@ static LAST_UNLINKED: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_LOCK: AtomicU64 = AtomicU64::new(0);
 static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 
-/// This many freed locks are removed from the table whenever it is used, and more when there is
-/// time.
+/// This many holds of freed locks are removed from the table whenever it is used, and more when
+/// there is time.
 const FORGOTTEN_AT_ONCE: usize = 16;
 
 /// Room for this many notices is kept.

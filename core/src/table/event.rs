@@ -256,19 +256,20 @@ impl Table {
         self.wheel.unset(id.index());
     }
 
-    /// The value of `id` was freed.
-    pub fn forget(&mut self, id: LockId) {
+    /// The value of `id` was freed. Returns how much work that was: the number of its holds that
+    /// were removed, at least one.
+    pub fn forget(&mut self, id: LockId) -> usize {
         if self.is_waited_for(id) {
             self.suspect_holders(id);
         }
         // A notice about a value that was flushed long ago may arrive when another lock is at its
         // key.
         let Some(entry) = self.slots.remove(id) else {
-            return;
+            return 1;
         };
         self.wheel.unset(id.index());
         let known = entry.is_known();
-        self.forget_holders(id, entry.lock, known, None);
+        let freed = self.forget_holders(id, entry.lock, known, None);
         let key = self.spaces.outside(&entry.key);
         self.spaces.left(&entry.key, entry.attached);
         if entry.queued
@@ -277,6 +278,7 @@ impl Table {
             self.queues.forget_lock(&key, id);
             self.unserved.insert(key);
         }
+        freed.max(1)
     }
 
     /// The keys of a database, or of all, were flushed. Returns an upper bound for the remaining

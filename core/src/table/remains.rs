@@ -59,15 +59,16 @@ impl Table {
 
     /// A lock was removed or replaced: the data of its holders is freed, later if there are many.
     /// `known`: see [`super::Entry::is_known`]. `ended`: when their holds ended, if that is
-    /// counted.
+    /// counted. Returns how many were freed at once.
     pub(super) fn forget_holders(
         &mut self,
         id: LockId,
         lock: Lock,
         known: bool,
         ended: Option<LeaseTime>,
-    ) {
-        if lock.holders() <= TAKEN_AT_ONCE {
+    ) -> usize {
+        let holders = lock.holders();
+        if holders <= TAKEN_AT_ONCE {
             for hold in lock.holds() {
                 if let Some(end) = ended {
                     self.hold_times.record(end.since(hold.granted));
@@ -77,6 +78,7 @@ impl Table {
                     self.holdings.remove(&hold.token, id);
                 }
             }
+            holders
         } else {
             let told_at = None;
             self.remains.push(Remains {
@@ -85,6 +87,7 @@ impl Table {
                 ended,
                 told_at,
             });
+            0
         }
     }
 
