@@ -156,7 +156,14 @@ const CLIENT: Allowed = &[
     ),
     (
         "release",
-        &["client", "command", "quorum", "reply", "round"],
+        &[
+            "client",
+            "command",
+            "quorum",
+            "reply",
+            "round",
+            "simulation",
+        ],
     ),
     ("client", &["command", "fleet", "keeper"]),
     ("fleet", &["keeper", "link", "node", "quorum", "round"]),
@@ -205,7 +212,9 @@ fn code_of(source: &str) -> String {
         .lines()
         .filter(|line| !line.trim_start().starts_with("//"));
     let code = lines.collect::<Vec<_>>().join("\n");
-    let tests = code.find("#[cfg(test)]\nmod tests {");
+    let tests = ["mod tests {", "pub(crate) mod tests {"]
+        .iter()
+        .find_map(|tests| code.find(&format!("#[cfg(test)]\n{tests}")));
     code[..tests.unwrap_or(code.len())].to_owned()
 }
 
