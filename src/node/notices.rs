@@ -48,7 +48,7 @@ static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 
 /// This many holds of freed locks are removed from the table whenever it is used, and more when
 /// there is time.
-const FORGOTTEN_AT_ONCE: usize = 16;
+const FORGOTTEN_AT_ONCE: usize = 4;
 
 /// Room for this many notices is kept.
 const KEPT_NOTICES: usize = 1024;
