@@ -72,7 +72,8 @@ impl<'a> Opened<'a> {
 
     /// A key of which it is known that a request of this owner has to wait. The key is not opened,
     /// which saves 500 instructions of a hand-over; if the decision changes it all the same, it is
-    /// opened then. In a cluster, the key may be on its way to another node.
+    /// opened then. In a cluster, the key may be on its way to another node. If somebody has set a
+    /// TTL on the key and it has passed, the server's own expiry ends it.
     pub fn to_wait_for(ctx: Ctx, name: Arg<'a>, token: &Token) -> Option<Self> {
         if !node::anyone_waits() || server::is_cluster() {
             return None;
