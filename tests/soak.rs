@@ -367,24 +367,23 @@ impl Slices {
         });
     }
 
-    /// Slices are short in most rounds of each kind: one that always takes too long shows here. A
-    /// single long one may be the machine, which the instructions above exclude.
+    /// No slice is long. What is printed before that shows whether the machine may be the reason: a
+    /// slice that the module makes long shows in the median of its kind of round, too.
     fn assert_short(&self) {
-        let mut too_long: Vec<&str> = Vec::new();
         for (at, event) in EVENTS.iter().enumerate() {
             let rounds = self.rounds.iter().skip(at).step_by(ROUNDS);
             let mut slices: Vec<_> = rounds.map(|[slice, _]| *slice).collect();
             slices.sort_unstable();
             let (median, longest) = (slices[slices.len() / 2], slices[slices.len() - 1]);
             println!("longest slice in rounds with a {event}: median {median:?}, most {longest:?}");
-            too_long.extend((median > SLICE).then_some(event));
         }
         let [slices, machine] = [0, 1].map(|which: usize| {
             let too_long = self.rounds.iter().filter(|round| round[which] > SLICE);
             too_long.count()
         });
         println!("more than {SLICE:?}: slices in {slices} rounds, other work in {machine}");
-        assert!(too_long.is_empty(), "long slices with {too_long:?}");
+        let longest = self.rounds.iter().map(|[slice, _]| *slice).max();
+        assert!(longest <= Some(SLICE), "a slice of {longest:?}");
     }
 }
 
