@@ -1,4 +1,4 @@
-//! The clocks: one for leases and waits, one for fences, one for the CPU time of the main thread.
+//! The clocks: one for leases and waits, one for fences, and what the main thread has used.
 
 use redislock_core::time::{Micros, MonoTime, Now, WallTime};
 
@@ -37,6 +37,22 @@ pub fn mono() -> MonoTime {
 /// The CPU time of the current thread.
 pub fn time_of_thread() -> Micros {
     read(libc::CLOCK_THREAD_CPUTIME_ID).unwrap_or_default()
+}
+
+/// The page faults of the current thread that needed no disk, such as copies of pages after a fork.
+pub fn page_faults_of_thread() -> u64 {
+    // Elsewhere, those of the whole process, which are at least as many.
+    #[cfg(target_os = "linux")]
+    const WHOSE: libc::c_int = libc::RUSAGE_THREAD;
+    #[cfg(not(target_os = "linux"))]
+    const WHOSE: libc::c_int = libc::RUSAGE_SELF;
+    let mut usage = std::mem::MaybeUninit::<libc::rusage>::zeroed();
+    // SAFETY: fills in `usage`, for which all zeros are a value, too, or leaves it as it is.
+    let usage = unsafe {
+        libc::getrusage(WHOSE, usage.as_mut_ptr());
+        usage.assume_init()
+    };
+    usage.ru_minflt.unsigned_abs()
 }
 
 /// The time on this clock; none if the system does not have the clock.

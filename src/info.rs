@@ -78,6 +78,7 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             };
             number(c"longest_expiry_slice_us", node.longest_slice.0);
             number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu.0);
+            number(c"most_expiry_slice_page_faults", node.most_slice_faults);
             let standing = table.replication.as_ref();
             let standing = standing.map(|lease| lease.standing(now));
             let held = standing.and_then(|standing| standing.since);

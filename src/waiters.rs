@@ -25,7 +25,7 @@ use redislock_core::time::{Micros, Millis};
 use crate::edge::{self, edge, on_event};
 use crate::ffi::{Arg, Ctx, api};
 use crate::global::Global;
-use crate::node::{self, Notice};
+use crate::node::{self, Notice, Slice};
 use crate::reply::{self, Shape};
 use crate::{alarm, clock, server};
 
@@ -162,6 +162,9 @@ const ONE_MORE_EVERY: Micros = Micros(100);
 /// With turns of 100 ms, ten thousand waiters whose time is over at once get their replies within
 /// 8 s.
 const REFUSED_AT_MOST: usize = 128;
+/// And never for longer than this: while a child of the server saves, each page that a reply
+/// changes is copied first.
+const REFUSED_FOR: Micros = Micros(300);
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
@@ -369,8 +372,8 @@ fn unblock_refused() {
     if !some {
         return;
     }
-    let (begin, begin_cpu) = (clock::mono(), clock::time_of_thread());
-    let turn = began.map_or(Micros::ZERO, |began| begin_cpu.minus(began));
+    let slice = Slice::begin();
+    let turn = began.map_or(Micros::ZERO, |began| slice.begin_cpu().minus(began));
     let most = REFUSED_AT_ONCE + (turn.0 / ONE_MORE_EVERY.0) as usize;
     let most = most.min(REFUSED_AT_MOST);
     let next = || WAITERS.with(|waiters| waiters.refusals.pop_front());
@@ -380,12 +383,13 @@ fn unblock_refused() {
     {
         send_answer(id, answer);
         sent += 1;
+        if slice.has_taken(REFUSED_FOR) {
+            break;
+        }
     }
     #[cfg(feature = "failpoints")]
     edge::failpoint::MOST_REFUSED.fetch_max(sent as u64, std::sync::atomic::Ordering::Relaxed);
-    let spent = clock::mono().since(begin);
-    let spent_cpu = clock::time_of_thread().minus(begin_cpu);
-    node::with(|node| node.note_slice(spent, spent_cpu));
+    slice.end();
 }
 
 /// Lets the server reply to a waiter.

@@ -95,6 +95,7 @@ const CORE: Allowed = &[
     ("wheel", &["time"]),
     ("token", &["bytes"]),
     ("fence", &["time"]),
+    ("pace", &["time"]),
     ("small", &[]),
     ("slots", &[]),
     ("stats", &["time"]),

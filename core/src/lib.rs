@@ -9,6 +9,7 @@
 mod bytes;
 pub mod fence;
 pub mod lock;
+pub mod pace;
 pub mod payload;
 pub mod quarantine;
 pub mod queue;

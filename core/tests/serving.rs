@@ -32,6 +32,24 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
 
+/// While the server saves, one waiter may take as long as many others: see `core/src/pace.rs`.
+#[test]
+fn a_step_that_may_be_small_serves_few_waiters() {
+    let mut node = Node::new(ROOMY);
+    node.hold("a", "k");
+    let waiting: Vec<_> = (0..10)
+        .map(|n| node.wait_in(&format!("waiter-{n}"), "k", SHARED))
+        .collect();
+    node.advance(10 * SECOND);
+    assert!(node.table.expire(1, node.now, &mut node.keys));
+    node.apply();
+    assert_eq!(node.granted(), waiting[..1]);
+    node.table.serve_some(2, node.now, &mut node.keys);
+    node.apply();
+    assert!((1..=2).contains(&node.granted().len()));
+    assert!(node.table.has_more_to_serve(node.now));
+}
+
 /// Very many share a lock and wait for another one, behind some who want both for themselves.
 fn wait_behind(node: &mut Node, ahead: usize, sharers: usize) -> Vec<WaiterId> {
     node.hold("holder", "k");

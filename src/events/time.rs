@@ -3,12 +3,13 @@
 use std::ffi::c_void;
 
 use redis_module::raw;
-use redislock_core::time::{Micros, MonoTime, Now};
+use redislock_core::pace::Pace;
+use redislock_core::time::{Micros, Now};
 
 use super::{checks, keys};
 use crate::alarm::{self, wake_at, wake_soon};
 use crate::ffi::{Ctx, Level, log};
-use crate::node::{self, More, Node};
+use crate::node::{self, More, Node, Slice};
 use crate::replication::{self, standstill};
 use crate::server::{self, may_write};
 use crate::{clock, edge, effects, keyspace, removals, waiters};
@@ -21,11 +22,9 @@ const FORGETTING: Micros = Micros(150);
 /// The pause between two slices of work that nobody waits for. The work takes an eighth of the main
 /// thread then: the memory of five million locks is freed 27 s after a FLUSHALL.
 const PAUSE: Micros = Micros(1000);
-/// The number of steps between two readings of the clock: a lock that is forgotten, a key that is
-/// checked.
+/// The most locks that are forgotten, or keys that are checked, between two readings of the clock.
 const BATCH: usize = 32;
-/// The same for waits and leases that end: each changes memory in several places, which takes much
-/// longer while a child of the server saves, because each page is copied first.
+/// The same for waits and leases that end.
 const ENDS: usize = 8;
 
 /// Wakes the module when the next wait ends.
@@ -72,14 +71,16 @@ pub fn catch_up(ctx: Ctx) {
     // This comes first, because the first use of the table reads the notices of callbacks.
     let slice = Slice::begin();
     checks::report_removals(ctx);
-    let mut more = slice.spend(ctx, SLICE, |node, now, _| {
-        if node.table.time_out(ENDS, now) {
+    let mut more = spend(&slice, ctx, SLICE, ENDS, |node, now, _, step| {
+        if node.table.time_out(step, now) {
             More::Soon
         } else {
             More::No
         }
     });
-    more = more.max(slice.spend(ctx, FORGETTING, |node, _, _| node.forget(BATCH)));
+    more = more.max(spend(&slice, ctx, FORGETTING, BATCH, |node, _, _, step| {
+        node.forget(step)
+    }));
     let writes = may_write(ctx);
     if writes {
         more = more.max(write_what_is_due(ctx, &slice));
@@ -113,8 +114,8 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
             log(Level::Notice, text);
         }
     });
-    let more = slice.spend(ctx, SLICE, |node, now, keys| {
-        node.run_slice(ENDS, now, keys)
+    let more = spend(slice, ctx, SLICE, ENDS, |node, now, keys, step| {
+        node.run_slice(step, now, keys)
     });
     node::with(|node| node.table.holds_back = false);
     more.max(strings)
@@ -129,40 +130,26 @@ fn wake_for(more: More) {
     }
 }
 
-/// The main thread's time for work that no client asked for.
-struct Slice {
-    begin: MonoTime,
-    begin_cpu: Micros,
-}
-
-impl Slice {
-    fn begin() -> Self {
-        Self {
-            begin: clock::mono(),
-            begin_cpu: clock::time_of_thread(),
+/// Works until nothing is left to do or this part of the slice is used up, in steps that are larger
+/// the less time they take, up to `largest`.
+fn spend(
+    slice: &Slice,
+    ctx: Ctx,
+    limit: Micros,
+    largest: usize,
+    mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys<'_>, usize) -> More,
+) -> More {
+    let (mut pace, mut before) = (Pace::up_to(largest), clock::mono());
+    loop {
+        let step = pace.step();
+        let more = keyspace::decide_event(ctx, |node, now, keys| decide(node, now, keys, step));
+        let continues = !matches!(more, More::No | More::NextTurn);
+        if !continues || slice.has_taken(limit) {
+            return more;
         }
-    }
-
-    /// Works until nothing is left to do or this part of the slice is used up.
-    fn spend(
-        &self,
-        ctx: Ctx,
-        limit: Micros,
-        mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys<'_>) -> More,
-    ) -> More {
-        loop {
-            let more = keyspace::decide_event(ctx, &mut decide);
-            let continues = !matches!(more, More::No | More::NextTurn);
-            if !continues || clock::mono().since(self.begin) >= limit {
-                return more;
-            }
-        }
-    }
-
-    fn end(self) {
-        let spent = clock::mono().since(self.begin);
-        let spent_cpu = clock::time_of_thread().minus(self.begin_cpu);
-        node::with(|node| node.note_slice(spent, spent_cpu));
+        let now = clock::mono();
+        pace.took(now.since(before));
+        before = now;
     }
 }
 

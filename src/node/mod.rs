@@ -6,6 +6,7 @@
 
 mod lend;
 mod notices;
+mod slice;
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::hash::{BuildHasher, RandomState};
@@ -25,6 +26,8 @@ pub use notices::{
     Notice, deleting, forget_unlinked, freed, is_not_deleted, just_deleted, just_unlinked, opening,
     post, removed, started, unlinked,
 };
+
+pub use slice::Slice;
 
 use crate::clock;
 use crate::global::Global;
@@ -79,6 +82,8 @@ pub struct Node {
     pub longest_slice: Micros,
     /// The most CPU time of the main thread in one slice so far.
     pub longest_slice_cpu: Micros,
+    /// The most page faults in one slice so far.
+    pub most_slice_faults: u64,
 }
 
 /// Lists and maps do not shrink by themselves. They are shrunk to room for this many elements.
@@ -98,6 +103,7 @@ lazy_static! {
         incarnation: uuid::Uuid::new_v4().to_string(),
         longest_slice: Micros::ZERO,
         longest_slice_cpu: Micros::ZERO,
+        most_slice_faults: 0,
     });
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
@@ -179,6 +185,7 @@ impl Node {
             incarnation: _,
             longest_slice: _,
             longest_slice_cpu: _,
+            most_slice_faults: _,
         } = self;
         table.role_changed();
         undeliverable.clear();
@@ -194,6 +201,7 @@ impl Node {
         self.table.reset_statistics();
         self.longest_slice = Micros::ZERO;
         self.longest_slice_cpu = Micros::ZERO;
+        self.most_slice_faults = 0;
     }
 
     /// Whether work is left that has no deadline.
@@ -280,8 +288,10 @@ impl Node {
         }
     }
 
-    /// Notes how long the main thread worked without a break on what no command requested.
-    pub fn note_slice(&mut self, spent: Micros, spent_cpu: Micros) {
+    /// Notes how long the main thread worked without a break on what no command requested, and its
+    /// page faults meanwhile.
+    fn note_slice(&mut self, spent: Micros, spent_cpu: Micros, faults: u64) {
+        self.most_slice_faults = self.most_slice_faults.max(faults);
         self.longest_slice = self.longest_slice.max(spent);
         self.longest_slice_cpu = self.longest_slice_cpu.max(spent_cpu);
     }
@@ -305,7 +315,7 @@ impl Node {
         } = self;
         let kinds = [table.is_closing(), table.is_sweeping()];
         // Leases end all the time.
-        let share = most / (1 + kinds.iter().filter(|kind| **kind).count());
+        let share = (most / (1 + kinds.iter().filter(|kind| **kind).count())).max(1);
         // All of them, because an owner that was refused must not find that it holds the lock.
         for waiter in undeliverable.drain(..) {
             table.undeliverable(waiter, now, keys);
@@ -313,7 +323,7 @@ impl Node {
         table.close(share, now, keys);
         table.sweep(share, keys);
         let leases = table.expire(share, now, keys);
-        table.serve(now, keys);
+        table.serve_some(most, now, keys);
         let serves_more = table.has_more_to_serve(now);
         let waits_only = serves_more && table.awaits_delivery();
         if leases || table.is_sweeping() || serves_more && !waits_only {

@@ -40,7 +40,7 @@ const fn field(
 const MS: f64 = 1e3;
 const US: f64 = 1e6;
 
-pub const FIELDS: [Field; 25] = [
+pub const FIELDS: [Field; 26] = [
     field(
         Gauge,
         "lock_failed",
@@ -96,6 +96,13 @@ pub const FIELDS: [Field; 25] = [
         "redislock_longest_expiry_slice_cpu_seconds",
         US,
         "The most CPU time of one such slice",
+    ),
+    field(
+        Gauge,
+        "lock_most_expiry_slice_page_faults",
+        "redislock_most_expiry_slice_page_faults",
+        1.0,
+        "The most page faults of one such slice",
     ),
     field(
         Gauge,

@@ -60,7 +60,9 @@ impl Table {
             if let Some(touched) = self.touch(id) {
                 touched.end_before = None;
             }
-            self.serve_unserved_if_any(now, keyspace);
+            if self.has_unserved() {
+                self.serve_some(most, now, keyspace);
+            }
         }
         true
     }

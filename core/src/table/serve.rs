@@ -155,10 +155,15 @@ impl Table {
     /// Serves the queues that have changed, unless the node may not grant. If very many can be
     /// served, the rest is left for the next call.
     pub fn serve(&mut self, now: Now, keyspace: &mut dyn Keyspace) {
+        self.serve_some(usize::MAX, now, keyspace);
+    }
+
+    /// [`Table::serve`] for a caller that does at most `most` steps at a time.
+    pub fn serve_some(&mut self, most: usize, now: Now, keyspace: &mut dyn Keyspace) {
         if self.holds_back || self.pause(now.mono).is_some() {
             return;
         }
-        let enough = self.looks + LOOKED_AT_ONCE;
+        let enough = self.looks + LOOKED_AT_ONCE.min(most as u64);
         while self.may_continue(enough) {
             if let Some(waiter) = self.next_up.pop_first() {
                 self.looks += 1;
