@@ -1,12 +1,14 @@
 //! How much CPU time the machine itself takes: interrupts, and probably pauses of a virtual
-//! machine, count as CPU time of the thread that they stop.
+//! machine, count as CPU time of the thread that they stop. And what a copy of a page costs here.
 
 use std::hint::black_box;
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{sync::Arc, thread};
 
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::time::{ClockId, clock_gettime};
 
 /// One piece of work takes about this long.
@@ -75,6 +77,40 @@ fn time_of(steps: u64) -> Duration {
     cpu_time().saturating_sub(begin)
 }
 
+/// The CPU time for the copy of a page that is changed, as after a fork: the median of many.
+pub fn time_to_copy_a_page() -> Duration {
+    const PAGE: usize = 4096;
+    const PAGES: usize = 64;
+    let file = tempfile::tempfile().expect("a temporary file");
+    file.set_len((PAGE * PAGES) as u64).expect("room for it");
+    let copy_all = || {
+        let access = ProtFlags::READ | ProtFlags::WRITE;
+        // SAFETY: a new mapping at a place that the kernel chooses. Only this function knows it,
+        // and unmaps it. It is private: a page that was read is copied when it is written to.
+        unsafe {
+            let pages = mmap(
+                null_mut(),
+                PAGE * PAGES,
+                access,
+                MapFlags::PRIVATE,
+                &file,
+                0,
+            );
+            let pages = pages.expect("a mapping").cast::<u8>();
+            let all = || (0..PAGES).map(|at| pages.add(at * PAGE));
+            all().for_each(|page| _ = page.read_volatile());
+            let begin = cpu_time();
+            all().for_each(|page| page.write_volatile(1));
+            let time = cpu_time().saturating_sub(begin);
+            munmap(pages.cast(), PAGE * PAGES).expect("its own mapping");
+            time / PAGES as u32
+        }
+    };
+    let mut times: Vec<_> = (0..200).map(|_| copy_all()).collect();
+    times.sort_unstable();
+    times[times.len() / 2]
+}
+
 /// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -85,6 +121,12 @@ fn cpu_time() -> Duration {
 mod tests {
     use super::*;
     use crate::wait_patiently;
+
+    /// Far more than a write to a page that is there, which takes a nanosecond.
+    #[test]
+    fn a_page_is_copied_when_it_is_changed() {
+        assert!(time_to_copy_a_page() > Duration::from_nanos(100));
+    }
 
     #[test]
     fn a_piece_takes_about_as_long_as_it_should_or_longer() {
