@@ -52,7 +52,7 @@ pub fn page_faults_of_thread() -> u64 {
         libc::getrusage(WHOSE, usage.as_mut_ptr());
         usage.assume_init()
     };
-    usage.ru_minflt.unsigned_abs()
+    u64::try_from(usage.ru_minflt).unwrap_or(0)
 }
 
 /// The time on this clock; none if the system does not have the clock.

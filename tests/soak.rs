@@ -7,7 +7,7 @@
 //! No slice may take more than 1 ms of CPU time. What the clock of a thread shows also contains the
 //! interrupts and pauses of the machine, so the limit is checked by what a slice does: the time
 //! after which it ends itself, the instructions of its last steps, and the pages that are copied.
-//! On a machine that interrupts nothing for so long, the clock itself must show it.
+//! The clock may show longer slices only where it shows them for other work, too.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,10 +29,10 @@ const EVENTS: [&str; 6] = ["rewrite", "reload", "replica", "flush", "swap", "loa
 /// A slice begins no step after this time.
 const OWN_CLOCK: Duration = Duration::from_micros(200);
 /// The most instructions of a slice that ends as soon as its clock lets it, without those of the
-/// kernel. Servers execute more than one in a nanosecond, so this is less than 0.3 ms.
-const INSTRUCTIONS: u64 = 300_000;
+/// kernel. Servers execute more than one in a nanosecond, so this is less than 0.4 ms.
+const INSTRUCTIONS: u64 = 400_000;
 /// The most time that a slice may need for page faults. With the other two, this is [`SLICE`].
-const PAGE_FAULTS: Duration = Duration::from_micros(500);
+const PAGE_FAULTS: Duration = Duration::from_micros(400);
 const _: () = assert!(
     OWN_CLOCK.as_nanos() + INSTRUCTIONS as u128 + PAGE_FAULTS.as_nanos() == SLICE.as_nanos()
 );
@@ -91,10 +91,10 @@ impl Crew {
         }
     }
 
-    /// Some leave without a word. Most of them still wait.
+    /// Some leave without a word.
     fn leave(&mut self) {
         for connection in &mut self.connections {
-            if self.random.below(10) == 0 {
+            if self.random.below(20) == 0 {
                 drop(connection.take());
             }
         }
@@ -214,6 +214,7 @@ fn round(server: &Server, crew: &mut Crew, c: &mut Connection, at: usize) -> (us
             .map(|name| scope.spawn(move || load(server, stop, name)))
             .collect();
         crew.ask();
+        crew.leave();
         disturb(server, c, at);
         crew.leave();
         let grants = crew.finish(server);
@@ -235,7 +236,7 @@ fn server_for(waiters: usize) -> Options {
 }
 
 /// Under callgrind a server is so slow that the time of a slice is over after one step of each
-/// kind: what is counted is what the clock of a slice cannot limit.
+/// kind. So that this is what the clock of a slice cannot limit, each step is as large as can be.
 #[test]
 #[ignore = "takes minutes, and needs valgrind and a module with symbols: make soak"]
 fn no_slice_needs_many_instructions() {
@@ -251,7 +252,12 @@ fn no_slice_needs_many_instructions() {
         "--zero-before=redislock::events::time::catch_up",
         "--dump-after=redislock::events::time::catch_up",
     ];
-    let server = server_for(size).run_by(&tool).start();
+    let server = server_for(size).environment("REDISLOCK_WITHOUT", "small-steps");
+    let server = server.run_by(&tool).start();
+    assert!(
+        !server.connect().call("LOCK._ENTRIES").is_error(),
+        "the module has no feature failpoints, so steps are small"
+    );
     let mut c = server.connect();
     let mut counts = Vec::new();
     let mut crew = Crew::new(&server, size, CALLGRIND);
@@ -317,7 +323,7 @@ fn memory_stays_flat_and_nothing_is_left() {
     while began.elapsed() < time {
         let mut crew = Crew::new(&server, size, 1);
         for _ in 0..ROUNDS {
-            slices.begin();
+            slices.begin(&mut c);
             let (granted, more) = round(&server, &mut crew, &mut c, rounds);
             (rounds, grants, pairs) = (rounds + 1, grants + granted, pairs + more);
             slices.add(&mut c, rounds - 1);
@@ -379,7 +385,12 @@ impl Slices {
     }
 
     /// A round begins: what was before it does not count.
-    fn begin(&self) {
+    fn begin(&self, c: &mut Connection) {
+        c.ok("CONFIG RESETSTAT");
+        // The module notices that within a second.
+        wait_patiently("the statistics are reset", || {
+            info_number(c, "lock", "lock_grants") == 0
+        });
         self.machine.take_longest();
     }
 
@@ -407,15 +418,10 @@ impl Slices {
             );
         }
         self.rounds.push(round_is);
-        c.ok("CONFIG RESETSTAT");
-        // The module notices that within a second.
-        wait_patiently("the statistics are reset", || {
-            info_number(c, "lock", "lock_grants") == 0
-        });
     }
 
-    /// No slice is long: see the top of this file. A slice that is long in most rounds of a kind
-    /// is not the work of the machine, whatever the reason.
+    /// No slice is long: see the top of this file. If the module itself makes slices long, they are
+    /// long in most rounds of a kind, or in more rounds than other work, which runs for longer.
     fn assert_short(&self) {
         let mut medians = Vec::new();
         for (at, event) in EVENTS.iter().enumerate() {
@@ -451,9 +457,11 @@ impl Slices {
         let median = medians.into_iter().max();
         assert!(median <= Some(SLICE), "slices of {median:?} in most rounds");
         assert!(
-            machine > 0 || slices == 0,
-            "{slices} slices above {SLICE:?}, on a machine that interrupts nothing for so long"
+            slices <= machine,
+            "more than {SLICE:?} by the clock: slices in {slices} rounds, other work in {machine}"
         );
+        let counted = self.rounds.iter().any(|round| round.faults > 0);
+        assert!(counted, "no page fault was counted");
     }
 }
 

@@ -11,6 +11,7 @@ const QUICK: Micros = Micros(20);
 #[derive(Debug)]
 pub struct Pace {
     step: usize,
+    least: usize,
     largest: usize,
 }
 
@@ -18,7 +19,21 @@ impl Pace {
     /// Begins with a step of one, and makes none larger than `largest`.
     #[must_use]
     pub fn up_to(largest: usize) -> Self {
-        Self { step: 1, largest }
+        Self {
+            step: 1,
+            least: 1,
+            largest,
+        }
+    }
+
+    /// Steps of the same size, however long they take: for the test that counts what they need.
+    #[must_use]
+    pub fn always(size: usize) -> Self {
+        Self {
+            step: size,
+            least: size,
+            largest: size,
+        }
     }
 
     /// The size of the next step.
@@ -34,7 +49,7 @@ impl Pace {
         } else {
             self.step / 2
         };
-        self.step = next.clamp(1, self.largest);
+        self.step = next.clamp(self.least, self.largest);
     }
 }
 

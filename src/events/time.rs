@@ -17,14 +17,16 @@ use crate::{clock, edge, effects, keyspace, removals, waiters};
 /// A slice ends after this time, so that clients are served in between. The current step is
 /// finished first; altogether a slice nearly always takes less than 1 ms of the main thread.
 const SLICE: Micros = Micros(200);
+/// The part of it in which waits end: then leases end and waiters are granted their locks.
+const TIMING_OUT: Micros = Micros(100);
 /// Work that nobody waits for ends earlier, so that some of the slice is left for other work.
 const FORGETTING: Micros = Micros(150);
 /// The pause between two slices of work that nobody waits for. The work takes an eighth of the main
 /// thread then: the memory of five million locks is freed 27 s after a FLUSHALL.
 const PAUSE: Micros = Micros(1000);
-/// The most locks that are forgotten, or keys that are checked, between two readings of the clock.
+/// The most locks that are forgotten between two readings of the clock.
 const BATCH: usize = 32;
-/// The same for waits and leases that end.
+/// The same for waits and leases that end, and for strings that are checked.
 const ENDS: usize = 8;
 
 /// Wakes the module when the next wait ends.
@@ -71,7 +73,7 @@ pub fn catch_up(ctx: Ctx) {
     // This comes first, because the first use of the table reads the notices of callbacks.
     let slice = Slice::begin();
     checks::report_removals(ctx);
-    let mut more = spend(&slice, ctx, SLICE, ENDS, |node, now, _, step| {
+    let mut more = spend(&slice, ctx, TIMING_OUT, ENDS, |node, now, _, step| {
         if node.table.time_out(step, now) {
             More::Soon
         } else {
@@ -100,7 +102,7 @@ fn write_what_is_due(ctx: Ctx, slice: &Slice) -> More {
     if node::with(|node| std::mem::take(&mut node.counter_is_due) && node.table.fence() > 0) {
         effects::send_header(ctx, node::with(|node| node.table.header()));
     }
-    let strings = keys::look_at_strings(ctx, BATCH);
+    let strings = keys::look_at_strings(ctx, ENDS);
     let grants = may_grant(ctx);
     node::with(|node| {
         node.table.holds_back = !grants;
@@ -139,7 +141,7 @@ fn spend(
     largest: usize,
     mut decide: impl FnMut(&mut Node, Now, &mut keyspace::Keys<'_>, usize) -> More,
 ) -> More {
-    let (mut pace, mut before) = (Pace::up_to(largest), clock::mono());
+    let (mut pace, mut before) = (pace(largest), clock::mono());
     loop {
         let step = pace.step();
         let more = keyspace::decide_event(ctx, |node, now, keys| decide(node, now, keys, step));
@@ -151,6 +153,15 @@ fn spend(
         pace.took(now.since(before));
         before = now;
     }
+}
+
+/// The size of the steps. Under callgrind every step is slow, and so would be as small as can be.
+fn pace(largest: usize) -> Pace {
+    #[cfg(feature = "failpoints")]
+    if edge::failpoint::lacks("small-steps") {
+        return Pace::always(largest);
+    }
+    Pace::up_to(largest)
 }
 
 /// Whether the server would let a command grant to the waiters.

@@ -75,7 +75,10 @@ impl Table {
             if let Some((id, token)) = hold
                 && self.end_tie(id, &token, connection, end)
             {
-                self.settle(id, Some(&token), now, keyspace);
+                self.settle_silently(id, &token, now);
+                if self.has_unserved() {
+                    self.serve_some(most, now, keyspace);
+                }
             }
         }
     }

@@ -99,8 +99,8 @@ impl Table {
         }
     }
 
-    /// The client of a granted request is gone: the grant is taken back, and the lock goes to the
-    /// next waiter.
+    /// The client of a granted request is gone: the grant is taken back. The waiters must then be
+    /// served.
     pub fn undeliverable(&mut self, id: WaiterId, now: Now, keyspace: &mut dyn Keyspace) {
         let Some(grant) = self.undelivered.remove(id) else {
             return;
@@ -111,14 +111,13 @@ impl Table {
             }
             let (key, fence) = hold;
             // A hold with another fence is a later, separate grant.
-            if let Found::Lock(id) = keyspace.find(self, key)
-                && self.settle(id, Some(&grant.token), now, keyspace)
-                && self.fence_of(id, &grant.token) == Some(*fence)
-            {
-                self.take_off(id, &grant.token, false, now);
+            if let Found::Lock(id) = keyspace.find(self, key) {
+                self.settle_silently(id, &grant.token, now);
+                if self.fence_of(id, &grant.token) == Some(*fence) {
+                    self.take_off(id, &grant.token, false, now);
+                }
             }
         }
-        self.serve_unserved_if_any(now, keyspace);
     }
 
     pub(super) fn fence_of(&self, id: LockId, token: &Token) -> Option<u64> {

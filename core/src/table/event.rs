@@ -64,7 +64,7 @@ impl Table {
                 self.serve_some(most, now, keyspace);
             }
         }
-        true
+        self.wheel.next().is_some_and(|end| end <= lease_now)
     }
 
     /// Whether the quarantine has ended since the last call. Then all queues must be served.

@@ -117,7 +117,7 @@ impl Table {
                 None => _ = self.leave(id),
             }
         }
-        true
+        self.has_leaving() || self.queues.overdue(now.mono).is_some()
     }
 
     /// A waiter has disconnected; it gets no reply.
