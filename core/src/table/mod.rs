@@ -343,7 +343,7 @@ impl Table {
     fn lock_of(&self, queue: &Queue, key: &Key) -> Option<LockId> {
         let id = queue.lock?;
         let entry = self.slots.get(id).filter(|entry| entry.attached)?;
-        let is_there = self.spaces.is_at(&entry.key, key.db(), key.name());
+        let is_there = self.spaces.is_at_key(&entry.key, key);
         is_there.then_some(id)
     }
 
