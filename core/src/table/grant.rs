@@ -10,6 +10,15 @@ use crate::time::{LeaseTime, Now};
 use crate::token::Key;
 
 impl Table {
+    /// [`Table::check_terms`] for an owner that holds none of the keys.
+    #[inline]
+    pub(super) fn check_new_terms(&self, terms: &Terms, now: Now) -> Result<(), Denial> {
+        let lease_now = self.clock.at(now.mono);
+        let latest = latest_end(lease_now, tighter(terms.max_hold, self.limits.max_hold));
+        check_end(latest, lease_now, terms.ttl).map_err(Denial::OverCap)?;
+        check_lead(now.wall, terms.fence).map_err(Denial::Fence)
+    }
+
     /// Checks the lease against every cap, and the requested fence. Returns whether all keys are
     /// held already.
     #[inline]
@@ -51,7 +60,15 @@ impl Table {
         now: Now,
     ) -> Result<Granted, Denial> {
         // All are checked first: if one cannot be granted, the others stay as they were.
-        let all_held = self.check_terms(locks, terms, now)?;
+        let is_free = |lock: LockId| self.lock(lock).is_none_or(Lock::is_free);
+        let all_held = match locks {
+            // The usual case. It takes 80 instructions less by itself.
+            [lock] if lock.is_none_or(is_free) => {
+                self.check_new_terms(terms, now)?;
+                false
+            }
+            _ => self.check_terms(locks, terms, now)?,
+        };
         let lease_now = self.clock.at(now.mono);
         let fence = if all_held {
             0
