@@ -141,17 +141,19 @@ impl Queues {
         self.with_several_keys > 0
     }
 
-    /// Puts a request at the end of the queues of its keys. There must be fewer than [`SLOTS`]
-    /// waiters.
-    pub fn join(&mut self, waiter: Waiter) -> WaiterId {
+    /// Puts a request at the end of the queues of its keys, and notes which lock is at each key.
+    /// There must be fewer than [`SLOTS`] waiters.
+    pub fn join(&mut self, waiter: Waiter, locks: &[Option<LockId>]) -> WaiterId {
         let slot = self.free_slots.pop().unwrap_or_else(|| {
             self.slots.push(None);
             self.slots.len() as u32 - 1
         });
         self.last += 1;
         let id = WaiterId(self.last << SLOT_BITS | u64::from(slot));
-        for key in &waiter.keys {
-            self.by_key.or_default(key).waiting.join(id);
+        for (key, lock) in waiter.keys.iter().zip(locks) {
+            let queue = self.by_key.or_default(key);
+            queue.waiting.join(id);
+            queue.lock = *lock;
         }
         let same = self.by_token.entry(waiter.terms.token.clone()).or_default();
         let others = same.len();

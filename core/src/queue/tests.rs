@@ -64,10 +64,16 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// Joins the queues of keys at which no lock was seen.
+fn join(queues: &mut Queues, waiter: Waiter) -> WaiterId {
+    let locks = vec![None; waiter.keys.len()];
+    queues.join(waiter, &locks)
+}
+
 fn take(step: Step, queues: &mut Queues, list: &mut Vec<Listed>) -> Result<(), TestCaseError> {
     match step {
         Step::Join(owner, keys, until) => {
-            let id = queues.join(waiter(owner, keys.iter().copied(), until));
+            let id = join(queues, waiter(owner, keys.iter().copied(), until));
             prop_assert!(list.iter().all(|one| one.id < id), "a later one is higher");
             let others = list.iter_mut().filter(|one| one.owner == owner);
             let others = others.map(|one| one.linked = true).count();
@@ -195,8 +201,8 @@ fn a_queue_knows_the_lock_at_its_key_and_the_last_to_leave_is_told() {
     let (lock, other) = (LockId::from_bits(1 << 32), LockId::from_bits(2 << 32));
     let mut queues = Queues::default();
     assert!(!queues.note_lock(&key(0), Some(lock)), "nobody waits");
-    let first = queues.join(waiter(0, [0], None));
-    let second = queues.join(waiter(1, [0, 1], None));
+    let first = join(&mut queues, waiter(0, [0], None));
+    let second = join(&mut queues, waiter(1, [0, 1], None));
     assert!(
         !queues.note_lock(&key(2), Some(lock)),
         "nobody waits for it"
@@ -225,7 +231,7 @@ fn a_request_remembers_which_of_its_keys_it_could_not_have() {
 fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_not() {
     for (waiters, kept) in [(KEPT_SLOTS, KEPT_SLOTS), (KEPT_SLOTS + 1, 0)] {
         let mut queues = Queues::default();
-        let join = |owner| queues.join(waiter(owner, [0], None));
+        let join = |owner| join(&mut queues, waiter(owner, [0], None));
         let mut ids: Vec<_> = (0..waiters as u32).map(join).collect();
         let last = ids.pop().expect("somebody");
         for id in ids {
@@ -243,7 +249,7 @@ fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
     for (owners, is_kept) in [(10, true), (1500, true), (4000, false)] {
         let mut queues = Queues::default();
         let ids: Vec<_> = (0..owners)
-            .map(|owner| queues.join(waiter(owner, [0], None)))
+            .map(|owner| join(&mut queues, waiter(owner, [0], None)))
             .collect();
         for id in ids {
             queues.leave(id);
@@ -257,11 +263,11 @@ fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
 fn the_memory_of_a_request_for_one_key_is_used_again() {
     for (keys, is_used_again) in [(1, true), (2, false)] {
         let mut queues = Queues::default();
-        let id = queues.join(waiter(0, 0..keys, None));
+        let id = join(&mut queues, waiter(0, 0..keys, None));
         let left = queues.leave(id).expect("it waits");
         queues.reuse(left.waiter);
         assert_eq!(queues.reusable.is_some(), is_used_again);
-        let next = queues.join(waiter(1, [3], Some(7)));
+        let next = join(&mut queues, waiter(1, [3], Some(7)));
         assert!(queues.reusable.is_none());
         let stored = queues.get(next).expect("it waits");
         assert_eq!(
@@ -276,8 +282,8 @@ fn the_memory_of_a_request_for_one_key_is_used_again() {
 fn a_key_that_is_waited_for_is_looked_at_once_in_each_sweep() {
     let mut queues = Queues::default();
     assert!(!queues.is_to_be_swept(&key(0), 1), "nobody waits");
-    queues.join(waiter(0, [0], None));
-    queues.join(waiter(1, [0], None));
+    join(&mut queues, waiter(0, [0], None));
+    join(&mut queues, waiter(1, [0], None));
     for sweep in [1, 2] {
         assert!(queues.is_to_be_swept(&key(0), sweep));
         assert!(!queues.is_to_be_swept(&key(0), sweep));

@@ -356,7 +356,7 @@ impl Table {
             return Err(Denial::Deadlock);
         }
         let waiter = Waiter {
-            keys: keys.clone(),
+            keys,
             terms: terms.clone(),
             until: match wait {
                 Wait::Until(until) => Some(until),
@@ -365,21 +365,31 @@ impl Table {
             since: now.mono,
             held_up_at: HeldUpAt::default(),
         };
-        let id = self.queues.join(waiter);
+        let id = self.queues.join(waiter, locks);
         if holds_something {
             self.holdings.waits(&terms.token);
         }
-        for (key, lock) in keys.iter().zip(locks) {
-            self.attach_queue(key, *lock);
+        for lock in locks.iter().flatten() {
+            self.has_queue(*lock);
         }
-        for (key, want) in keys.iter().zip(wanted) {
+        self.note_strings(wanted, now);
+        Ok(id)
+    }
+
+    /// Notes which of the keys of a new waiter hold strings that count as locks.
+    fn note_strings(&mut self, wanted: &[Wanted<'_>], now: Now) {
+        for want in wanted {
+            // There are nearly never any: then the keys are not needed again.
+            if want.string.is_none() && self.strings.is_empty() {
+                continue;
+            }
+            let key = Key::new(want.db, want.name);
             match want.string {
-                Some(string) => self.strings.insert(key, string, now.mono),
+                Some(string) => self.strings.insert(&key, string, now.mono),
                 // A string that was seen there earlier is gone.
-                None => self.string_may_be_gone(key),
+                None => self.string_may_be_gone(&key),
             }
         }
-        Ok(id)
     }
 
     /// Notes that the lock was not changed.

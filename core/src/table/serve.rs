@@ -438,10 +438,17 @@ impl Table {
 
     /// Notes which lock is at the key of a queue.
     pub(super) fn attach_queue(&mut self, key: &Key, lock: Option<LockId>) {
-        // The holders of a lock that already had waiters are known.
         if self.queues.note_lock(key, lock)
             && let Some(id) = lock
-            && let Some(entry) = self.slots.get_mut(id)
+        {
+            self.has_queue(id);
+        }
+    }
+
+    /// Notes that somebody waits for the key of a lock.
+    pub(super) fn has_queue(&mut self, id: LockId) {
+        // The holders of a lock that already had waiters are known.
+        if let Some(entry) = self.slots.get_mut(id)
             && !std::mem::replace(&mut entry.queued, true)
         {
             self.note_holders(id);
