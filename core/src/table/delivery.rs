@@ -67,6 +67,18 @@ impl Undelivered {
         Some(grant)
     }
 
+    /// Removes a grant that has found nothing, if it is the last one, as is usual: it is not moved,
+    /// which saves 80 instructions. Returns whether it was removed.
+    fn remove_last(&mut self, id: WaiterId) -> bool {
+        let last = self.grants.last().filter(|last| last.id == id);
+        let Some(last) = last.filter(|last| last.found.is_empty()) else {
+            return false;
+        };
+        self.keys -= last.keys;
+        self.grants.truncate(self.grants.len() - 1);
+        true
+    }
+
     /// A grant cannot be delivered. Returns whether another undelivered grant has found the same
     /// hold; that one is responsible for the hold from now on.
     fn pass_on(&mut self, token: &Token, hold: &(Key, u64)) -> bool {
@@ -90,6 +102,9 @@ impl Table {
 
     /// The client of a granted request has received its reply.
     pub fn delivered(&mut self, id: WaiterId) {
+        if self.undelivered.remove_last(id) {
+            return;
+        }
         let Some(grant) = self.undelivered.remove(id) else {
             return;
         };

@@ -459,25 +459,45 @@ impl Table {
         let waiter = &left.waiter;
         let (keys, token) = (&waiter.keys, &waiter.terms.token);
         // Only a request that may be a repetition leaves a hold as it is.
-        let is_found = |lock: &Option<LockId>| {
-            waiter.terms.once && lock.and_then(|id| self.fence_of(id, token)).is_some()
-        };
-        let is_found = SmallList::of_each(locks, is_found);
+        let is_found =
+            |lock: &Option<LockId>| lock.and_then(|id| self.fence_of(id, token)).is_some();
+        let is_found = waiter
+            .terms
+            .once
+            .then(|| SmallList::of_each(locks, is_found));
         let key = |at: usize| keys.get(at).cloned().unwrap_or_default();
         let waits = Some(left.owner_waits);
         let answer = match self.grant(locks, key, &waiter.terms, waits, now) {
             Ok(granted) => {
                 self.wait_times.record(now.mono.since(waiter.since));
-                let (mut counted, mut found) = <(SmallList<_>, SmallList<_>)>::default();
-                for ((key, fence), is_found) in keys.iter().zip(&granted).zip(&is_found) {
-                    let holds = if *is_found { &mut found } else { &mut counted };
-                    holds.push((key.clone(), *fence));
-                }
-                self.undelivered.add(id, token, [counted, found]);
+                let holds = holds_of(keys, &granted, is_found);
+                self.undelivered.add(id, token, holds);
                 Answer::Granted(granted)
             }
             Err(denial) => Answer::Denied(denial),
         };
         self.output.answers.push((id, answer));
     }
+}
+
+/// The holds of a grant: those whose count it has increased, and those that it has found.
+fn holds_of(
+    keys: &[Key],
+    fences: &[u64],
+    is_found: Option<SmallList<bool>>,
+) -> [SmallList<(Key, u64)>; 2] {
+    let (mut counted, mut found) = <(SmallList<_>, SmallList<_>)>::default();
+    match (keys, fences, is_found) {
+        // The usual case. It takes 50 instructions less by itself.
+        ([key], [fence], None) => counted = SmallList::One((key.clone(), *fence)),
+        (_, _, is_found) => {
+            let is_found = |at: usize| is_found.as_ref().and_then(|found| found.get(at).copied());
+            for (at, (key, fence)) in keys.iter().zip(fences).enumerate() {
+                let is_found = is_found(at).unwrap_or(false);
+                let holds = if is_found { &mut found } else { &mut counted };
+                holds.push((key.clone(), *fence));
+            }
+        }
+    }
+    [counted, found]
 }
