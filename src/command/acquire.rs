@@ -48,7 +48,8 @@ impl Request {
         several: bool,
     ) -> Result<Self, Failure> {
         let options = Options::parse(args, options_at)?;
-        let made_token = (token.bytes() == b"*").then(|| uuid::Uuid::new_v4().to_string());
+        let bytes = token.bytes();
+        let made_token = (bytes == b"*").then(|| uuid::Uuid::new_v4().to_string());
         if made_token.is_some() && options.once {
             return Err(
                 "ERR ONCE cannot be used with token *: each request has a different owner".into(),
@@ -58,7 +59,7 @@ impl Request {
             Some(made) => {
                 Token::new(made.as_bytes()).ok_or(Failure::Text("ERR could not create a token"))?
             }
-            None => options::token(token)?,
+            None => options::token_of(bytes)?,
         };
         let ttl = options::ttl(ttl)?;
         // Reading them takes 130 instructions. A request that does not wait needs them only for an

@@ -141,7 +141,12 @@ pub fn number(arg: Arg<'_>, name: &str, min: i64, max: i64) -> Result<u64, Failu
 
 /// The token of a request. `*` is not a token.
 pub fn token(arg: Arg<'_>) -> Result<Token, Failure> {
-    Token::new(arg.bytes()).ok_or(Failure::Text(
+    token_of(arg.bytes())
+}
+
+/// [`token`] for a caller that has the bytes.
+pub fn token_of(bytes: &[u8]) -> Result<Token, Failure> {
+    Token::new(bytes).ok_or(Failure::Text(
         "ERR a token has 1 to 256 bytes and is not a single *",
     ))
 }

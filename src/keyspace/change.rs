@@ -88,7 +88,7 @@ impl<'a, 'k> Index<'a, 'k> {
                 by_lock.get(&touched.id).copied()
             }
             Presence::New => {
-                let key = |opened: &Opened<'_>| Key::new(opened.db, opened.name.bytes());
+                let key = |opened: &Opened<'_>| Key::new(opened.db, opened.bytes);
                 let keys = || own().map(|(at, opened)| (key(opened), at));
                 let by_key = self.by_key.get_or_init(|| keys().collect());
                 by_key.get(&table.key(touched.id)?).copied()
@@ -102,7 +102,7 @@ fn is_at(table: &Table, opened: &Opened<'_>, touched: &Touched) -> bool {
     match (touched.presence, opened.lock) {
         (Presence::Kept | Presence::Gone, Some(lock)) => lock == touched.id,
         // A value that core does not know is not a lock: it is overwritten.
-        (Presence::New, _) => table.is_at(touched.id, opened.db, opened.name.bytes()),
+        (Presence::New, _) => table.is_at(touched.id, opened.db, opened.bytes),
         _ => false,
     }
 }

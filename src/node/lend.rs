@@ -60,10 +60,15 @@ pub fn when_whole(run: impl FnOnce() + 'static) {
 #[inline]
 pub fn is_whole() {
     if HAS_LATER.load(Ordering::Relaxed) {
-        HAS_LATER.store(false, Ordering::Relaxed);
-        for run in LATER.with(std::mem::take) {
-            run();
-        }
+        do_later();
+    }
+}
+
+#[cold]
+fn do_later() {
+    HAS_LATER.store(false, Ordering::Relaxed);
+    for run in LATER.with(std::mem::take) {
+        run();
     }
 }
 
