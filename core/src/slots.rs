@@ -86,52 +86,57 @@ impl<T: Numbered> Slots<T> {
         self.len == 0
     }
 
-    /// Adds a value, which is made with the generation of its handle.
+    /// Adds a value, which is made with the generation of its handle. It is made as late as
+    /// possible, which saves copies of it.
+    #[inline]
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> LockId {
         // Generation 0 is never given out, so that no handle's bits are zero.
         self.generation = self.generation.checked_add(1).unwrap_or(1);
         self.len += 1;
         let generation = self.generation;
+        let (at, chunk) = loop {
+            if let Some(&at) = self.roomy.last()
+                && let Some(chunk) = self.chunks.get_mut(at as usize)
+            {
+                break (at, chunk);
+            }
+            self.add_chunk();
+        };
         let value = make(generation);
         debug_assert_eq!(value.generation(), generation);
-        loop {
-            let Some(&at) = self.roomy.last() else {
-                self.roomy.push(self.chunks.len() as u32);
-                self.chunks.push(Chunk {
-                    slots: Vec::new(),
-                    free: Vec::new(),
-                    used: 0,
-                });
-                continue;
-            };
-            let Some(chunk) = self.chunks.get_mut(at as usize) else {
-                self.roomy.pop();
-                continue;
-            };
-            let place = match chunk.free.pop() {
-                Some(place) => {
-                    if let Some(old) = chunk.slots.get_mut(usize::from(place)) {
-                        *old = Some(value);
-                    }
-                    place
+        let place = match chunk.free.pop() {
+            Some(place) => {
+                if let Some(old) = chunk.slots.get_mut(usize::from(place)) {
+                    *old = Some(value);
                 }
-                None => {
-                    if chunk.slots.capacity() == 0 {
-                        chunk.slots.reserve_exact(CHUNK);
-                    }
-                    chunk.slots.push(Some(value));
-                    (chunk.slots.len() - 1) as u16
-                }
-            };
-            chunk.used += 1;
-            if chunk.used == CHUNK {
-                self.roomy.pop();
+                place
             }
-            return LockId {
-                generation,
-                index: at * CHUNK as u32 + u32::from(place),
-            };
+            None => {
+                if chunk.slots.capacity() == 0 {
+                    chunk.slots.reserve_exact(CHUNK);
+                }
+                chunk.slots.push(Some(value));
+                (chunk.slots.len() - 1) as u16
+            }
+        };
+        chunk.used += 1;
+        if chunk.used == CHUNK {
+            self.roomy.pop();
         }
+        LockId {
+            generation,
+            index: at * CHUNK as u32 + u32::from(place),
+        }
+    }
+
+    #[cold]
+    fn add_chunk(&mut self) {
+        self.roomy.push(self.chunks.len() as u32);
+        self.chunks.push(Chunk {
+            slots: Vec::new(),
+            free: Vec::new(),
+            used: 0,
+        });
     }
 
     /// The value of `id`, if it still exists.

@@ -78,8 +78,11 @@ impl Wheel {
     }
 
     /// Sets the deadline of `entry`, and replaces an earlier one.
+    #[inline]
     pub fn set(&mut self, entry: u32, deadline: LeaseTime) {
-        self.unset(entry);
+        if self.link_of(entry).is_some_and(|link| *link != UNSET) {
+            self.unset(entry);
+        }
         // Rounded up, so that an entry is never found before its time in the finest level.
         let tick = (deadline.0.saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.tick);
         let (level, bucket) = place(self.tick, tick);
@@ -185,31 +188,33 @@ impl Wheel {
         chunk.links.as_mut()?.get_mut(entry as usize % CHUNK)
     }
 
+    #[inline]
     fn link(&mut self, entry: u32, level: usize, bucket: usize) {
         let at = entry as usize / CHUNK;
         if self.chunks.len() <= at {
             self.chunks.resize_with(at + 1, Chunk::default);
         }
-        if let Some(chunk) = self.chunks.get_mut(at) {
-            chunk.links.get_or_insert_with(|| Box::new([UNSET; CHUNK]));
-            chunk.used += 1;
-        }
-        let head = self
-            .heads
-            .get(level)
-            .and_then(|heads| heads.get(bucket))
-            .copied()
-            .unwrap_or(END);
-        if let Some(old) = self.link_of(head) {
-            old.previous = entry;
-        }
-        if let Some(link) = self.link_of(entry) {
+        let heads = self.heads.get_mut(level);
+        let (Some(chunk), Some(occupied), Some(head)) = (
+            self.chunks.get_mut(at),
+            self.occupied.get_mut(level),
+            heads.and_then(|heads| heads.get_mut(bucket)),
+        ) else {
+            return;
+        };
+        *occupied |= 1 << bucket;
+        let next = std::mem::replace(head, entry);
+        chunk.used += 1;
+        let links = chunk.links.get_or_insert_with(|| Box::new([UNSET; CHUNK]));
+        if let Some(link) = links.get_mut(entry as usize % CHUNK) {
             *link = Link {
                 previous: BUCKET | (level * BUCKETS + bucket) as u32,
-                next: head,
+                next,
             };
         }
-        self.set_head(level, bucket, entry);
+        if let Some(next) = self.link_of(next) {
+            next.previous = entry;
+        }
     }
 
     fn set_head(&mut self, level: usize, bucket: usize, entry: u32) {
