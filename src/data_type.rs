@@ -9,7 +9,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use redis_module::raw;
 use redislock_core::payload::{Origin, Rejected};
 use redislock_core::time::{Micros, MonoTime, Now};
-use redislock_core::token::Key;
 use redislock_core::wire;
 
 use crate::alarm;
@@ -153,7 +152,7 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
         return std::ptr::null_mut();
     };
     // SAFETY: the io of this callback; the name is valid during it.
-    let key = unsafe {
+    let (db, name) = unsafe {
         let name = api!(RedisModule_GetKeyNameFromIO(io));
         let db = api!(RedisModule_GetDbIdFromIO(io));
         let name = if name.is_null() {
@@ -161,18 +160,21 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
         } else {
             Arg::new(name.cast_mut()).bytes()
         };
-        Key::new(db.max(0) as u32, name)
+        (db.max(0) as u32, name)
     };
-    let (origin, now) = if node::with(|node| node.table.is_loading()) {
-        // There may be very many values. Leases do not run during a load, so no clock is read.
-        (Origin::Trusted, Now::default())
-    } else {
-        (origin(), clock::now())
-    };
-    match node::with(|node| node.table.restore(key, bytes.get(), origin, now)) {
+    let restored = node::with(|node| {
+        let (origin, now) = if node.table.is_loading() {
+            // There may be very many values. Leases do not run during a load, so no clock is read.
+            (Origin::Trusted, Now::default())
+        } else {
+            (origin(), clock::now())
+        };
+        node.table.restore(db, name, bytes.get(), origin, now)
+    });
+    match restored {
         Ok(id) => value_of(id),
         Err(rejected) => {
-            log_rejection(rejected, now.mono);
+            log_rejection(rejected);
             std::ptr::null_mut()
         }
     }
@@ -207,12 +209,14 @@ static LOGGED: AtomicU64 = AtomicU64::new(0);
 const LOG_EVERY: Micros = Micros(1_000_000);
 
 /// Logs why a payload was rejected. The server's reply to the client is only "Bad data format".
-fn log_rejection(rejected: Rejected, now: MonoTime) {
+#[cold]
+fn log_rejection(rejected: Rejected) {
     let why = match rejected {
         Rejected::Malformed => return,
         Rejected::FenceTooFarAhead => "its fence is too far ahead of this node's clock",
         Rejected::LeaseTooLong => "its lease is longer than lock.quarantine",
     };
+    let now = clock::mono();
     if now.since(MonoTime(LOGGED.load(Ordering::Relaxed))) >= LOG_EVERY {
         LOGGED.store(now.0, Ordering::Relaxed);
         ffi::log(
@@ -229,16 +233,13 @@ struct LoadedBytes {
 }
 
 impl LoadedBytes {
-    /// The next one; none at the end.
+    /// The next one; none at the end or after an error, for which the server returns no buffer.
     fn of(io: *mut raw::RedisModuleIO) -> Option<Self> {
         let mut len = 0;
         // SAFETY: the io of this callback.
-        let (start, failed) = unsafe {
-            let start = api!(RedisModule_LoadStringBuffer(io, &raw mut len));
-            (start, api!(RedisModule_IsIOError(io)) != 0)
-        };
+        let start = unsafe { api!(RedisModule_LoadStringBuffer(io, &raw mut len)) };
         let start = std::ptr::NonNull::new(start.cast())?;
-        Some(Self { start, len }).filter(|_| !failed)
+        Some(Self { start, len })
     }
 
     fn get(&self) -> &[u8] {

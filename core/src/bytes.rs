@@ -23,12 +23,13 @@ impl<const INLINE: usize> Bytes<INLINE> {
     );
 
     /// The concatenation of these parts.
+    #[inline]
     #[must_use]
     pub fn of<const PARTS: usize>(parts: [&[u8]; PARTS]) -> Self {
         let () = Self::FITS;
         let len: usize = parts.iter().map(|part| part.len()).sum();
         if len > INLINE {
-            return Self(Place::Heap(parts.concat().into_boxed_slice()));
+            return Self::on_heap(&parts);
         }
         let mut bytes = [0; INLINE];
         let mut at = 0;
@@ -41,6 +42,27 @@ impl<const INLINE: usize> Bytes<INLINE> {
         }
         Self(Place::Inline {
             len: len as u8,
+            bytes,
+        })
+    }
+
+    #[cold]
+    fn on_heap(parts: &[&[u8]]) -> Self {
+        Self(Place::Heap(parts.concat().into_boxed_slice()))
+    }
+
+    /// These bytes, whose number the compiler knows: it copies them without a call. Saves 30
+    /// instructions for a token.
+    #[inline]
+    #[must_use]
+    pub fn of_array<const LEN: usize>(array: &[u8; LEN]) -> Self {
+        let mut bytes = [0; INLINE];
+        match bytes.first_chunk_mut() {
+            Some(room) => *room = *array,
+            None => return Self::of([array]),
+        }
+        Self(Place::Inline {
+            len: LEN as u8,
             bytes,
         })
     }
@@ -140,6 +162,8 @@ mod tests {
                 assert!(bytes == Bytes::of([&whole]));
             }
         }
+        assert!(Bytes::<9>::of_array(b"123456789") == Bytes::of([b"123456789"]));
+        assert!(Bytes::<9>::of_array(b"1234567890") == Bytes::of([b"1234567890"]));
     }
 
     #[test]

@@ -24,6 +24,13 @@ impl Token {
         Some(Self(Bytes::of([bytes])))
     }
 
+    /// The token with the text of a UUID.
+    #[inline]
+    #[must_use]
+    pub fn of_uuid(text: &[u8; 36]) -> Self {
+        Self(Bytes::of_array(text))
+    }
+
     /// The lowest token.
     #[must_use]
     pub fn smallest() -> Self {
@@ -58,6 +65,7 @@ const DB: usize = size_of::<u32>();
 
 impl Key {
     /// The key `name` of database `db`.
+    #[inline]
     #[must_use]
     pub fn new(db: u32, name: &[u8]) -> Self {
         Self(Bytes::of([&db.to_le_bytes(), name]))

@@ -11,6 +11,8 @@
 
 mod one;
 
+use one::PlainHold;
+
 use crate::fence::MAX_FENCE;
 use crate::lock::{Hold, Lock, Mode};
 use crate::time::{LeaseTime, Micros, Millis};
@@ -166,6 +168,14 @@ pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     }
 }
 
+/// The only hold in the saved form of a lock, if it has only the fields that nearly all have. None
+/// also if it is malformed: then [`load`] refuses it.
+#[inline]
+pub(crate) fn plain_hold(bytes: &[u8], now: LeaseTime) -> Option<PlainHold<'_>> {
+    let (&form, hold) = bytes.split_first()?;
+    PlainHold::read(hold, now).filter(|_| form == ONE_HOLD)
+}
+
 /// Writes a whole change: the current state of `lock`.
 pub fn put_whole(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     match lock {
@@ -307,10 +317,10 @@ impl<'a> Reader<'a> {
         self.header()
     }
 
-    fn chunk<const LEN: usize>(&mut self) -> Result<[u8; LEN], Malformed> {
+    fn chunk<const LEN: usize>(&mut self) -> Result<&'a [u8; LEN], Malformed> {
         let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
         self.0 = rest;
-        Ok(*chunk)
+        Ok(chunk)
     }
 
     fn bytes(&mut self, max: usize) -> Result<&'a [u8], Malformed> {

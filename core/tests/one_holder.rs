@@ -1,9 +1,12 @@
 //! The short saved form of a lock with one exclusive holder. `wire.rs` tests what holds for every
 //! form.
 
+use redislock_core::Table;
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::{Hold, Lock, Mode};
-use redislock_core::time::{LeaseTime, Micros};
+use redislock_core::payload::Origin;
+use redislock_core::table::Limits;
+use redislock_core::time::{LeaseTime, Micros, MonoTime, Now, WallTime};
 use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
 use redislock_core::wire::{MAX_TTL, Malformed, load, put_number, put_whole, save};
 
@@ -67,6 +70,44 @@ fn a_token_that_differs_from_a_uuid_in_any_byte_comes_back_byte_by_byte() {
             let loaded = load(&saved(&lock), NOW).expect("what was saved");
             let tokens: Vec<_> = loaded.holds().map(|hold| hold.token.secret()).collect();
             assert_eq!(tokens, [&secret]);
+        }
+    }
+}
+
+/// Bytes from the node's own file take a shorter path than those that may be from a client.
+#[test]
+fn a_hold_is_loaded_in_the_same_way_from_every_source() {
+    let now = Now {
+        mono: MonoTime(NOW.0),
+        wall: WallTime(MAX_FENCE),
+    };
+    let loaded = |name: &[u8], bytes: &[u8], origin| {
+        let mut table = Table::new(Limits::DEFAULT);
+        let id = table.restore(3, name, bytes, origin, now).ok()?;
+        let found = (table.key(id), table.whole_effect(Some(id), now.mono));
+        let sizes = (table.locks(), table.memory(id), table.fence());
+        let ends = (table.next_deadline(), table.flushed(None, now));
+        Some((id, found, sizes, ends))
+    };
+    let check = |name: &[u8], bytes: &[u8]| {
+        let trusted = loaded(name, bytes, Origin::Trusted);
+        let checked = loaded(name, bytes, Origin::MasterOrClient);
+        assert_eq!(trusted, checked, "{name:?} {bytes:?}");
+    };
+    for token in [UUID, "other"] {
+        let bytes = saved(&lock(token));
+        for len in [0, 1, 26, 27, 100] {
+            check(&vec![b'n'; len], &bytes);
+        }
+        for at in 0..bytes.len() {
+            check(b"k", &bytes[..at]);
+            for byte in 0..=u8::MAX {
+                let mut bytes = bytes.clone();
+                bytes[at] = byte;
+                check(b"k", &bytes);
+                bytes.push(byte);
+                check(b"k", &bytes);
+            }
         }
     }
 }

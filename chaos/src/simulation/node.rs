@@ -205,7 +205,9 @@ impl Node {
         }
         self.table.loading_began(now.mono);
         for (key, bytes) in &self.written.locks {
-            let restored = self.table.restore(key.clone(), bytes, Origin::Trusted, now);
+            let restored = self
+                .table
+                .restore(key.db(), key.name(), bytes, Origin::Trusted, now);
             if let Ok(id) = restored {
                 self.keys.0.insert(key.clone(), id);
             }

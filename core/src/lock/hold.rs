@@ -136,6 +136,7 @@ impl Hold {
     }
 
     /// A hold as it was saved.
+    #[inline]
     #[must_use]
     pub fn restored(
         token: Token,

@@ -3,7 +3,7 @@
 
 use super::deadlock::STEPS_IN_A_LOOK;
 use super::{
-    Closing, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
+    Closing, Entry, Found, Keyspace, Presence, Spaces, TAKEN_AT_ONCE, Table, Undelivered, Untied,
 };
 use crate::lock::Lock;
 use crate::payload::{Origin, Rejected};
@@ -11,7 +11,7 @@ use crate::queue::Place;
 use crate::slots::LockId;
 use crate::time::{Micros, MonoTime, Now};
 use crate::token::Key;
-use crate::wire::{Change, Malformed, load};
+use crate::wire::{Change, Malformed, load, plain_hold};
 
 /// The result of a loaded or replicated effect for a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,11 +114,41 @@ impl Table {
         self.clock.go_on(mono);
     }
 
-    /// A lock comes from an RDB file or a DUMP payload, for `key`.
+    /// A lock comes from an RDB file or a DUMP payload, for the key `name` of database `db`.
     ///
     /// # Errors
     /// When the bytes are not a lock, or not one that is accepted from this source.
+    #[inline]
     pub fn restore(
+        &mut self,
+        db: u32,
+        name: &[u8],
+        bytes: &[u8],
+        origin: Origin,
+        now: Now,
+    ) -> Result<LockId, Rejected> {
+        let lease_now = self.clock.at(now.mono);
+        // While a dataset is loaded, very many come. This is `restore_any` without copies of the
+        // lock and its key, and saves 330 instructions for each.
+        if matches!(origin, Origin::Trusted)
+            && self.queues.is_empty()
+            && let Some(hold) = plain_hold(bytes, lease_now)
+        {
+            let end = hold.end();
+            self.raise_fence(hold.fence());
+            let space = self.spaces.of(db);
+            let id = self.add_lock(space, Some(end), |generation| {
+                let lock = Lock::Exclusive(hold.into_hold());
+                Entry::new(Key::new(space, name), lock, false, generation)
+            });
+            self.wheel.set(id.index(), end);
+            return Ok(id);
+        }
+        self.restore_any(Key::new(db, name), bytes, origin, now)
+    }
+
+    #[inline(never)]
+    fn restore_any(
         &mut self,
         key: Key,
         bytes: &[u8],
@@ -197,7 +227,7 @@ impl Table {
         };
         self.spaces.left(&entry.key, entry.attached);
         entry.key = self.spaces.inside(key);
-        self.spaces.arrived(&entry.key, entry.lock.last_end());
+        self.spaces.arrived(entry.key.db(), entry.lock.last_end());
         entry.attached = true;
         entry.queued = queued;
         if let Some(end) = entry.lock.first_end() {
@@ -321,7 +351,7 @@ impl Table {
         for (id, key) in new {
             if let Some(entry) = self.slots.get_mut(id) {
                 entry.key = self.spaces.inside(key);
-                self.spaces.arrived(&entry.key, entry.lock.last_end());
+                self.spaces.arrived(entry.key.db(), entry.lock.last_end());
             }
         }
         result

@@ -127,6 +127,19 @@ impl Numbered for Entry {
 }
 
 impl Entry {
+    /// A lock that is at its key.
+    #[inline]
+    fn new(key: Key, lock: Lock, queued: bool, generation: u32) -> Self {
+        Self {
+            key,
+            lock,
+            generation,
+            touch: 0,
+            attached: true,
+            queued,
+        }
+    }
+
     /// Whether the holders are in [`Holdings`].
     fn is_known(&self) -> bool {
         self.queued || matches!(self.lock, Lock::Shared(_))
@@ -425,14 +438,8 @@ impl Table {
         let queued = self.may_have_queues() && self.queues.at(&key).is_some();
         let waited_for = queued.then(|| key.clone());
         let key = self.spaces.inside(key);
-        self.spaces.arrived(&key, lock.last_end());
-        let id = self.slots.insert(|generation| Entry {
-            key,
-            lock,
-            generation,
-            touch: 0,
-            attached: true,
-            queued,
+        let id = self.add_lock(key.db(), lock.last_end(), |generation| {
+            Entry::new(key, lock, queued, generation)
         });
         if let Some(key) = waited_for {
             self.queues.note_lock(&key, Some(id));
@@ -440,10 +447,25 @@ impl Table {
         id
     }
 
+    /// Adds a lock, which is made in its slot, to this space.
+    #[inline]
+    fn add_lock(
+        &mut self,
+        space: u32,
+        last_end: Option<LeaseTime>,
+        make: impl FnOnce(u32) -> Entry,
+    ) -> LockId {
+        self.spaces.arrived(space, last_end);
+        self.slots.insert(make)
+    }
+
     /// Whether somebody may wait for a key without a lock. A request for one key waits for a lock
     /// that exists, unless the lock was just removed, or other waiters are leaving the head of the
     /// queue.
     fn may_have_queues(&self) -> bool {
+        if self.queues.is_empty() {
+            return false;
+        }
         let waits_without_lock = self.queues.has_several_keys() || !self.strings.is_empty();
         let is_served_later = self.has_unserved() || self.has_leaving() || self.sweep.is_some();
         waits_without_lock || is_served_later

@@ -75,9 +75,10 @@ impl Spaces {
         self.standing
     }
 
-    /// A lock is at its key now.
-    pub(super) fn arrived(&mut self, own: &Key, last_end: Option<LeaseTime>) {
-        if let Some(space) = self.all.get_mut(own.db() as usize) {
+    /// A lock is at its key, which is in this space, now.
+    #[inline]
+    pub(super) fn arrived(&mut self, space: u32, last_end: Option<LeaseTime>) {
+        if let Some(space) = self.all.get_mut(space as usize) {
             space.locks += 1;
             space.standing += 1;
             self.standing += 1;
@@ -155,8 +156,9 @@ impl Spaces {
         }
     }
 
+    /// The space of a database.
     #[inline]
-    fn of(&mut self, db: u32) -> u32 {
+    pub(super) fn of(&mut self, db: u32) -> u32 {
         match self.of_db.get(db as usize) {
             Some(space) if *space != NONE => *space,
             _ => self.new_space(db),

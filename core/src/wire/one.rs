@@ -61,43 +61,106 @@ pub(super) fn put(hold: &Hold, now: LeaseTime, out: &mut Vec<u8>) {
     }
 }
 
+/// The fields that every hold has, checked.
+struct Start {
+    flags: u8,
+    fence: u64,
+    end: LeaseTime,
+    granted: LeaseTime,
+}
+
+impl Start {
+    #[inline]
+    fn read(start: &[u8; START], now: LeaseTime) -> Result<Self, Malformed> {
+        let [flags, ..] = *start;
+        // Each is read with its neighbours, which are cut off.
+        let fence = eight::<0>(start).swap_bytes() << 8 >> 8;
+        let left = Micros(eight::<8>(start) << 24 >> 24);
+        let age = Micros(eight::<12>(start) >> 8);
+        let is_known = flags & !(COUNT | EXTRA | UUID) == 0;
+        let is_fence = fence != 0 && fence <= MAX_FENCE;
+        if !is_known || !is_fence || left > MAX_TTL.to_micros() || age.0 > MAX_FENCE {
+            return Err(Malformed);
+        }
+        Ok(Self {
+            flags,
+            fence,
+            end: now.plus(left),
+            // A clock that started after the grant cannot represent its time: the age is kept as
+            // far as possible.
+            granted: now.minus(age),
+        })
+    }
+}
+
 /// Reads what [`put`] wrote.
 pub(super) fn read(reader: &mut Reader<'_>, now: LeaseTime) -> Result<Hold, Malformed> {
-    let start: [u8; START] = reader.chunk()?;
-    let [flags, ..] = start;
-    // Each is read with its neighbours, which are cut off.
-    let fence = eight::<0>(&start).swap_bytes() << 8 >> 8;
-    let left = Micros(eight::<8>(&start) << 24 >> 24);
-    let age = Micros(eight::<12>(&start) >> 8);
-    let is_known = flags & !(COUNT | EXTRA | UUID) == 0;
-    if !is_known || fence > MAX_FENCE || left > MAX_TTL.to_micros() || age.0 > MAX_FENCE {
-        return Err(Malformed);
-    }
-    let count = if flags & COUNT != 0 {
+    let start = Start::read(reader.chunk()?, now)?;
+    let count = if start.flags & COUNT != 0 {
         reader.number(u32::MAX.into())? as u32
     } else {
         1
     };
-    let (max_hold, owner) = if flags & EXTRA != 0 {
+    let (max_hold, owner) = if start.flags & EXTRA != 0 {
         let cap = Some(reader.number(MAX_TTL.0)?).filter(|cap| *cap != 0);
         (cap.map(Millis), reader.bytes(MAX_OWNER)?)
     } else {
         (None, &[][..])
     };
-    let token = if flags & UUID != 0 {
-        Token::new(&text_of(reader.chunk()?))
+    let token = if start.flags & UUID != 0 {
+        Token::of_uuid(&text_of(reader.chunk()?))
     } else {
-        Token::new(reader.bytes(MAX_TOKEN)?)
+        Token::new(reader.bytes(MAX_TOKEN)?).ok_or(Malformed)?
     };
-    let token = token.ok_or(Malformed)?;
-    if fence == 0 || count == 0 {
+    if count == 0 {
         return Err(Malformed);
     }
-    // A clock that started after the grant cannot represent its time: the age is kept as far as
-    // possible.
-    let mut hold = Hold::restored(token, fence, now.plus(left), now.minus(age), count);
+    let mut hold = Hold::restored(token, start.fence, start.end, start.granted, count);
     hold.set_saved_extra(owner, max_hold);
     Ok(hold)
+}
+
+/// A saved hold that was not re-entered, has no cap and no label, and whose token is a UUID: nearly
+/// all are like this. It was checked, and is not copied until it is stored.
+pub struct PlainHold<'a> {
+    start: Start,
+    uuid: &'a [u8; 16],
+}
+
+impl<'a> PlainHold<'a> {
+    /// The hold in these bytes; none if it has other fields, or is malformed.
+    #[inline]
+    pub(super) fn read(bytes: &'a [u8], now: LeaseTime) -> Option<Self> {
+        let (start, uuid) = bytes.split_first_chunk()?;
+        let uuid = uuid.try_into().ok()?;
+        let start = Start::read(start, now).ok()?;
+        (start.flags == UUID).then_some(Self { start, uuid })
+    }
+
+    /// Its fence.
+    #[inline]
+    pub fn fence(&self) -> u64 {
+        self.start.fence
+    }
+
+    /// When its lease ends.
+    #[inline]
+    pub fn end(&self) -> LeaseTime {
+        self.start.end
+    }
+
+    /// The hold itself.
+    #[inline]
+    pub fn into_hold(self) -> Hold {
+        let token = Token::of_uuid(&text_of(self.uuid));
+        let Start {
+            fence,
+            end,
+            granted,
+            ..
+        } = self.start;
+        Hold::restored(token, fence, end, granted, 1)
+    }
 }
 
 /// The number in eight bytes from this place on, lowest byte first.
@@ -140,31 +203,28 @@ fn uuid_of(token: &[u8]) -> Option<[u8; 16]> {
     is_uuid.then_some(uuid)
 }
 
-/// The text of a UUID. Eight digits are made at a time, in one number: 90 instructions in total,
-/// where uuid 1.29 needs 125.
-fn text_of(uuid: [u8; 16]) -> [u8; TEXT] {
-    let all = u128::from_be_bytes(uuid);
-    let [first, second, third, fourth] = [96, 64, 32, 0].map(|at| eight_digits((all >> at) as u32));
-    let mut text = [b'-'; TEXT];
-    text[..8].copy_from_slice(&first);
-    text[9..13].copy_from_slice(&second[..4]);
-    text[14..18].copy_from_slice(&second[4..]);
-    text[19..23].copy_from_slice(&third[..4]);
-    text[24..28].copy_from_slice(&third[4..]);
-    text[28..].copy_from_slice(&fourth);
-    text
-}
+/// Where the two digits of each byte are in the text of a UUID.
+const PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
 
-/// A number of 32 bits in eight hexadecimal digits.
-fn eight_digits(number: u32) -> [u8; 8] {
-    const EACH: u64 = 0x0101_0101_0101_0101;
-    // Four bits are moved into each byte.
-    let mut values = u64::from(number);
-    values = (values << 16 | values) & 0x0000_ffff_0000_ffff;
-    values = (values << 8 | values) & 0x00ff_00ff_00ff_00ff;
-    values = (values << 4 | values) & 0x0f0f_0f0f_0f0f_0f0f;
-    // 1 in each byte whose value is above 9, as 6 more are 16.
-    let letters = (values + 6 * EACH) >> 4 & EACH;
-    let digits = values + u64::from(b'0') * EACH + letters * u64::from(b'a' - b'9' - 1);
-    digits.to_be_bytes()
+/// The two digits of every byte.
+const DIGITS: [[u8; 2]; 256] = {
+    let digit = *b"0123456789abcdef";
+    let mut digits = [[0; 2]; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        digits[byte] = [digit[byte >> 4], digit[byte & 0xf]];
+        byte += 1;
+    }
+    digits
+};
+
+/// The text of a UUID. With a table of all bytes, it takes three instructions for each byte.
+#[inline]
+fn text_of(uuid: &[u8; 16]) -> [u8; TEXT] {
+    let mut text = [b'-'; TEXT];
+    for (place, byte) in PLACES.into_iter().zip(uuid) {
+        let digits = DIGITS.get(usize::from(*byte)).copied().unwrap_or_default();
+        text[place..place + 2].copy_from_slice(&digits);
+    }
+    text
 }

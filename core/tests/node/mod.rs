@@ -383,7 +383,7 @@ impl Node {
         self.remove(key);
         let id = self
             .table
-            .restore(key.clone(), bytes, Origin::Trusted, self.now)
+            .restore(key.db(), key.name(), bytes, Origin::Trusted, self.now)
             .expect("what was saved");
         self.keys.0.insert(key.clone(), Value::Lock(id));
     }
