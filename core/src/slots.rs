@@ -298,10 +298,11 @@ mod tests {
 
     #[test]
     fn memory_goes_back_when_many_have_gone() {
+        const CHUNKS: usize = if cfg!(miri) { 3 } else { 10 };
         let mut slots = Slots::default();
         for round in 0..3 {
-            let ids: Vec<_> = (0..10 * CHUNK).map(|i| slots.put(i)).collect();
-            assert_eq!(slots.iter().count(), 10 * CHUNK);
+            let ids: Vec<_> = (0..CHUNKS * CHUNK).map(|i| slots.put(i)).collect();
+            assert_eq!(slots.iter().count(), CHUNKS * CHUNK);
             for (i, id) in ids.iter().enumerate() {
                 assert_eq!(slots.take(*id), Some(i), "round {round}");
             }
@@ -312,7 +313,7 @@ mod tests {
                 .filter(|chunk| chunk.slots.capacity() > 0)
                 .count();
             assert!(kept <= 1, "{kept} chunks kept");
-            assert_eq!(slots.chunks.len(), 10);
+            assert_eq!(slots.chunks.len(), CHUNKS);
         }
     }
 }

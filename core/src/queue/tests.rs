@@ -246,7 +246,9 @@ fn when_nobody_waits_any_more_room_for_some_is_kept_and_room_for_very_many_is_no
 /// The same for the owners, each with one request for the same key.
 #[test]
 fn when_nobody_waits_any_more_room_for_very_many_owners_is_not_kept() {
-    for (owners, is_kept) in [(10, true), (1500, true), (4000, false)] {
+    const SOME: u32 = if cfg!(miri) { 900 } else { 1_500 };
+    const MANY: u32 = if cfg!(miri) { 1_800 } else { 4_000 };
+    for (owners, is_kept) in [(10, true), (SOME, true), (MANY, false)] {
         let mut queues = Queues::default();
         let ids: Vec<_> = (0..owners)
             .map(|owner| join(&mut queues, waiter(owner, [0], None)))
