@@ -119,10 +119,13 @@ mod tests {
 
     use super::*;
 
+    /// The time that they need grows with their square.
+    const STEPS: usize = if cfg!(miri) { 60 } else { 200 };
+
     proptest! {
         #[test]
         fn arrivals_are_a_set_whose_last_one_is_new(
-            steps in prop::collection::vec((any::<bool>(), 0..40_u64), 0..200),
+            steps in prop::collection::vec((any::<bool>(), 0..40_u64), 0..STEPS),
         ) {
             let (mut arrivals, mut set, mut last) = (Arrivals::default(), BTreeSet::new(), 0);
             for (joins, number) in steps {
