@@ -63,7 +63,7 @@ sanitize: build ## Run tests under Miri, AddressSanitizer and valgrind (PARTS='m
 # Each waiter is a connection: both sides need a file for it. Symbols tell callgrind where a slice begins.
 soak: build ## Count the instructions of slices, then ten minutes of waiters, reloads, rewrites, replicas (SECONDS=600, at least 450; WAITERS=10000)
 	@scripts/setup.sh soak
-	cargo build --profile profiling -p redislock-module --lib --features failpoints
+	cargo build --profile profiling -p redislock-module --lib
 	ulimit -n 20000 && SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" REDISLOCK_SO="$(abspath $(TARGET))/profiling/$(notdir $(LIBRARY))" \
 		cargo test -p redislock-module --test main -- --ignored --nocapture soak::no_slice_needs_many_instructions
 	ulimit -n 20000 && SOAK_SECONDS=$(SECONDS) SOAK_WAITERS=$(WAITERS) REDIS_SERVER="$$(scripts/server.sh)" \

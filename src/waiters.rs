@@ -167,7 +167,7 @@ const REFUSED_AT_MOST: usize = 128;
 const REFUSED_FOR: Micros = Micros(if cfg!(feature = "failpoints") {
     u64::MAX
 } else {
-    300
+    200
 });
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of

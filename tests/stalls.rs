@@ -378,6 +378,35 @@ fn the_grants_of_very_many_clients_that_leave_together_are_taken_back_in_slices(
     assert!(slice <= ALLOWED, "{slice:?}");
 }
 
+/// While a child saves, each page that is changed is copied first, so each lease counts.
+#[test]
+fn while_a_child_saves_leases_end_in_the_smallest_steps() {
+    const LEASES: i64 = 300;
+    let server = Server::options().module(fragile_module()).start();
+    let (mut c, mut ephemeral) = (server.connect(), server.connect());
+    let decisions = |c: &mut Connection| c.call("LOCK._ENTRIES").items()[1].integer();
+    for n in 0..100 {
+        c.ok(&format!("SET string{n} value"));
+    }
+    granted(&ephemeral.call("LOCK.ACQUIRE ephemeral other 600000 EPHEMERAL"));
+    let keys: Vec<_> = (0..LEASES).map(|n| format!("k{n}")).collect();
+    let keys = keys.join(" ");
+    c.call(&format!("LOCK.MACQUIRE {LEASES} {keys} me 1000"));
+    // The child takes 20 s for the strings alone.
+    c.ok("CONFIG SET rdb-key-save-delay 200000");
+    c.call("BGSAVE");
+    let saves = |c: &mut Connection| info_number(c, "persistence", "rdb_bgsave_in_progress") == 1;
+    assert!(saves(&mut c));
+    let before = decisions(&mut c);
+    drop(ephemeral);
+    wait_until("all locks are gone", || {
+        c.call("LOCK.NODE").number("locks") == 0
+    });
+    let after = decisions(&mut c);
+    assert!(saves(&mut c), "the child has ended");
+    assert!(after - before >= LEASES, "{} decisions", after - before);
+}
+
 /// 800 waiters of a lock are granted nothing, 128 of them at once, while another client does
 /// something. How many of them got their replies in one turn of the event loop at most.
 fn most_refused_at_once(while_they_leave: impl FnOnce(&mut Connection)) -> i64 {

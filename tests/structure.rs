@@ -95,7 +95,6 @@ const CORE: Allowed = &[
     ("wheel", &["time"]),
     ("token", &["bytes"]),
     ("fence", &["time"]),
-    ("pace", &["time"]),
     ("small", &[]),
     ("slots", &[]),
     ("stats", &["time"]),

@@ -9,7 +9,6 @@
 mod bytes;
 pub mod fence;
 pub mod lock;
-pub mod pace;
 pub mod payload;
 pub mod quarantine;
 pub mod queue;

@@ -32,7 +32,7 @@ fn very_many_waiters_that_can_be_served_at_once_are_served_in_slices_and_in_orde
     assert!(matches!(verdict, Verdict::Granted(_)), "{verdict:?}");
 }
 
-/// While the server saves, one waiter may take as long as many others: see `core/src/pace.rs`.
+/// While a child of the server saves, one waiter may take as long as many others.
 #[test]
 fn a_step_that_may_be_small_serves_few_waiters() {
     let mut node = Node::new(ROOMY);
