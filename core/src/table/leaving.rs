@@ -15,7 +15,7 @@ use crate::time::Now;
 use crate::token::{Key, Token};
 
 /// The number of keys whose waiters leave in one decision.
-pub(super) const AT_ONCE: usize = 128;
+pub(super) const AT_ONCE: usize = 32;
 
 impl Table {
     /// Removes a waiter from its queues. The waiters behind it may be next.
