@@ -1,5 +1,5 @@
 //! How much CPU time the machine itself takes: interrupts, and probably pauses of a virtual
-//! machine, count as CPU time of the thread that they stop. And what a copy of a page costs here.
+//! machine, count as CPU time of the thread that they stop.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -75,33 +75,6 @@ fn time_of(steps: u64) -> Duration {
     cpu_time().saturating_sub(begin)
 }
 
-/// The CPU time for the copy of a page that is changed after a fork, on average.
-pub fn time_to_copy_a_page() -> Duration {
-    const PAGE: usize = 4096;
-    const PAGES: usize = 4096;
-    let mut memory = vec![1_u8; PAGE * PAGES];
-    // SAFETY: the child has a copy of everything, and only waits for its end.
-    let child = unsafe { libc::fork() };
-    if child == 0 {
-        loop {
-            // SAFETY: takes nothing. A child of a program with threads may call this.
-            unsafe { libc::pause() };
-        }
-    }
-    assert!(child > 0, "no child: {}", std::io::Error::last_os_error());
-    let begin = cpu_time();
-    // Each page once, in no order that a cache would know: 1,229 and 4,096 have no common factor.
-    (0..PAGES).for_each(|at| memory[at * 1_229 % PAGES * PAGE] = 2);
-    let time = cpu_time().saturating_sub(begin);
-    black_box(&memory);
-    // SAFETY: a child of this process that nobody else knows.
-    unsafe {
-        libc::kill(child, libc::SIGKILL);
-        libc::waitpid(child, std::ptr::null_mut(), 0);
-    }
-    time / PAGES as u32
-}
-
 /// The CPU time of this thread.
 fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
@@ -112,12 +85,6 @@ fn cpu_time() -> Duration {
 mod tests {
     use super::*;
     use crate::wait_patiently;
-
-    /// Far more than a write to a page that is there, which takes a nanosecond.
-    #[test]
-    fn a_page_is_copied_when_it_is_changed() {
-        assert!(time_to_copy_a_page() > Duration::from_nanos(100));
-    }
 
     #[test]
     fn a_piece_takes_about_as_long_as_it_should_or_longer() {
