@@ -11,9 +11,10 @@
 //! 3. Atomics, for single flags and numbers.
 //!
 //! The server calls the module back while it does something for it (it deletes a value, it sends a
-//! keyspace event). Code that calls the server therefore has no [`Global`] borrowed, with one
-//! exception: core looks up keys while the node is borrowed (`keyspace/`). Such a lookup causes no
-//! callback, except on Redis 7.0, where it deletes an expired key and notifies other modules.
+//! keyspace event). Code that calls the server therefore has no [`Global`] borrowed, with two
+//! exceptions. RESTORE reads flags of the server, which causes no callback (`data_type.rs`). And
+//! core looks up keys while the node is borrowed (`keyspace/`). Such a lookup causes no callback,
+//! except on Redis 7.0, where it deletes an expired key and notifies other modules.
 //! Meanwhile, callbacks may read the table (`node/lend.rs`): values can be saved and measured. Keys
 //! can be removed, renamed and moved, which leaves a notice. Databases can be flushed and swapped,
 //! which the table learns before the decision changes a key. LOCK commands and RESTORE are refused.

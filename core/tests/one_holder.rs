@@ -4,11 +4,13 @@
 use redislock_core::Table;
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::{Hold, Lock, Mode};
-use redislock_core::payload::Origin;
+use redislock_core::payload::{Origin, Rejected};
 use redislock_core::table::Limits;
-use redislock_core::time::{LeaseTime, Micros, MonoTime, Now, WallTime};
+use redislock_core::time::{LeaseTime, Micros, Millis, MonoTime, Now, WallTime};
 use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
 use redislock_core::wire::{MAX_TTL, Malformed, load, put_number, put_whole, save};
+
+use crate::node::{Node, ROOMY, key, token};
 
 const NOW: LeaseTime = LeaseTime(1 << 40);
 const UUID: &str = "67e55044-10b1-426f-9247-bb680e5fe0c8";
@@ -110,6 +112,40 @@ fn a_hold_is_loaded_in_the_same_way_from_every_source() {
             }
         }
     }
+}
+
+#[test]
+fn a_hold_from_a_client_is_checked_whatever_its_token_is() {
+    let now = Now {
+        mono: MonoTime(NOW.0),
+        wall: WallTime(1),
+    };
+    let client = Origin::Client {
+        longest_lease: Some(Millis(1)),
+    };
+    for token in [UUID, "other"] {
+        let mut table = Table::new(Limits::DEFAULT);
+        let mut restore = |lock: &Lock| table.restore(0, b"k", &saved(lock), client, now);
+        assert_eq!(restore(&lock(token)), Err(Rejected::LeaseTooLong));
+        let mut ahead = Lock::Free;
+        let token = Token::new(token.as_bytes()).expect("a token");
+        let hold = Hold::restored(token, MAX_FENCE, NOW, NOW, 1);
+        ahead.grant(hold, Mode::Exclusive);
+        assert_eq!(restore(&ahead), Err(Rejected::FenceTooFarAhead));
+        assert_eq!((table.locks(), table.fence()), (0, 0));
+    }
+}
+
+#[test]
+fn a_hold_that_is_loaded_where_somebody_waits_is_handed_over() {
+    let mut node = Node::new(ROOMY);
+    node.hold("a", "x");
+    let waiter = node.wait("b", "xy");
+    node.restore(&key("y"), &saved(&lock(UUID)));
+    node.let_go("a", "x");
+    assert_eq!(node.granted(), []);
+    assert_eq!(node.release(&key("y"), &token(UUID), false), 1);
+    assert_eq!(node.granted(), [waiter]);
 }
 
 #[test]
