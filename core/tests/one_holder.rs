@@ -10,7 +10,7 @@ use redislock_core::time::{LeaseTime, Micros, Millis, MonoTime, Now, WallTime};
 use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
 use redislock_core::wire::{MAX_TTL, Malformed, load, put_number, put_whole, save};
 
-use crate::node::{Node, ROOMY, SECOND, key};
+use crate::node::{Node, ROOMY, key};
 
 const NOW: LeaseTime = LeaseTime(1 << 40);
 const UUID: &str = "67e55044-10b1-426f-9247-bb680e5fe0c8";
@@ -137,16 +137,16 @@ fn a_hold_from_a_client_is_checked_whatever_its_token_is() {
 }
 
 #[test]
-fn a_hold_that_is_loaded_where_somebody_waits_is_handed_over() {
+fn a_hold_that_is_loaded_where_somebody_waits_may_cause_a_deadlock() {
     let mut node = Node::new(ROOMY);
-    node.hold("a", "x");
-    let waiter = node.wait("b", "xy");
+    node.hold("b", "x");
+    node.hold("c", "z");
+    node.wait("b", "yz");
+    node.wait(UUID, "x");
+    node.take();
     node.restore(&key("y"), &saved(&lock(UUID)));
-    node.let_go("a", "x");
-    assert_eq!(node.granted(), []);
-    node.advance(SECOND);
-    node.tick();
-    assert_eq!(node.granted(), [waiter]);
+    node.serve();
+    assert_eq!(node.table.counters.deadlocks, 1);
 }
 
 #[test]
