@@ -211,8 +211,9 @@ pub(super) fn read_all(node: &mut Node) {
                 }
             }
             Notice::Left(id) => {
-                node.table.abandon(id);
-                node.undeliverable.push(id);
+                if !node.table.abandon(id) {
+                    node.undeliverable.push(id);
+                }
             }
             Notice::Delivered(id) => node.table.delivered(id),
             Notice::StringChanged(key) => _ = node.changed_strings.insert(key),

@@ -120,9 +120,12 @@ impl Table {
         self.has_leaving() || self.queues.overdue(now.mono).is_some()
     }
 
-    /// A waiter has disconnected; it gets no reply.
-    pub fn abandon(&mut self, id: WaiterId) {
+    /// A waiter has disconnected; it gets no reply. Returns whether it still waited: if not, it may
+    /// have been granted its locks.
+    pub fn abandon(&mut self, id: WaiterId) -> bool {
+        let waits = self.queues.get(id).is_some();
         self.let_leave(id, None);
+        waits
     }
 
     /// Cancels the requests of `token` that wait for one of these keys.
