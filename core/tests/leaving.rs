@@ -209,7 +209,7 @@ fn overtakes_nobody(leave: impl FnOnce(&mut Node, &[WaiterId])) {
 
 #[test]
 fn a_request_does_not_overtake_a_waiter_behind_others_whose_connections_closed() {
-    overtakes_nobody(|node, ahead| ahead.iter().for_each(|id| node.table.abandon(*id)));
+    overtakes_nobody(|node, ahead| ahead.iter().for_each(|id| _ = node.table.abandon(*id)));
 }
 
 #[test]
