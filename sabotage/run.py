@@ -38,6 +38,11 @@ PACKAGES = {
     "client": ("redislock-client", "client"),
     "chaos": ("redislock-chaos", "chaos"),
 }
+# Most of the time is spent on compiling, so these are not optimized here, unlike in `make test`.
+UNOPTIMIZED = [
+    f"--config=profile.dev.package.{name}.opt-level=0"
+    for name in ("redislock-core", "redislock-client")
+]
 # These targets start servers with the module.
 NEED_MODULE = {"module main", "client servers"}
 
@@ -134,7 +139,7 @@ def cargo(*args):
     env = dict(os.environ, CARGO_TARGET_DIR=str(BUILD), CARGO_INCREMENTAL="1")
     env["CARGO_PROFILE_DEV_DEBUG"] = "line-tables-only"
     return subprocess.run(
-        ["cargo", *args], cwd=TREE, env=env, text=True, capture_output=True
+        ["cargo", *args, *UNOPTIMIZED], cwd=TREE, env=env, text=True, capture_output=True
     )
 
 
