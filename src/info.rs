@@ -76,9 +76,9 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
                     reason.as_ptr()
                 ))
             };
-            number(c"longest_expiry_slice_us", node.longest_slice.0);
-            number(c"longest_expiry_slice_cpu_us", node.longest_slice_cpu.0);
-            number(c"most_expiry_slice_page_faults", node.most_slice_faults);
+            number(c"longest_expiry_slice_us", node.slices.longest.0);
+            number(c"longest_expiry_slice_cpu_us", node.slices.longest_cpu.0);
+            number(c"most_expiry_slice_page_faults", node.slices.most_faults);
             let standing = table.replication.as_ref();
             let standing = standing.map(|lease| lease.standing(now));
             let held = standing.and_then(|standing| standing.since);
@@ -112,6 +112,9 @@ fn show(info: *mut raw::RedisModuleInfoCtx, for_crash_report: c_int) {
             number(c"quarantined", counters.quarantined);
             number(c"evicted", counters.evicted);
             number(c"removed", counters.removed);
+            number(c"expiry_slices", node.slices.count);
+            number(c"expiry_slices_cpu_us", node.slices.cpu.0);
+            number(c"long_expiry_slices", node.slices.long);
         }
         if section(c"latency") {
             number(c"wait_count", table.wait_times.total());

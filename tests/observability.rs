@@ -251,6 +251,25 @@ fn config_resetstat_resets_what_the_module_counts() {
 }
 
 #[test]
+fn slices_of_background_work_are_counted_with_their_cpu_time() {
+    let server = Server::start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE job me 20"));
+    wait_until("the lease has ended", || counter(&mut c, "expiries") == 1);
+    let [slices, long, total, longest] = [
+        "expiry_slices",
+        "long_expiry_slices",
+        "expiry_slices_cpu_us",
+        "longest_expiry_slice_cpu_us",
+    ]
+    .map(|name| counter(&mut c, name));
+    let shown = format!("{slices} slices, {long} long, {total} us in all, {longest} us at most");
+    assert!(slices > 0 && long <= slices, "{shown}");
+    assert!(longest <= total && total <= longest * slices, "{shown}");
+    assert_eq!(long > 0, longest > 1000, "{shown}");
+}
+
+#[test]
 fn a_refused_config_resetstat_resets_nothing() {
     let server = Server::start();
     let (mut c, mut other) = (server.connect(), server.connect());

@@ -18,7 +18,7 @@ use redislock_core::quarantine::Reason;
 use redislock_core::queue::WaiterId;
 use redislock_core::slots::LockId;
 use redislock_core::table::{Keyspace, Limits};
-use redislock_core::time::{Micros, Now};
+use redislock_core::time::Now;
 use redislock_core::token::Key;
 
 pub use lend::{is_lent, is_whole, lend, move_databases, read, read_notices, when_whole};
@@ -27,7 +27,7 @@ pub use notices::{
     post, removed, started, unlinked,
 };
 
-pub use slice::Slice;
+pub use slice::{Slice, Slices};
 
 use crate::clock;
 use crate::global::Global;
@@ -78,12 +78,8 @@ pub struct Node {
     pub counter_is_due: bool,
     /// A random number, new at each start.
     pub incarnation: String,
-    /// The longest slice so far in which leases and waits ended.
-    pub longest_slice: Micros,
-    /// The most CPU time of the main thread in one slice so far.
-    pub longest_slice_cpu: Micros,
-    /// The most page faults in one slice so far.
-    pub most_slice_faults: u64,
+    /// What the slices of background work took so far.
+    pub slices: Slices,
 }
 
 /// Lists and maps do not shrink by themselves. They are shrunk to room for this many elements.
@@ -101,9 +97,7 @@ lazy_static! {
         listened_to: true,
         counter_is_due: false,
         incarnation: uuid::Uuid::new_v4().to_string(),
-        longest_slice: Micros::ZERO,
-        longest_slice_cpu: Micros::ZERO,
-        most_slice_faults: 0,
+        slices: Slices::default(),
     });
     static ref FINGERPRINTS: RandomState = RandomState::new();
 }
@@ -183,9 +177,7 @@ impl Node {
             flush: _,
             counter_is_due: _,
             incarnation: _,
-            longest_slice: _,
-            longest_slice_cpu: _,
-            most_slice_faults: _,
+            slices: _,
         } = self;
         table.role_changed();
         undeliverable.clear();
@@ -199,9 +191,7 @@ impl Node {
     /// CONFIG RESETSTAT: counters start again at zero.
     pub fn reset_statistics(&mut self) {
         self.table.reset_statistics();
-        self.longest_slice = Micros::ZERO;
-        self.longest_slice_cpu = Micros::ZERO;
-        self.most_slice_faults = 0;
+        self.slices = Slices::default();
     }
 
     /// Whether work is left that has no deadline.
@@ -286,14 +276,6 @@ impl Node {
                 self.removals.push_back(removal);
             }
         }
-    }
-
-    /// Notes how long the main thread worked without a break on what no command requested, and its
-    /// page faults meanwhile.
-    fn note_slice(&mut self, spent: Micros, spent_cpu: Micros, faults: u64) {
-        self.most_slice_faults = self.most_slice_faults.max(faults);
-        self.longest_slice = self.longest_slice.max(spent);
-        self.longest_slice_cpu = self.longest_slice_cpu.max(spent_cpu);
     }
 
     /// Takes some of the locks that were removed while they were held, to report them.

@@ -5,6 +5,37 @@ use redislock_core::time::{Micros, MonoTime};
 use super::with;
 use crate::clock;
 
+/// A slice that takes more CPU time than this is long.
+const LONG: Micros = Micros(1000);
+
+/// What all slices took since the start, or since the last reset.
+#[derive(Default)]
+pub struct Slices {
+    /// How many there were.
+    pub count: u64,
+    /// How many of them were long.
+    pub long: u64,
+    /// The CPU time of all.
+    pub cpu: Micros,
+    /// The longest one.
+    pub longest: Micros,
+    /// The most CPU time of one.
+    pub longest_cpu: Micros,
+    /// The most page faults of one.
+    pub most_faults: u64,
+}
+
+impl Slices {
+    fn add(&mut self, spent: Micros, spent_cpu: Micros, faults: u64) {
+        self.count += 1;
+        self.long += u64::from(spent_cpu > LONG);
+        self.cpu = self.cpu.plus(spent_cpu);
+        self.longest = self.longest.max(spent);
+        self.longest_cpu = self.longest_cpu.max(spent_cpu);
+        self.most_faults = self.most_faults.max(faults);
+    }
+}
+
 /// One stretch of such work, without a break.
 pub struct Slice {
     begin: MonoTime,
@@ -36,6 +67,6 @@ impl Slice {
         let spent = clock::mono().since(self.begin);
         let spent_cpu = clock::time_of_thread().minus(self.begin_cpu);
         let faults = clock::page_faults_of_thread().saturating_sub(self.faults_before);
-        with(|node| node.note_slice(spent, spent_cpu, faults));
+        with(|node| node.slices.add(spent, spent_cpu, faults));
     }
 }

@@ -24,19 +24,36 @@ pub struct Interruptions {
 #[derive(Default)]
 struct Shared {
     ends: AtomicBool,
-    /// Nanoseconds of the longest piece.
+    /// All in nanoseconds or pieces.
     longest: AtomicU64,
+    long: AtomicU64,
+    total: AtomicU64,
+}
+
+/// What the pieces of a stretch of time took. Each had the same work to do.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Pieces {
+    /// The CPU time of the longest one.
+    pub longest: Duration,
+    /// How many took more CPU time than the limit.
+    pub long: u64,
+    /// The CPU time of all.
+    pub total: Duration,
 }
 
 impl Interruptions {
-    /// Starts the thread.
-    pub fn watch() -> Self {
+    /// Starts the thread. It counts the pieces that take more CPU time than this limit.
+    pub fn watch(limit: Duration) -> Self {
         let shared = Arc::new(Shared::default());
         let (steps, its) = (calibrate(), Arc::clone(&shared));
         let thread = thread::spawn(move || {
             while !its.ends.load(Ordering::Relaxed) {
-                let longest = time_of(steps).as_nanos() as u64;
-                its.longest.fetch_max(longest, Ordering::Relaxed);
+                let took = time_of(steps);
+                let nanos = took.as_nanos() as u64;
+                its.longest.fetch_max(nanos, Ordering::Relaxed);
+                its.total.fetch_add(nanos, Ordering::Relaxed);
+                its.long
+                    .fetch_add(u64::from(took > limit), Ordering::Relaxed);
                 thread::sleep(PAUSE);
             }
         });
@@ -44,9 +61,14 @@ impl Interruptions {
         Self { shared, thread }
     }
 
-    /// The CPU time of the longest piece since the last call. Each has the same work to do.
-    pub fn take_longest(&self) -> Duration {
-        Duration::from_nanos(self.shared.longest.swap(0, Ordering::Relaxed))
+    /// The pieces since the last call.
+    pub fn take(&self) -> Pieces {
+        let take = |figure: &AtomicU64| figure.swap(0, Ordering::Relaxed);
+        Pieces {
+            longest: Duration::from_nanos(take(&self.shared.longest)),
+            long: take(&self.shared.long),
+            total: Duration::from_nanos(take(&self.shared.total)),
+        }
     }
 }
 
@@ -88,9 +110,10 @@ mod tests {
 
     #[test]
     fn a_piece_takes_about_as_long_as_it_should_or_longer() {
-        let interruptions = Interruptions::watch();
+        let interruptions = Interruptions::watch(PIECE / 2);
         wait_patiently("a piece is done", || {
-            interruptions.take_longest() > PIECE / 2
+            let pieces = interruptions.take();
+            pieces.long > 0 && pieces.longest > PIECE / 2 && pieces.total >= pieces.longest
         });
     }
 }

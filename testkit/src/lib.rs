@@ -44,7 +44,7 @@ pub use from_reply::FromReply;
 pub use gate::Gate;
 pub use info::{Info, info_field, info_number};
 pub use installed::{find_module, find_server, module_path, project_folder};
-pub use interruptions::Interruptions;
+pub use interruptions::{Interruptions, Pieces};
 pub use kind::Kind;
 pub use options::Options;
 pub use proxy::{Flow, Proxy};

@@ -139,8 +139,8 @@ const LIMITS: Limits = Limits {
     max_waiters: 10_000,
     max_holders: 10_000,
 };
-/// What is done between two looks at the table.
-const BATCH: usize = 32;
+/// How much is done at once, by the place of the node: the module's steps are of these sizes.
+const STEPS: [usize; 3] = [1, 8, 32];
 
 impl Node {
     pub fn new(place: usize, setup: Setup) -> Self {
@@ -358,21 +358,24 @@ impl Node {
     /// Does what is due: what the module's timer does.
     pub fn tick(&mut self, time: Time) {
         let now = self.now(time);
-        let (table, keys) = (&mut self.table, &mut self.keys);
-        while table.time_out(BATCH, now) {}
-        table.quarantine_has_ended(now);
+        let step = STEPS[self.place % STEPS.len()];
+        while self.table.time_out(step, now) {}
+        self.table.quarantine_has_ended(now);
         loop {
-            table.close(BATCH, now, keys);
-            table.sweep(BATCH, keys);
-            table.clear_remains(BATCH);
-            let more = table.expire(BATCH, now, keys);
-            table.serve(now, keys);
+            let (table, keys) = (&mut self.table, &mut self.keys);
+            table.close(step, now, keys);
+            table.sweep(step, keys);
+            table.clear_remains(step);
+            let more = table.expire(step, now, keys);
+            table.serve_some(step, now, keys);
+            // This also delivers the grants, so that the next ones can be decided.
+            self.apply(time);
+            let table = &self.table;
             let busy = table.is_sweeping() || table.is_closing() || table.has_more_to_serve(now);
             if !more && !busy {
                 break;
             }
         }
-        self.apply(time);
     }
 
     /// When something is due next, in true time.

@@ -40,7 +40,7 @@ const fn field(
 const MS: f64 = 1e3;
 const US: f64 = 1e6;
 
-pub const FIELDS: [Field; 26] = [
+pub const FIELDS: [Field; 29] = [
     field(
         Gauge,
         "lock_failed",
@@ -202,6 +202,27 @@ pub const FIELDS: [Field; 26] = [
         "redislock_removed",
         1.0,
         "Held locks that another command, an eviction or a flush removed",
+    ),
+    field(
+        Counter,
+        "lock_expiry_slices",
+        "redislock_expiry_slices",
+        1.0,
+        "Slices of work that no client asked for, such as ending leases",
+    ),
+    field(
+        Counter,
+        "lock_expiry_slices_cpu_us",
+        "redislock_expiry_slices_cpu_seconds",
+        US,
+        "The CPU time of all these slices",
+    ),
+    field(
+        Counter,
+        "lock_long_expiry_slices",
+        "redislock_long_expiry_slices",
+        1.0,
+        "Those that took more than 1 ms of CPU time",
     ),
     field(
         Gauge,

@@ -257,11 +257,13 @@ impl Node {
             self.table.sweep(2, &mut self.keys);
         }
         self.look_at_strings();
-        while self.table.has_more_to_serve(self.now) && !self.table.awaits_delivery() {
-            self.table.serve(self.now, &mut self.keys);
+        loop {
+            self.table.serve_some(2, self.now, &mut self.keys);
+            self.apply();
+            if !self.table.has_more_to_serve(self.now) || self.table.awaits_delivery() {
+                break;
+            }
         }
-        self.table.serve(self.now, &mut self.keys);
-        self.apply();
     }
 
     pub fn advance(&mut self, span: Micros) {
