@@ -8,19 +8,20 @@
 //! and pauses of the machine. So the instructions of each slice have a limit, and the clock may
 //! show longer slices only as often as for other work, which has no reason of its own to take long.
 
+mod slices;
+
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use redislock_testkit::{
-    Connection, Interruptions, Options, Pieces, Random, Server, Value, info_number, project_folder,
-    wait_for_sync, wait_patiently,
+    Connection, Options, Random, Server, Value, info_number, project_folder, wait_for_sync,
+    wait_patiently,
 };
+use slices::Slices;
 
 /// Keys that are waited for; each has as many waiters as there are connections for it.
 const KEYS: usize = 500;
-/// The most CPU time that a slice of background work may take.
-const SLICE: Duration = Duration::from_millis(1);
 /// The rounds of a cycle, one for each thing that happens; all connections close at its end.
 const ROUNDS: usize = EVENTS.len();
 /// What happens in the rounds, in this order.
@@ -29,6 +30,8 @@ const EVENTS: [&str; 6] = ["rewrite", "reload", "replica", "flush", "swap", "loa
 /// kernel. Servers execute more than one in a nanosecond, so this is less than 0.3 ms, after the
 /// 0.2 ms that a slice may take before its clock ends it.
 const INSTRUCTIONS: u64 = 300_000;
+/// The locks of a large flush.
+const MANY: usize = 100_000;
 /// How many times longer leases and waits are under callgrind, where a server is 20 to 50 times
 /// slower: long enough for queues to form.
 const CALLGRIND: u64 = 15;
@@ -262,12 +265,39 @@ fn no_slice_needs_many_instructions() {
     drop(crew);
     rest(&mut c);
     counts.extend(take_counts(server.folder()));
+    let before = counts.len();
+    flush_many(&mut c);
+    loop {
+        std::thread::sleep(Duration::from_secs(3));
+        let these = take_counts(server.folder());
+        if these.is_empty() {
+            break;
+        }
+        counts.extend(these);
+    }
+    let these = &counts[before..];
+    let (most, many) = (these.iter().max(), these.len());
+    println!("after a flush of {MANY} locks: {many} slices, the longest {most:?}");
+    assert!(
+        many > MANY / 1000,
+        "they were forgotten in {many} slices only"
+    );
     counts.sort_unstable();
     let at = |share: f64| counts[(counts.len() as f64 * share) as usize];
     let (median, rare, most) = (at(0.5), at(0.999), counts[counts.len() - 1]);
     let many = counts.len();
     println!("{many} slices: {median} instructions (median), {rare} (99.9 %), {most} at most");
     assert!(most <= INSTRUCTIONS, "a slice of {most} instructions");
+}
+
+/// Very many locks go at once, in the order in which the server frees them. The module forgets them
+/// in slices.
+fn flush_many(c: &mut Connection) {
+    for first in (0..MANY).step_by(1000) {
+        let lines = (first..first + 1000).map(|key| format!("LOCK.ACQUIRE many{key} me 36000000"));
+        c.pipeline(&lines.collect::<Vec<_>>());
+    }
+    c.ok("FLUSHALL");
 }
 
 /// The instructions of the slices since the last call. Their files are removed.
@@ -314,7 +344,7 @@ fn memory_stays_flat_and_nothing_is_left() {
             slices.begin(&mut c);
             let (granted, more) = round(&server, &mut crew, &mut c, rounds);
             (rounds, grants, pairs) = (rounds + 1, grants + granted, pairs + more);
-            slices.add(&mut c, rounds - 1);
+            slices.add(&mut c);
         }
         drop(crew);
         let sample = rest(&mut c);
@@ -329,144 +359,16 @@ fn memory_stays_flat_and_nothing_is_left() {
         "{rounds} rounds of {size} waiters, {grants} grants to them, {pairs} pairs besides, \
          active defragmentation: {defrags}"
     );
-    slices.assert_short();
+    slices.report();
     assert_flat(&samples);
     assert!(
         grants > samples.len() * KEYS,
         "{grants} grants show nothing"
     );
+    slices.assert_short();
     assert_eq!(c.call("DBSIZE"), Value::Integer(0));
     c.ok("SELECT 1");
     assert_eq!(c.call("DBSIZE"), Value::Integer(0));
-}
-
-/// The slices of each round, and what helps to judge them: what the machine itself takes.
-struct Slices {
-    machine: Interruptions,
-    rounds: Vec<Round>,
-}
-
-/// The slices of one round.
-struct Round {
-    count: u64,
-    /// How many took more than [`SLICE`] of CPU time.
-    long: u64,
-    /// The CPU time of all.
-    total: Duration,
-    /// The CPU time of the longest one.
-    longest: Duration,
-    /// The most page faults of one.
-    faults: u64,
-    /// Other work at the same time.
-    machine: Pieces,
-}
-
-impl Round {
-    /// Whether a slice took too long, and longer than any other work in the same round.
-    fn is_unexplained(&self) -> bool {
-        self.longest > SLICE.max(self.machine.longest)
-    }
-}
-
-impl Slices {
-    fn watch() -> Self {
-        Self {
-            machine: Interruptions::watch(SLICE),
-            rounds: Vec::new(),
-        }
-    }
-
-    /// A round begins: what was before it does not count.
-    fn begin(&self, c: &mut Connection) {
-        c.ok("CONFIG RESETSTAT");
-        // The module notices that within a second.
-        wait_patiently("the statistics are reset", || {
-            info_number(c, "lock", "lock_grants") == 0
-        });
-        self.machine.take();
-    }
-
-    /// Notes the slices of a round.
-    fn add(&mut self, c: &mut Connection, round: usize) {
-        let mut number = |name| info_number(c, "lock", name).unsigned_abs();
-        let slices = Round {
-            count: number("lock_expiry_slices"),
-            long: number("lock_long_expiry_slices"),
-            total: Duration::from_micros(number("lock_expiry_slices_cpu_us")),
-            longest: Duration::from_micros(number("lock_longest_expiry_slice_cpu_us")),
-            faults: number("lock_most_expiry_slice_page_faults"),
-            machine: self.machine.take(),
-        };
-        let Round {
-            count,
-            long,
-            longest,
-            faults,
-            machine,
-            ..
-        } = &slices;
-        if *long > 0 {
-            println!(
-                "round {round}, {}: {long} of {count} slices took more than {SLICE:?} by the \
-                 clock, {longest:?} at most; other work took {:?} at most; at most {faults} page \
-                 faults",
-                EVENTS[round % ROUNDS],
-                machine.longest
-            );
-        }
-        self.rounds.push(slices);
-    }
-
-    /// No slice is long: see the top of this file. What makes a slice long in each round of a kind
-    /// is noticed even if it is rare; what makes slices long at random, if it does so more often
-    /// than the machine.
-    fn assert_short(&self) {
-        let mut suspect = Vec::new();
-        for (at, event) in EVENTS.iter().enumerate() {
-            let rounds = || self.rounds.iter().skip(at).step_by(ROUNDS);
-            let mut slices: Vec<_> = rounds().map(|round| round.longest).collect();
-            slices.sort_unstable();
-            let (median, longest) = (slices[slices.len() / 2], slices[slices.len() - 1]);
-            let faults = rounds().map(|round| round.faults).max();
-            let (count, long) = (
-                rounds().map(|round| round.count).sum::<u64>(),
-                rounds().map(|round| round.long).sum::<u64>(),
-            );
-            println!(
-                "longest slice in rounds with a {event}: median {median:?}, most {longest:?}; \
-                 {long} of {count} slices were long; at most {} page faults",
-                faults.unwrap_or(0)
-            );
-            let unexplained = rounds().filter(|round| round.is_unexplained()).count();
-            if 2 * unexplained > slices.len() {
-                suspect.push(event);
-            }
-        }
-        let sum = |of: fn(&Round) -> u64| self.rounds.iter().map(of).sum::<u64>() as f64;
-        let time = |of: fn(&Round) -> Duration| {
-            let all: Duration = self.rounds.iter().map(of).sum();
-            all.as_secs_f64()
-        };
-        let (count, long) = (sum(|round| round.count), sum(|round| round.long));
-        let cpu = time(|round| round.total);
-        let other_long = sum(|round| round.machine.long);
-        let other_cpu = time(|round| round.machine.total);
-        println!(
-            "more than {SLICE:?} by the clock: {long} of {count} slices, in {cpu:.1} s of CPU \
-             time; {other_long} pieces of other work, in {other_cpu:.1} s"
-        );
-        assert!(
-            suspect.is_empty(),
-            "long slices in most rounds with {suspect:?}"
-        );
-        // As many as the machine makes long, and three standard deviations more.
-        let expected = other_long / other_cpu * cpu;
-        let allowed = expected + 3.0 * expected.max(1.0).sqrt();
-        assert!(
-            long <= allowed,
-            "{long} long slices; the machine explains {expected:.1}"
-        );
-    }
 }
 
 /// The last quarter of the cycles uses no more than the second: the first one warms up.

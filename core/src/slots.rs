@@ -50,6 +50,10 @@ pub struct Slots<T> {
     roomy: Vec<u32>,
     /// The chunk that became empty last. If it still is, it keeps its memory.
     emptied: Option<u32>,
+    /// Chunks that became empty before. When very many values are removed in any order, nearly all
+    /// chunks become empty with the last few, and freeing one takes as long as removing many
+    /// values: so the caller decides when.
+    unused: Vec<Chunk<T>>,
     generation: u32,
     len: usize,
 }
@@ -61,12 +65,23 @@ struct Chunk<T> {
     used: usize,
 }
 
+impl<T> Default for Chunk<T> {
+    fn default() -> Self {
+        Self {
+            slots: Vec::new(),
+            free: Vec::new(),
+            used: 0,
+        }
+    }
+}
+
 impl<T> Default for Slots<T> {
     fn default() -> Self {
         Self {
             chunks: Vec::new(),
             roomy: Vec::new(),
             emptied: None,
+            unused: Vec::new(),
             generation: 0,
             len: 0,
         }
@@ -132,11 +147,7 @@ impl<T: Numbered> Slots<T> {
     #[cold]
     fn add_chunk(&mut self) {
         self.roomy.push(self.chunks.len() as u32);
-        self.chunks.push(Chunk {
-            slots: Vec::new(),
-            free: Vec::new(),
-            used: 0,
-        });
+        self.chunks.push(Chunk::default());
     }
 
     /// The value of `id`, if it still exists.
@@ -176,8 +187,8 @@ impl<T: Numbered> Slots<T> {
         })
     }
 
-    /// Removes `id`. All unused chunks but one free their memory: a chunk that becomes empty and is
-    /// used again repeatedly would otherwise be allocated each time.
+    /// Removes `id`. All empty chunks but one leave their memory to [`Slots::free_chunk`]: a chunk
+    /// that becomes empty and is used again repeatedly would otherwise be allocated each time.
     pub fn remove(&mut self, id: LockId) -> Option<T> {
         let at = id.index as usize / CHUNK;
         let chunk = self.chunks.get_mut(at)?;
@@ -195,14 +206,21 @@ impl<T: Numbered> Slots<T> {
             if let Some(chunk) = before.and_then(|before| self.chunks.get_mut(before as usize))
                 && chunk.used == 0
             {
-                *chunk = Chunk {
-                    slots: Vec::new(),
-                    free: Vec::new(),
-                    used: 0,
-                };
+                self.unused.push(std::mem::take(chunk));
             }
         }
         Some(value)
+    }
+
+    /// Whether memory is left that can be freed.
+    #[must_use]
+    pub fn has_unused_chunks(&self) -> bool {
+        !self.unused.is_empty()
+    }
+
+    /// Frees the memory of one chunk that became empty.
+    pub fn free_chunk(&mut self) {
+        self.unused.pop();
     }
 
     /// Every handle with its value.
@@ -294,6 +312,29 @@ mod tests {
             }
         }
         assert_eq!(slots.chunks[1].slots.as_ptr(), place);
+    }
+
+    #[test]
+    fn chunks_that_become_empty_together_are_freed_one_by_one() {
+        const CHUNKS: usize = if cfg!(miri) { 3 } else { 10 };
+        let mut slots = Slots::default();
+        let mut ids: Vec<_> = (0..CHUNKS * CHUNK).map(|i| slots.put(i)).collect();
+        // One is left in each chunk.
+        let last = ids.extract_if(.., |id| id.index() as usize % CHUNK == 7);
+        let last: Vec<_> = last.collect();
+        for id in ids {
+            slots.remove(id);
+        }
+        assert!(!slots.has_unused_chunks());
+        for id in last {
+            slots.remove(id);
+        }
+        // The last one keeps its memory.
+        for freed in 1..CHUNKS {
+            assert!(slots.has_unused_chunks(), "{freed}");
+            slots.free_chunk();
+        }
+        assert!(!slots.has_unused_chunks());
     }
 
     #[test]

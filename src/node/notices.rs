@@ -36,7 +36,7 @@ pub enum Notice {
 }
 
 static NOTICES: Mutex<Vec<Notice>> = Mutex::new(Vec::new());
-static FREED: Mutex<Vec<LockId>> = Mutex::new(Vec::new());
+static FREED: Mutex<Vec<Vec<LockId>>> = Mutex::new(Vec::new());
 
 /// The process id of the server itself; its children only read.
 static OWN_PROCESS: AtomicU32 = AtomicU32::new(0);
@@ -49,6 +49,10 @@ static LAST_UNLINKED_BY: AtomicU64 = AtomicU64::new(0);
 /// This many holds of freed locks are removed from the table whenever it is used, and more when
 /// there is time.
 const FORGOTTEN_AT_ONCE: usize = 4;
+
+/// Freed locks are listed in parts of this size: the list of ten million would take milliseconds to
+/// free at once.
+const PART_OF_FREED: usize = 4096;
 
 /// Room for this many notices is kept.
 const KEPT_NOTICES: usize = 1024;
@@ -88,10 +92,11 @@ pub fn post(notice: Notice) {
 /// them any more, so they are removed from the table a few at a time.
 pub fn freed(id: LockId) {
     if id.to_bits() != OURS.load(Ordering::Relaxed) {
-        FREED
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(id);
+        let mut freed = FREED.lock().unwrap_or_else(PoisonError::into_inner);
+        match freed.last_mut().filter(|part| part.len() < PART_OF_FREED) {
+            Some(part) => part.push(id),
+            None => freed.push(vec![id]),
+        }
         HAS_NOTICES.store(true, Ordering::Release);
     }
 }
@@ -170,10 +175,8 @@ pub(super) fn read_all(node: &mut Node) {
         return;
     }
     HAS_NOTICES.store(false, Ordering::Release);
-    let freed = std::mem::take(&mut *FREED.lock().unwrap_or_else(PoisonError::into_inner));
-    if !freed.is_empty() {
-        node.freed.push(freed);
-    }
+    let mut freed = std::mem::take(&mut *FREED.lock().unwrap_or_else(PoisonError::into_inner));
+    node.freed.append(&mut freed);
     let mut notices = std::mem::take(&mut *NOTICES.lock().unwrap_or_else(PoisonError::into_inner));
     for notice in notices.drain(..) {
         match notice {

@@ -70,3 +70,23 @@ impl Slice {
         with(|node| node.slices.add(spent, spent_cpu, faults));
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slices_are_counted_and_long_ones_by_their_cpu_time() {
+        let mut slices = Slices::default();
+        slices.add(Micros(3000), LONG, 7);
+        assert_eq!((slices.count, slices.long), (1, 0));
+        slices.add(Micros(2000), Micros(1001), 2);
+        assert_eq!((slices.count, slices.long), (2, 1));
+        assert_eq!(slices.cpu, Micros(2001));
+        assert_eq!(
+            (slices.longest, slices.longest_cpu),
+            (Micros(3000), Micros(1001))
+        );
+        assert_eq!(slices.most_faults, 7);
+    }
+}

@@ -116,4 +116,14 @@ mod tests {
             pieces.long > 0 && pieces.longest > PIECE / 2 && pieces.total >= pieces.longest
         });
     }
+
+    #[test]
+    fn no_piece_is_longer_than_any_limit() {
+        let interruptions = Interruptions::watch(Duration::MAX);
+        wait_patiently("a piece is done", || {
+            let pieces = interruptions.take();
+            assert_eq!(pieces.long, 0);
+            pieces.total > Duration::ZERO
+        });
+    }
 }

@@ -139,7 +139,8 @@ const LIMITS: Limits = Limits {
     max_waiters: 10_000,
     max_holders: 10_000,
 };
-/// How much is done at once, by the place of the node: the module's steps are of these sizes.
+/// How much is done at once, by the place of the node. The module ends one lease at a time while a
+/// child saves, and eight otherwise.
 const STEPS: [usize; 3] = [1, 8, 32];
 
 impl Node {
@@ -371,8 +372,8 @@ impl Node {
             // This also delivers the grants, so that the next ones can be decided.
             self.apply(time);
             let table = &self.table;
-            let busy = table.is_sweeping() || table.is_closing() || table.has_more_to_serve(now);
-            if !more && !busy {
+            let cleans = table.is_sweeping() || table.is_closing() || table.has_remains();
+            if !more && !cleans && !table.has_more_to_serve(now) {
                 break;
             }
         }

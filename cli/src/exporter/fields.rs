@@ -215,14 +215,14 @@ pub const FIELDS: [Field; 29] = [
         "lock_expiry_slices_cpu_us",
         "redislock_expiry_slices_cpu_seconds",
         US,
-        "The CPU time of all these slices",
+        "The CPU time of all slices of work that no client asked for",
     ),
     field(
         Counter,
         "lock_long_expiry_slices",
         "redislock_long_expiry_slices",
         1.0,
-        "Those that took more than 1 ms of CPU time",
+        "Slices of work that no client asked for that took more than 1 ms of CPU time",
     ),
     field(
         Gauge,

@@ -1,4 +1,4 @@
-//! The data of very many holds that are over: it is freed in slices.
+//! The data of very many holds and locks that are over: it is freed in slices.
 
 use super::{Entry, TAKEN_AT_ONCE, Table};
 use crate::lock::{Hold, Lock};
@@ -106,11 +106,13 @@ impl Table {
     /// Whether data must still be freed.
     #[must_use]
     pub fn has_remains(&self) -> bool {
-        !(self.remains.is_empty() && self.untied.is_empty())
+        let holds = !self.remains.is_empty() || !self.untied.is_empty();
+        holds || self.slots.has_unused_chunks()
     }
 
-    /// Frees the data of holds that are over, at most this many.
+    /// Frees the data of holds that are over, at most this many, and some memory of locks.
     pub fn clear_remains(&mut self, most: usize) {
+        self.slots.free_chunk();
         if let Some(Untied(holds)) = self.untied.last_mut()
             && holds.take(most).count() < most
         {

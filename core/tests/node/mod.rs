@@ -229,6 +229,9 @@ impl Node {
         while self.table.time_out(2, self.now) {}
         self.table.quarantine_has_ended(self.now);
         self.serve();
+        while self.table.has_remains() {
+            self.table.clear_remains(2);
+        }
     }
 
     /// Strings whose time is up are gone.
