@@ -287,7 +287,12 @@ impl<'a> Stage<'a> {
         let mut problems = Vec::new();
         for (number, server) in self.deployment.servers().into_iter().enumerate() {
             if !server.is_alive() {
-                problems.push(format!("Crash: server {number} has ended by itself"));
+                let log = server.whole_log();
+                let last: Vec<_> = log.lines().rev().take(3).collect();
+                problems.push(format!(
+                    "Crash: server {number} has ended by itself; its log, the last line first: {}",
+                    last.join(" | ")
+                ));
                 continue;
             }
             if is_master(server) && !is_empty_soon(server) {
