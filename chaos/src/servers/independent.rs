@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use redislock_testkit::{Disk, Flow, Options, Proxy, Server, SteppedServer};
+use redislock_testkit::{Disk, Flow, Options, Proxy, Server, SteppedServer, Value};
 
 use super::deployment::Deployment;
 use super::plan::Kind;
@@ -68,6 +68,16 @@ impl Independent {
         }
         server.start_again();
     }
+
+    /// With `appendfsync always`, a server that cannot write ends itself, which takes a while: that
+    /// it still runs says nothing. One that replies after it got its space back goes on.
+    fn free_disk(server: &mut Server) {
+        Disk::limited(server).free();
+        if server.try_run::<Value>(&["PING"]).is_err() {
+            server.wait_for_the_end();
+            server.start_again();
+        }
+    }
 }
 
 impl Deployment for Independent {
@@ -122,16 +132,7 @@ impl Deployment for Independent {
                 self.strobes.retain(|(other, ..)| *other != node);
                 self.masters[node].step_millis(0);
             }
-            Kind::DiskFull { node } => {
-                let server = &mut self.masters[node].server;
-                // With appendfsync always, a server that cannot write ends itself.
-                if server.is_alive() {
-                    Disk::limited(server).free();
-                } else {
-                    server.wait_for_the_end();
-                    server.start_again();
-                }
-            }
+            Kind::DiskFull { node } => Self::free_disk(&mut self.masters[node].server),
             Kind::CutAtGrant { worker } => {
                 self.links(Some(worker), None)
                     .for_each(Proxy::close_connections);
@@ -155,5 +156,36 @@ impl Deployment for Independent {
 
     fn servers(&mut self) -> Vec<&mut Server> {
         self.masters.iter_mut().map(|it| &mut it.server).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+    use std::time::Duration;
+
+    use redislock_testkit::Connection;
+
+    use super::*;
+
+    #[test]
+    fn a_master_runs_after_its_disk_was_full() {
+        let options = Server::options().appendonly("always");
+        let mut masters = Independent::start(1, 0, options.end_with_this_process(), true);
+        let port = masters.masters[0].server.port();
+        let full = Kind::DiskFull { node: 0 };
+        // The write ends the server before, while or after the disk gets its space back.
+        for delay in (0..2000).step_by(50).map(Duration::from_micros) {
+            masters.begin(&full);
+            thread::scope(|scope| {
+                // It fails if it ends the server.
+                scope.spawn(|| Connection::try_open(port)?.try_call(&["SET", "key", "value"]));
+                thread::sleep(delay);
+                masters.end(&full);
+            });
+            let server = &masters.masters[0].server;
+            let written = server.try_run::<Value>(&["SET", "key", "value"]);
+            assert!(written.is_ok(), "after {delay:?}: {written:?}");
+        }
     }
 }
