@@ -124,12 +124,13 @@ address() {
     fail_on_reports address
 }
 
-# The module without optimization, in a server whose memory comes from the C library. Optimized code may read
+# Module and core without optimization, in a server whose memory comes from the C library. Optimized code may read
 # a value that is not set and ignore it afterwards, which memcheck reports.
 valgrind() {
     build_server valgrind
     say "valgrind: building the module"
-    CARGO_TARGET_DIR=$work/build cargo build -q -p redislock-module --lib
+    CARGO_TARGET_DIR=$work/build cargo build -q -p redislock-module --lib \
+        --config profile.dev.package.redislock-core.opt-level=0
     module=$work/build/debug/libredislock.so
     cat >"$work/run-by-valgrind" <<RUN
 #!/bin/sh

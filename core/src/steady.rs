@@ -168,6 +168,19 @@ mod tests {
         assert_eq!(steady.tree.len(), 999);
     }
 
+    #[test]
+    fn a_new_key_takes_the_place_outside_of_the_tree_if_it_is_free() {
+        let mut steady = SteadyMap::<u32, u32>::default();
+        for key in 0..10 {
+            steady.or_default(&key);
+        }
+        let (outside, _) = steady.one.take().unwrap();
+        steady.or_default(&10);
+        assert!(steady.one.as_ref().is_some_and(|(key, _)| *key == 10));
+        assert_eq!(steady.tree.len(), 9);
+        assert!(!steady.contains(&outside));
+    }
+
     proptest! {
         #[test]
         fn a_steady_map_is_a_map(steps in prop::collection::vec((0..4_u8, 0..9_u8), 0..60)) {
