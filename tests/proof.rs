@@ -77,6 +77,28 @@ fn every_test_that_the_page_names_is_there() {
 }
 
 #[test]
+fn every_entry_of_sabotage_that_the_page_names_is_there() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
+    let lists = ["client", "core", "module", "replication-lease"]
+        .map(|list| folder.join(list).with_extension("toml"))
+        .map(|list| fs::read_to_string(list).expect("a list of protections"));
+    let (_, section) = PAGE.split_once(SECTION).expect("the section");
+    let mut named = 0;
+    for line in section.lines().filter(|line| line.starts_with("| ")) {
+        let removed_by = line.split(" | ").nth(2).unwrap_or_default();
+        for name in code(removed_by).filter(|word| !word.contains('_')) {
+            named += 1;
+            let entry = format!("name = \"{name}\"");
+            let found = lists
+                .iter()
+                .any(|list| list.lines().any(|line| line == entry));
+            assert!(found, "{name} is not in sabotage/");
+        }
+    }
+    assert!(named > 0);
+}
+
+#[test]
 fn every_scenario_is_named_with_its_protection() {
     let rows = rows();
     for file in SCENARIOS {
