@@ -21,18 +21,27 @@ say() { printf 'sanitize: %s\n' "$*"; }
 
 # Every process of a server writes a file of its own if it finds something.
 fail_on_reports() {
+    unknown=0
     for report in "$reports"/*; do
         [ -s "$report" ] || continue
-        # The checker itself ends now and then while it looks for leaks: it says nothing of the server then.
-        if grep -q 'LeakSanitizer has encountered a fatal error' "$report"; then
-            say "$1: leaks of one process could not be looked for"
-            continue
+        if ! grep -q -e 'ERROR: AddressSanitizer' -e 'detected memory leaks' "$report"; then
+            # The checker itself ends now and then while it looks for leaks: it says nothing of the server then.
+            if grep -q 'LeakSanitizer has encountered a fatal error' "$report"; then
+                unknown=$((unknown + 1))
+                continue
+            fi
+            # The server asks for as much memory as a malformed payload names, and expects that it may get none.
+            grep -q 'WARNING: AddressSanitizer failed to allocate' "$report" && continue
         fi
         head -n 60 "$report"
         say "$1: FAILED, see $reports"
         exit 1
     done
-    say "$1: no error, no leak"
+    if [ "$unknown" -gt 0 ]; then
+        say "$1: no error, no leak; leaks of $unknown of all server processes could not be looked for"
+    else
+        say "$1: no error, no leak"
+    fi
 }
 
 miri() {
@@ -114,7 +123,7 @@ address() {
     build_server address SANITIZER=address REDIS_LDFLAGS=-static-libasan
     module_with_address
     suppress
-    export ASAN_OPTIONS="log_path=$reports/address:detect_leaks=1:detect_stack_use_after_return=0"
+    export ASAN_OPTIONS="log_path=$reports/address:detect_leaks=1:detect_stack_use_after_return=0:allocator_may_return_null=1"
     export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
     find_a_planted_leak "$server" "$module" address
     say "address: the end-to-end tests"
