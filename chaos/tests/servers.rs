@@ -3,8 +3,9 @@
 
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::sync::Arc;
 
-use redislock_chaos::servers::{FAMILIES, Family, Plan};
+use redislock_chaos::servers::{FAMILIES, Family, Plan, Settings, run};
 use redislock_testkit::process::{Outcome, Running, outcome};
 use redislock_testkit::{fragile_module, wait_until};
 use rustix::process::Signal;
@@ -88,6 +89,23 @@ fn a_short_run_breaks_no_promise_and_leaves_nothing_behind() {
     for ending in [".txt", ".svg", ".jsonl"] {
         assert!(names.iter().any(|name| name.ends_with(ending)), "{names:?}");
     }
+}
+
+#[test]
+fn a_panic_of_the_runner_is_a_problem_and_keeps_the_journal() {
+    let plan = Plan::new(7, 1, &[Family::Amnesia]);
+    let worker = [env!("CARGO_BIN_EXE_redislock-chaos"), "worker"];
+    let settings = Settings {
+        program: worker.map(str::to_owned).to_vec(),
+        module: None,
+        flaw: None,
+        interrupted: Arc::default(),
+        progress: |text| assert!(!text.ends_with("recovering"), "a planted panic"),
+    };
+    let record = run(&plan.episodes[0], &settings).expect("a run");
+    let record = record.expect("a run that was not interrupted");
+    assert!(record.problems[0].contains("panicked"), "{record:?}");
+    assert!(record.faults()["amnesia"].happened > 0, "{record:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use redislock_chaos::servers::{
     FAMILIES, Family, Flaw, Plan, Porcupine, Record, Settings, Verdict, draw, journal, run,
-    summary, work,
+    summary, without_effect, work,
 };
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -209,6 +209,7 @@ fn chaos(options: &Options, interrupted: &Arc<AtomicBool>) -> Result<bool, Strin
         progress,
     };
     fs::create_dir_all(&options.report).map_err(|error| error.to_string())?;
+    remove_earlier(&options.report).map_err(|error| error.to_string())?;
     let (mut records, mut notes) = (Vec::new(), Vec::new());
     for (number, episode) in plan.episodes.iter().enumerate() {
         let Some(mut record) = run(episode, &settings)? else {
@@ -224,9 +225,32 @@ fn chaos(options: &Options, interrupted: &Arc<AtomicBool>) -> Result<bool, Strin
     progress("");
     let text = summary(&plan, &options.repeat(), &records, &notes);
     println!("{text}");
-    fs::write(options.report.join("report.txt"), text).map_err(|error| error.to_string())?;
+    fs::write(options.report.join(REPORT), text).map_err(|error| error.to_string())?;
     let is_whole = records.len() == plan.episodes.len() && !records.is_empty();
-    Ok(is_whole && records.iter().all(|record| record.problems.is_empty()))
+    let is_good = records.iter().all(|record| record.problems.is_empty());
+    Ok(is_whole && is_good && without_effect(&records).is_empty())
+}
+
+const REPORT: &str = "report.txt";
+
+/// Removes the files of an earlier run, and nothing else.
+fn remove_earlier(report: &Path) -> std::io::Result<()> {
+    for file in fs::read_dir(report)? {
+        let file = file?;
+        if file.file_name().to_str().is_some_and(is_ours) {
+            fs::remove_file(file.path())?;
+        }
+    }
+    Ok(())
+}
+
+/// Whether a run writes files with this name: the report, or `1-cluster.svg`.
+fn is_ours(name: &str) -> bool {
+    let of_episode = name.split_once('-').is_some_and(|(number, rest)| {
+        let ending = rest.rsplit_once('.').map(|(_, ending)| ending);
+        number.parse::<usize>().is_ok() && matches!(ending, Some("jsonl" | "svg"))
+    });
+    name == REPORT || of_episode
 }
 
 /// Writes the journal and the picture of an episode, and asks the other checker.
@@ -249,4 +273,26 @@ fn keep(options: &Options, number: usize, record: &mut Record) -> Result<Vec<Str
     }
     let (Verdict::Accepted(said) | Verdict::Rejected(said)) = verdict;
     Ok(vec![format!("porcupine on {name}: {said}")])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_files_of_earlier_runs_are_removed() {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let keep = ["notes.txt", "chaos.svg", "x-cluster.svg", "1-cluster.txt"];
+        let remove = ["report.txt", "1-cluster.svg", "12-volatile-3.jsonl"];
+        for name in keep.iter().chain(&remove) {
+            fs::write(folder.path().join(name), "").expect("a file");
+        }
+        remove_earlier(folder.path()).expect("the folder");
+        for name in keep {
+            assert!(folder.path().join(name).exists(), "{name}");
+        }
+        for name in remove {
+            assert!(!folder.path().join(name).exists(), "{name}");
+        }
+    }
 }

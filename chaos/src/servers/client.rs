@@ -77,6 +77,11 @@ impl Client {
         let _ = kill_process(Pid::from_child(&self.child), signal);
     }
 
+    /// Whether the process runs.
+    pub fn is_alive(&mut self) -> bool {
+        matches!(self.child.try_wait(), Ok(None))
+    }
+
     /// SIGSTOP.
     pub fn pause(&self) {
         self.signal(Signal::STOP);

@@ -7,6 +7,7 @@ use redislock_testkit::cluster::{Cluster, MASTERS};
 use redislock_testkit::{Connection, Options, Server, Value, wait_patiently};
 
 use super::deployment::{Deployment, is_master};
+use super::name_of;
 use super::plan::Kind;
 use super::worker::Reach;
 
@@ -15,7 +16,10 @@ const REPLICAS: usize = 2;
 /// Described at the top of this file.
 pub struct Clustered {
     cluster: Cluster,
+    /// The node that the current fault affects.
     hit: Option<usize>,
+    /// Whether the slot of the current fault has moved.
+    has_moved: bool,
     problems: Vec<String>,
 }
 
@@ -26,18 +30,34 @@ impl Clustered {
         Self {
             cluster: Cluster::start(MASTERS, MASTERS * REPLICAS, &options),
             hit: None,
+            has_moved: false,
             problems: Vec::new(),
         }
     }
 
-    /// The nodes of a shard: its first master, and the first one's replicas.
-    fn shard(shard: usize) -> impl Iterator<Item = usize> {
-        (0..=REPLICAS).map(move |at| shard + at * MASTERS)
+    /// The nodes of the shard that this node belongs to: one master, and its replicas.
+    fn shard_of(node: usize) -> impl Iterator<Item = usize> {
+        (0..=REPLICAS).map(move |at| node % MASTERS + at * MASTERS)
     }
 
-    fn master(&self, shard: usize) -> Option<usize> {
-        let mut nodes = Self::shard(shard);
-        nodes.find(|at| is_master(&self.cluster.nodes[*at]))
+    fn masters(&self) -> Vec<usize> {
+        let masters = (0..MASTERS).filter_map(|shard| {
+            let mut nodes = Self::shard_of(shard);
+            nodes.find(|at| is_master(&self.cluster.nodes[*at]))
+        });
+        masters.collect()
+    }
+
+    fn slot(&self, lock: &str) -> io::Result<i64> {
+        let mut any = self.cluster.nodes[0].try_connect()?;
+        Ok(any.try_call(&["CLUSTER", "KEYSLOT", lock])?.integer())
+    }
+
+    /// The master that has this lock now. None if there is none during an election.
+    fn owner(&self, lock: usize) -> Option<usize> {
+        let slot = self.slot(&name_of(lock)).ok()?;
+        let mut masters = self.masters().into_iter();
+        masters.find(|at| self.owns(*at, slot).unwrap_or(false))
     }
 
     fn wait_until_ready(&self) {
@@ -49,21 +69,23 @@ impl Clustered {
         });
     }
 
-    fn hand_over(&self, shard: usize) {
-        let mut replicas = Self::shard(shard).filter(|at| !is_master(&self.cluster.nodes[*at]));
-        if let Some(replica) = replicas.next() {
-            // It is refused until all nodes know the last change; then nothing happens.
-            let _ = self.cluster.nodes[replica].try_run::<Value>(&["CLUSTER", "FAILOVER"]);
-        }
+    /// Asks a replica to take over, and returns it. Each refuses until all nodes know the last
+    /// change.
+    fn hand_over(&self, master: usize) -> Option<usize> {
+        let mut replicas = Self::shard_of(master).filter(|at| *at != master);
+        replicas.find(|at| {
+            let asked = self.cluster.nodes[*at].try_run::<Value>(&["CLUSTER", "FAILOVER"]);
+            asked.is_ok()
+        })
     }
 
-    /// Moves the slot of a lock to the next shard while the clients continue.
-    fn move_slot(&mut self, lock: &str) {
+    /// Moves the slot of a lock to the next shard while the clients continue. Whether it moved.
+    fn move_slot(&mut self, lock: &str) -> bool {
         self.wait_until_ready();
         let mut last = String::new();
         for _ in 0..50 {
             match self.try_move(lock) {
-                Ok(()) => return,
+                Ok(()) => return true,
                 Err(error) => last = error.to_string(),
             }
             if last.contains("BUSYKEY") {
@@ -72,12 +94,12 @@ impl Clustered {
             std::thread::sleep(Duration::from_millis(100));
         }
         self.problems.push(format!("{lock} does not move: {last}"));
+        false
     }
 
     fn try_move(&self, lock: &str) -> io::Result<()> {
-        let mut any = self.cluster.nodes[0].try_connect()?;
-        let slot = any.try_call(&["CLUSTER", "KEYSLOT", lock])?.integer();
-        let masters: Vec<usize> = (0..MASTERS).filter_map(|it| self.master(it)).collect();
+        let slot = self.slot(lock)?;
+        let masters = self.masters();
         let owns = |at: &usize| self.owns(*at, slot).unwrap_or(false);
         let source = masters.iter().position(owns);
         let source = source.ok_or_else(|| io::Error::other("nobody has the slot"))?;
@@ -128,29 +150,30 @@ impl Deployment for Clustered {
     }
 
     fn begin(&mut self, kind: &Kind) {
-        match *kind {
-            Kind::KillMaster { shard } | Kind::PauseMaster { shard } => {
-                self.hit = self.master(shard);
-                if let Some(at) = self.hit {
-                    match kind {
-                        Kind::KillMaster { .. } => self.cluster.nodes[at].kill(),
-                        _ => self.cluster.nodes[at].pause(),
-                    }
-                }
+        self.hit = match *kind {
+            Kind::KillMaster { lock } | Kind::PauseMaster { lock } | Kind::HandOver { lock } => {
+                self.owner(lock)
             }
-            Kind::HandOver { shard } => self.hand_over(shard),
-            Kind::MoveSlot { lock } => self.move_slot(&super::name_of(lock)),
+            _ => None,
+        };
+        match (kind, self.hit) {
+            (Kind::KillMaster { .. }, Some(at)) => self.cluster.nodes[at].kill(),
+            (Kind::PauseMaster { .. }, Some(at)) => self.cluster.nodes[at].pause(),
+            (Kind::HandOver { .. }, Some(at)) => self.hit = self.hand_over(at),
+            (Kind::MoveSlot { lock }, _) => self.has_moved = self.move_slot(&name_of(*lock)),
             _ => {}
         }
     }
 
-    fn end(&mut self, kind: &Kind) {
-        match (kind, self.hit) {
+    fn end(&mut self, kind: &Kind) -> bool {
+        match (kind, self.hit.take()) {
             (Kind::KillMaster { .. }, Some(at)) => self.cluster.nodes[at].start_again(),
             (Kind::PauseMaster { .. }, Some(at)) => self.cluster.nodes[at].resume(),
-            _ => return,
+            (Kind::HandOver { .. }, Some(at)) => return is_master(&self.cluster.nodes[at]),
+            (Kind::MoveSlot { .. }, _) => return self.has_moved,
+            _ => return false,
         }
-        self.hit = None;
+        true
     }
 
     fn heal(&mut self) {

@@ -16,8 +16,8 @@ pub trait Deployment {
     fn reach(&self, worker: usize) -> Reach;
     /// A fault begins.
     fn begin(&mut self, kind: &Kind);
-    /// It ends.
-    fn end(&mut self, kind: &Kind);
+    /// It ends. Returns whether it had an effect.
+    fn end(&mut self, kind: &Kind) -> bool;
     /// Some milliseconds have passed.
     fn tick(&mut self) {}
     /// All faults are over: waits until every server runs again.
@@ -52,6 +52,12 @@ pub fn start(episode: &Episode, options: Options) -> Box<dyn Deployment> {
 fn replicated(options: Options, quarantine: &str) -> Options {
     let options = options.appendonly("everysec").config(quarantine);
     options.configs(["min-replicas-to-write 1", "min-replicas-max-lag 1"])
+}
+
+/// The last lines of a log, the last one first.
+pub fn last_lines(log: &str) -> String {
+    let last: Vec<_> = log.lines().rev().take(3).collect();
+    last.join(" | ")
 }
 
 /// What a node reports about itself, if it replies.

@@ -1,6 +1,7 @@
 //! One episode: a deployment, its clients, its faults, its recovery, and the result.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,9 +12,9 @@ use redislock_testkit::history::{Claims, Entry, What};
 use redislock_testkit::{Options, Server, wait_until};
 
 use super::client::{Client, Log};
-use super::deployment::{self, Deployment, complaints, is_master, node};
+use super::deployment::{self, Deployment, complaints, is_master, last_lines, node};
 use super::name_of;
-use super::plan::{Episode, Kind};
+use super::plan::{Episode, Fault, Kind};
 use super::worker::Job;
 
 /// How often the runner checks the clock.
@@ -83,18 +84,30 @@ pub struct Record {
     pub problems: Vec<String>,
 }
 
+/// The faults of a family.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// How many were planned.
+    pub planned: usize,
+    /// How many of them had an effect.
+    pub happened: usize,
+}
+
 impl Record {
-    /// How many faults of each family there were.
-    pub fn faults(&self) -> BTreeMap<&str, usize> {
-        let mut faults = BTreeMap::new();
+    /// The faults of each family.
+    pub fn faults(&self) -> BTreeMap<&str, Faults> {
+        let mut faults: BTreeMap<&str, Faults> = BTreeMap::new();
         for entry in &self.entries {
             if let What::Fault {
                 family,
-                begins: true,
+                begins,
+                happened,
                 ..
             } = &entry.what
             {
-                *faults.entry(family.as_str()).or_default() += 1;
+                let faults = faults.entry(family).or_default();
+                faults.planned += usize::from(*begins);
+                faults.happened += usize::from(*happened == Some(true));
             }
         }
         faults
@@ -115,24 +128,46 @@ struct Stage<'a> {
     generations: Vec<u32>,
     deployment: Box<dyn Deployment>,
     register: Server,
+    problems: Vec<String>,
 }
 
-/// Runs an episode. None if the run was interrupted.
+/// Runs an episode. None if the run was interrupted. A panic is a problem, and the journal until
+/// then is kept.
 pub fn run(episode: &Episode, settings: &Settings) -> Result<Option<Record>, String> {
-    let mut stage = Stage::set(episode, settings)?;
+    let log = Log::default();
+    match catch_unwind(AssertUnwindSafe(|| run_with(episode, settings, &log))) {
+        Ok(done) => done,
+        Err(_) => Ok(Some(Record {
+            episode: episode.clone(),
+            entries: std::mem::take(&mut *log.entries()),
+            healed: now(),
+            problems: vec!["the runner panicked: see its message above".to_owned()],
+        })),
+    }
+}
+
+fn run_with(episode: &Episode, settings: &Settings, log: &Log) -> Result<Option<Record>, String> {
+    let mut stage = Stage::set(episode, settings, log)?;
     if !stage.apply_faults()? {
         return Ok(None);
     }
     let healed = now();
-    let mut problems = stage.recover();
-    problems.extend(stage.check_servers());
-    let entries = std::mem::take(&mut *stage.log.entries());
+    stage.recover();
+    stage.check_servers();
+    let mut problems = std::mem::take(&mut stage.problems);
+    // If a check panics, the log still has everything.
+    let entries = stage.log.entries().clone();
     let claims = Claims::of(&entries);
+    let millis = |at: &Duration| {
+        let since = at.as_micros().saturating_sub(start_of(&entries).into());
+        since / 1000
+    };
     let violations = claims.violations(true);
-    problems.extend(violations.iter().map(|(at, what)| {
-        let since = at.as_micros().saturating_sub(start_of(&entries).into()) / 1000;
-        format!("{what:?} at {since} ms")
-    }));
+    let violations = violations.iter();
+    problems.extend(violations.map(|(at, what)| format!("{what:?} at {} ms", millis(at))));
+    let miscounts = claims.miscounts();
+    let miscounts = miscounts.iter();
+    problems.extend(miscounts.map(|(at, what)| format!("Miscount at {} ms: {what}", millis(at))));
     let acquired = claims.all().filter(|claim| claim.held.is_some()).count();
     if acquired == 0 || episode.faults.is_empty() {
         problems.push("no work was done: this run shows nothing".to_owned());
@@ -151,7 +186,7 @@ pub fn start_of(entries: &[Entry]) -> u64 {
 }
 
 impl<'a> Stage<'a> {
-    fn set(episode: &'a Episode, settings: &'a Settings) -> Result<Self, String> {
+    fn set(episode: &'a Episode, settings: &'a Settings, log: &Log) -> Result<Self, String> {
         (settings.progress)(&format!("{}: starting servers", episode.setup));
         let mut options = Options::default();
         if let Some(module) = &settings.module {
@@ -164,11 +199,12 @@ impl<'a> Stage<'a> {
         let mut stage = Self {
             episode,
             settings,
-            log: Log::default(),
+            log: log.clone(),
             clients: Vec::new(),
             generations: vec![0; episode.workers],
             deployment: deployment::start(episode, options),
             register: register.start(),
+            problems: Vec::new(),
         };
         // New nodes are quarantined too: the faults start when locks are granted.
         for server in stage.deployment.servers() {
@@ -246,6 +282,18 @@ impl<'a> Stage<'a> {
 
     fn fault(&mut self, number: usize, begins: bool) -> Result<(), String> {
         let fault = self.episode.faults[number];
+        // A beginning is written first, and an end when its effect is known.
+        if begins {
+            self.write(&fault, None);
+            self.begin(&fault.kind);
+        } else {
+            let happened = self.end(&fault.kind)?;
+            self.write(&fault, Some(happened));
+        }
+        Ok(())
+    }
+
+    fn write(&self, fault: &Fault, happened: Option<bool>) {
         self.log.entries().push(Entry {
             at: now(),
             client: 0,
@@ -253,55 +301,89 @@ impl<'a> Stage<'a> {
             what: What::Fault {
                 name: fault.kind.to_string(),
                 family: fault.family.name().to_owned(),
-                begins,
+                begins: happened.is_none(),
+                happened,
             },
         });
-        match (fault.kind, begins) {
-            (Kind::PauseClient { worker }, true) => self.clients[worker].pause(),
-            (Kind::PauseClient { worker }, false) => self.clients[worker].resume(),
-            (Kind::KillClient { worker }, true) => self.clients[worker].kill(),
-            (Kind::KillClient { worker }, false) => self.clients[worker] = self.client(worker)?,
-            (kind, true) => self.deployment.begin(&kind),
-            (kind, false) => self.deployment.end(&kind),
+    }
+
+    fn begin(&mut self, kind: &Kind) {
+        match *kind {
+            Kind::PauseClient { worker } | Kind::KillClient { worker } => {
+                let client = &mut self.clients[worker];
+                if !client.is_alive() {
+                    let problem = format!("client {worker} ended before the fault '{kind}'");
+                    self.problems.push(problem);
+                }
+                match kind {
+                    Kind::PauseClient { .. } => client.pause(),
+                    _ => client.kill(),
+                }
+            }
+            _ => self.deployment.begin(kind),
         }
-        Ok(())
+    }
+
+    /// Whether the fault had an effect.
+    fn end(&mut self, kind: &Kind) -> Result<bool, String> {
+        match *kind {
+            Kind::PauseClient { worker } => self.clients[worker].resume(),
+            Kind::KillClient { worker } => self.clients[worker] = self.client(worker)?,
+            _ => return Ok(self.deployment.end(kind)),
+        }
+        Ok(true)
     }
 
     /// After the faults, every client acquires every lock, and then nothing is left.
-    fn recover(&mut self) -> Vec<String> {
+    fn recover(&mut self) {
         (self.settings.progress)(&format!("{}: recovering", self.episode.setup));
         self.deployment.heal();
-        let mut problems = self.deployment.problems();
+        self.problems.extend(self.deployment.problems());
         self.clients.iter_mut().for_each(Client::recover);
         for (worker, client) in self.clients.drain(..).enumerate() {
             if let Err(problem) = client.end(PATIENCE) {
-                problems.push(format!(
+                self.problems.push(format!(
                     "Liveness: client {worker} does not recover: {problem}"
                 ));
             }
         }
-        problems
     }
 
-    fn check_servers(&mut self) -> Vec<String> {
-        let mut problems = Vec::new();
+    fn check_servers(&mut self) {
         for (number, server) in self.deployment.servers().into_iter().enumerate() {
             if !server.is_alive() {
-                let log = server.whole_log();
-                let last: Vec<_> = log.lines().rev().take(3).collect();
-                problems.push(format!(
-                    "Crash: server {number} has ended by itself; its log, the last line first: {}",
-                    last.join(" | ")
+                let log = last_lines(&server.whole_log());
+                self.problems.push(format!(
+                    "Crash: server {number} has ended by itself; its log: {log}"
                 ));
                 continue;
             }
-            if is_master(server) && !is_empty_soon(server) {
-                problems.push(format!("Orphan: server {number} keeps a lock or a waiter"));
-            }
+            let problem = match replies_soon(server) {
+                Err(error) => Some(format!("Hang: server {number} does not reply: {error}")),
+                Ok(()) if is_master(server) && !is_empty_soon(server) => {
+                    Some(format!("Orphan: server {number} keeps a lock or a waiter"))
+                }
+                Ok(()) => None,
+            };
+            self.problems.extend(problem);
             let lines = complaints(server).into_iter();
-            problems.extend(lines.map(|line| format!("Crash: server {number}: {line}")));
+            let lines = lines.map(|line| format!("Crash: server {number}: {line}"));
+            self.problems.extend(lines);
         }
-        problems
+    }
+}
+
+/// Waits until a server, master or replica, replies to LOCK.NODE.
+fn replies_soon(server: &Server) -> Result<(), String> {
+    let start = Instant::now();
+    loop {
+        match node(server) {
+            Ok(_) => return Ok(()),
+            Err(error) if start.elapsed() > redislock_testkit::PATIENCE => {
+                return Err(error.to_string());
+            }
+            Err(_) => std::thread::sleep(TICK),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ mod episode;
 mod independent;
 mod plan;
 mod porcupine;
+mod reentry;
 mod register;
 mod report;
 mod timeline;
@@ -18,7 +19,7 @@ mod worker;
 pub use episode::{Flaw, Record, Settings, run};
 pub use plan::{Episode, FAMILIES, Family, Plan};
 pub use porcupine::{Porcupine, Verdict};
-pub use report::{journal, summary};
+pub use report::{journal, summary, without_effect};
 pub use timeline::draw;
 pub use worker::{Job, work};
 

@@ -160,14 +160,14 @@ pub enum Kind {
     PauseClient { worker: usize },
     /// The client process ends, and another one starts when the fault ends.
     KillClient { worker: usize },
-    /// The current master of a shard ends at once, and starts again when the fault ends.
-    KillMaster { shard: usize },
-    /// The current master of a shard is stopped.
-    PauseMaster { shard: usize },
+    /// The master that has this lock ends at once, and starts again when the fault ends.
+    KillMaster { lock: usize },
+    /// The master that has this lock is stopped.
+    PauseMaster { lock: usize },
     /// Sentinels and replicas do not reach the master, clients that know it do.
     IsolateMaster,
-    /// A replica of a shard takes over in agreement with its master.
-    HandOver { shard: usize },
+    /// A replica of the master that has this lock takes over, in agreement with the master.
+    HandOver { lock: usize },
     /// The slot of a lock moves to another master.
     MoveSlot { lock: usize },
 }
@@ -209,10 +209,10 @@ impl fmt::Display for Kind {
             Kind::Reset { node } => write!(out, "end all connections to master {node}"),
             Kind::PauseClient { worker } => write!(out, "pause client {worker}"),
             Kind::KillClient { worker } => write!(out, "kill client {worker}"),
-            Kind::KillMaster { shard } => write!(out, "kill the master of shard {shard}"),
-            Kind::PauseMaster { shard } => write!(out, "pause the master of shard {shard}"),
+            Kind::KillMaster { lock } => write!(out, "kill the master of lock {lock}"),
+            Kind::PauseMaster { lock } => write!(out, "pause the master of lock {lock}"),
             Kind::IsolateMaster => write!(out, "cut the master off from its replicas"),
-            Kind::HandOver { shard } => write!(out, "hand over shard {shard} to a replica"),
+            Kind::HandOver { lock } => write!(out, "hand over lock {lock} to a replica"),
             Kind::MoveSlot { lock } => write!(out, "move the slot of lock {lock}"),
         }
     }
@@ -348,15 +348,16 @@ impl Episode {
                 0 => Kind::KillClient { worker },
                 _ => Kind::PauseClient { worker },
             },
+            // One master has all locks.
             Family::Sentinel => match rng.u8(0..3) {
-                0 => Kind::KillMaster { shard: 0 },
-                1 => Kind::PauseMaster { shard: 0 },
+                0 => Kind::KillMaster { lock: 0 },
+                1 => Kind::PauseMaster { lock: 0 },
                 _ => Kind::IsolateMaster,
             },
-            Family::Cluster => match (rng.u8(0..3), rng.usize(0..3)) {
-                (0, shard) => Kind::KillMaster { shard },
-                (1, shard) => Kind::PauseMaster { shard },
-                (_, shard) => Kind::HandOver { shard },
+            Family::Cluster => match (rng.u8(0..3), rng.usize(0..self.locks)) {
+                (0, lock) => Kind::KillMaster { lock },
+                (1, lock) => Kind::PauseMaster { lock },
+                (_, lock) => Kind::HandOver { lock },
             },
             Family::Reshard => Kind::MoveSlot {
                 lock: rng.usize(0..self.locks),
@@ -446,5 +447,32 @@ fn duration(kind: Kind, rng: &mut fastrand::Rng) -> u64 {
             1 => rng.u64(400..=2_000),
             _ => rng.u64(2_000..=5_000),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every fault of a cluster affects a lock, and every lock is affected.
+    #[test]
+    fn faults_of_a_cluster_name_the_locks_of_the_episode() {
+        for seed in 1..50 {
+            let plan = Plan::new(seed, 300, &[Family::Cluster, Family::Reshard]);
+            let [episode] = plan.episodes.as_slice() else {
+                panic!("seed {seed}: {:?}", plan.episodes);
+            };
+            let locks = episode.faults.iter().map(|fault| match fault.kind {
+                Kind::KillMaster { lock }
+                | Kind::PauseMaster { lock }
+                | Kind::HandOver { lock }
+                | Kind::MoveSlot { lock } => lock,
+                other => panic!("seed {seed}: {other}"),
+            });
+            let mut locks: Vec<usize> = locks.collect();
+            locks.sort_unstable();
+            locks.dedup();
+            assert_eq!(locks, Vec::from_iter(0..episode.locks), "seed {seed}");
+        }
     }
 }

@@ -19,7 +19,7 @@ const STYLE: &str = "\
 text{font:11px system-ui,sans-serif;fill:#333}
 .title{font-size:15px;font-weight:600}.head{font-weight:600}.small{font-size:10px;fill:#666}
 .on{font-size:9.5px;fill:#fff}.page{fill:#fff}.grid{stroke:#d9dce1;stroke-width:1}
-.fault{fill:#d9480f}.shade{fill:#d9480f;fill-opacity:.045}
+.fault{fill:#d9480f}.idle{fill:none}.shade{fill:#d9480f;fill-opacity:.045}
 .hold{fill:#1971c2}.shared{fill:#2f9e44}.wait{stroke:#8a94a3;stroke-width:1.5}
 .lost{stroke:#c2255c;stroke-width:2}.fence{fill:none;stroke:#1971c2;stroke-width:1.2}
 .dot{fill:#1971c2}.healed{stroke:#2f9e44;stroke-width:1.5;stroke-dasharray:4 3}
@@ -155,6 +155,25 @@ rx="1.5"><title>{title}</title></rect>"#
                     matches!(&other.what, What::Fault { name: n, begins: false, .. } if n == name)
                 });
                 let end = ends.map_or(mark.at, |end| end.at);
+                let had_effect = ends.is_none_or(|end| {
+                    !matches!(
+                        end.what,
+                        What::Fault {
+                            happened: Some(false),
+                            ..
+                        }
+                    )
+                });
+                if !had_effect {
+                    self.bar(
+                        "grid idle",
+                        mark.at,
+                        end,
+                        2.0,
+                        &format!("{name}: no effect"),
+                    );
+                    continue;
+                }
                 self.shades.push((self.x(mark.at), self.x(end)));
                 self.bar("fault", mark.at, end, 2.0, name);
                 self.caption(mark.at, end, name);

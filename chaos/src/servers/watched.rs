@@ -103,15 +103,16 @@ impl Deployment for Watched {
         self.hit = Some(at);
     }
 
-    fn end(&mut self, kind: &Kind) {
+    fn end(&mut self, kind: &Kind) -> bool {
         let Some(at) = self.hit.take() else {
-            return;
+            return false;
         };
         match kind {
             Kind::KillMaster { .. } => self.nodes[at].start_again(),
             Kind::PauseMaster { .. } => self.nodes[at].resume(),
             _ => self.links[at].heal(),
         }
+        true
     }
 
     fn heal(&mut self) {

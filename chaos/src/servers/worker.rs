@@ -14,13 +14,14 @@ use tokio::io::AsyncReadExt;
 use tokio::time::{sleep, timeout};
 
 use super::companion_of;
+use super::reentry::re_enter;
 use super::register::Register;
 
 /// How many of them work at the same time in one process.
 const TASKS: u64 = 2;
 /// After the faults, every lock must be acquired within this time. It is far longer than a lease
 /// and a quarantine take, also on a busy machine.
-const RECOVERY: Duration = Duration::from_secs(90);
+pub const RECOVERY: Duration = Duration::from_secs(90);
 /// How long releases that are not delivered yet may take when the process ends.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -33,6 +34,16 @@ pub enum Reach {
     Sentinel(String, Vec<String>),
     /// A cluster with these nodes.
     Cluster(Vec<String>),
+}
+
+impl Reach {
+    /// Whether one server at a time has a lock, so that its fence is the fence of the guard.
+    fn is_single(&self) -> bool {
+        match self {
+            Reach::Nodes(urls) => urls.len() == 1,
+            Reach::Sentinel(..) | Reach::Cluster(_) => true,
+        }
+    }
 }
 
 /// The instructions of a worker when it starts.
@@ -234,18 +245,19 @@ impl Worker {
 
     fn wish(&mut self) -> Wish {
         let name = self.job.locks[self.rng.usize(0..self.job.locks.len())].clone();
-        let (is_first, companion) = (name == self.job.locks[0], companion_of(&name));
+        let companion = companion_of(&name);
+        let shareable = companion_of(&self.job.locks[0]);
         let mut names = match self.rng.u8(0..8) {
             0 | 1 => vec![name, companion],
-            2 => vec![companion],
+            2 | 3 => vec![companion],
             _ => vec![name],
         };
+        // Only the companion of the first lock has holders that share it, when it is requested
+        // alone. The other locks have one owner at a time: porcupine checks only these.
+        let shared = names == [shareable];
         self.rng.shuffle(&mut names);
         let shortest = 3 * self.job.node_timeout + 100;
         let ttl = self.rng.u64(shortest..=self.job.longest_ttl.max(shortest));
-        // Only the first lock and its companion have holders that share them: the others have one
-        // owner at a time.
-        let shared = is_first && self.rng.u8(0..3) == 0;
         let lock = self.client.lock_all(&names).ttl(millis(ttl));
         let lock = lock.renew(self.rng.bool()).owner(&Owner::new());
         Wish {
@@ -307,7 +319,12 @@ impl Worker {
                 return;
             }
             if !wish.shared && self.rng.u8(0..6) == 0 {
-                self.enter_again(wish, guard).await;
+                match (wish.names.as_slice(), guard.token()) {
+                    ([lock], Some(token)) if self.rng.bool() => {
+                        self.enter_on_servers(wish, guard, lock, token).await;
+                    }
+                    _ => self.enter_again(wish, guard).await,
+                }
             }
             if let Some(read) = read {
                 self.count_up(wish, guard.fence(), read);
@@ -345,6 +362,24 @@ impl Worker {
         let asked = now();
         if inner.release().await == Released::StillHeld && is_same {
             self.note(wish, What::Leave { asked });
+        }
+    }
+
+    /// The owner re-enters the lock on the servers, and releases the re-entry there.
+    async fn enter_on_servers(&self, wish: &Wish, guard: &Guard, lock: &str, token: &[u8]) {
+        let asked = now();
+        let patience = millis(self.job.node_timeout);
+        let replies = re_enter(&self.job.reach, lock, token, wish.ttl, patience).await;
+        for reply in replies {
+            if let What::Reentered { fences, .. } = &reply
+                && self.job.reach.is_single()
+                && guard.is_valid()
+            {
+                let fence = fences[1];
+                self.note(wish, What::Again { fence, asked });
+                self.note(wish, What::Leave { asked });
+            }
+            self.note(wish, reply);
         }
     }
 

@@ -31,6 +31,8 @@ pub struct Claim {
     pub failed: Option<u64>,
     /// The fences that it got when it re-entered.
     again: Vec<(u64, u64)>,
+    /// Re-entries on one server: when, the fences, the hold counts, how many holds were removed.
+    reentries: Vec<(u64, [u64; 4], [u64; 3], u64)>,
 }
 
 /// All claims of a journal, and what was written under them.
@@ -75,6 +77,7 @@ impl Claims {
                 released: None,
                 failed: None,
                 again: Vec::new(),
+                reentries: Vec::new(),
             };
             self.claims.insert(entry.claim, claim);
         }
@@ -144,6 +147,23 @@ impl Claims {
         found
     }
 
+    /// Re-entries that a server counted wrongly: a re-entry adds one hold, its release removes one,
+    /// and the lock stays held.
+    pub fn miscounts(&self) -> Vec<(Duration, String)> {
+        let mut found = Vec::new();
+        for claim in self.claims.values() {
+            for (at, _, holds, removed) in &claim.reentries {
+                let [before, during, after] = *holds;
+                if before == 0 || during != before + 1 || after != before || *removed != 1 {
+                    let (locks, id) = (claim.locks.join(", "), claim.id);
+                    let text = format!("{locks}, claim {id}: holds {holds:?}, removed {removed}");
+                    found.push((Duration::from_micros(*at), text));
+                }
+            }
+        }
+        found
+    }
+
     /// An overlap in which the later hold had ended when the earlier holder learned once more that
     /// it holds the lock.
     fn named_by_time(&self, violation: Violation) -> Violation {
@@ -205,6 +225,11 @@ impl Claim {
                     self.was_held_at(*asked);
                 }
             }
+            What::Reentered {
+                fences,
+                holds,
+                removed,
+            } => self.reentries.push((at, *fences, *holds, *removed)),
             What::Leave { asked } => self.was_held_at(*asked),
             What::Release => self.released = Some(at),
             What::Released { held: Some(true) } => {
@@ -249,11 +274,18 @@ impl Claim {
         let Some((_, first)) = self.held else {
             return Vec::new();
         };
-        let others = self.again.iter().filter(|(_, fence)| *fence != first);
+        let again = self.again.iter().map(|(at, fence)| (*at, first, *fence));
+        // A server that is not in the majority of the fence may have granted another one.
+        let reentries = self.reentries.iter().flat_map(|(at, fences, ..)| {
+            let replies = fences[1..].iter();
+            replies.map(|fence| (*at, fences[0], *fence))
+        });
+        let others = again.chain(reentries);
         others
-            .map(|(at, fence)| {
-                let violation = Violation::Changed(lock.to_owned(), number(first), number(*fence));
-                (Duration::from_micros(*at), violation)
+            .filter(|(_, before, now)| before != now)
+            .map(|(at, before, now)| {
+                let violation = Violation::Changed(lock.to_owned(), number(before), number(now));
+                (Duration::from_micros(at), violation)
             })
             .collect()
     }

@@ -61,6 +61,16 @@ pub enum What {
         /// When it asked, in microseconds.
         asked: u64,
     },
+    /// The owner re-entered the lock on one server and released the re-entry, in one transaction.
+    Reentered {
+        /// The fence before, in the reply to the re-entry, before the release, and after it; 0 if
+        /// the server granted nothing.
+        fences: [u64; 4],
+        /// The hold count before, before the release, and after it; 0 if it was not held.
+        holds: [u64; 3],
+        /// How many holds the release removed.
+        removed: u64,
+    },
     /// The guard says that the lock is lost.
     Lost,
     /// The holder is about to release.
@@ -89,6 +99,9 @@ pub enum What {
         family: String,
         /// Whether it begins.
         begins: bool,
+        /// Whether it had an effect, if it is known: when it ends.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        happened: Option<bool>,
     },
 }
 

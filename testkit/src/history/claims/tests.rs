@@ -122,6 +122,29 @@ fn fences_must_grow_and_be_unique() {
 }
 
 #[test]
+fn a_re_entry_on_a_server_keeps_the_fence_and_counts() {
+    let found = |fences: [u64; 4], holds: [u64; 3], removed: u64| {
+        let what = What::Reentered {
+            fences,
+            holds,
+            removed,
+        };
+        let journal = [ask(0, 1, false), held(5, 1, 10, 90), line(8, 1, what)].concat();
+        let entries = journal.lines().map(|line| read(line).expect("a line"));
+        let miscounts = Claims::of(&entries.collect::<Vec<_>>()).miscounts().len();
+        (violations(&journal), miscounts)
+    };
+    let changed = |now: i64| vec![Violation::Changed("x".into(), 9, now)];
+    assert_eq!(found([9; 4], [1, 2, 1], 1), (vec![], 0));
+    assert_eq!(found([9, 10, 9, 9], [1, 2, 1], 1), (changed(10), 0));
+    assert_eq!(found([9, 0, 9, 9], [1, 1, 1], 1), (changed(0), 1));
+    // The release removes nothing, or the whole hold.
+    assert_eq!(found([9; 4], [1, 2, 2], 0), (vec![], 1));
+    assert_eq!(found([9, 9, 9, 0], [1, 2, 0], 2), (changed(0), 1));
+    assert_eq!(found([9; 4], [2, 2, 2], 1), (vec![], 1));
+}
+
+#[test]
 fn an_update_that_is_overwritten_is_found() {
     let lost = [Violation::LostUpdate("x".into(), 11)];
     let of = |writes: [String; 2]| violations(&(ask(0, 1, false) + &writes.concat()));
