@@ -2,6 +2,7 @@
 //! every flaw that is planted is found. `make simulate` runs many more seeds.
 
 use redislock_chaos::simulation::{Check, FLAWS, Outcome, Plan, reduce, run};
+use redislock_testkit::history::What;
 
 fn outcome(plan: &Plan) -> Outcome {
     run(plan, false).unwrap()
@@ -109,4 +110,38 @@ fn a_failing_seed_is_reduced_to_a_short_plan() {
             .iter()
             .any(|(_, text)| text.starts_with("VIOLATION"))
     );
+}
+
+/// Overlaps are found at the end of a run, and the trace ends where they happened.
+#[test]
+fn a_trace_ends_soon_after_its_violation() {
+    let (_, flaw) = FLAWS
+        .iter()
+        .find(|(name, _)| *name == "no-quarantine")
+        .unwrap();
+    let mut plans = (1..=200).map(|seed| Plan::new(seed, None, Some(*flaw)));
+    let overlaps = |plan: &Plan| {
+        let violation = outcome(plan).violation;
+        violation.is_some_and(|violation| violation.check == Check::Overlap)
+    };
+    let plan = plans.find(overlaps).expect("a failing seed");
+    let (_, outcome) = reduce(&plan).unwrap();
+    let violation = outcome.violation.expect("the same violation");
+    let violated = violation.at / 1000;
+    let last = outcome.trace.last().expect("a trace").0;
+    assert!((violated..=violated + 100).contains(&last), "{last} ms");
+    let lines = outcome.trace.iter();
+    let mut named = lines.filter(|(_, text)| text.starts_with("VIOLATION"));
+    assert!(named.any(|(at, text)| *at == violated && text.contains(&violation.text)));
+}
+
+/// What the clients acquire after the faults is checked like the rest: it is in the journal.
+#[test]
+fn recovery_is_in_the_journal() {
+    let plan = Plan::new(1, None, None);
+    let late = outcome(&plan).journal.into_iter().filter(|entry| {
+        let healed = 32_000_000;
+        entry.at > healed && matches!(entry.what, What::Held { .. })
+    });
+    assert!(late.count() >= plan.machines * plan.locks);
 }

@@ -1,6 +1,6 @@
 //! Any arguments to any command on a live server. The module's parser reads strings of the
-//! server, so it runs there. Each request gets one well-formed reply, no error shows bytes of the
-//! request, and a lock that nobody named stays held.
+//! server, so it runs there. Each request gets one well-formed reply, no error repeats what the
+//! request says, and a lock that nobody named stays held.
 #![no_main]
 
 use std::cell::RefCell;
@@ -13,7 +13,15 @@ struct Target {
     // Ends with the program: the guard stops it.
     server: Server,
     c: Connection,
+    /// How many requests were sent, how many the server passed to the module, and how many of
+    /// these got no error.
+    sent: u64,
+    ran: u64,
+    succeeded: u64,
 }
+
+/// From this many requests on, the shares of those that ran and that succeeded are checked.
+const MANY: u64 = 20_000;
 
 thread_local! {
     static TARGET: RefCell<Option<Target>> = const { RefCell::new(None) };
@@ -110,38 +118,115 @@ impl Target {
         let server = Server::start();
         let mut c = server.connect();
         granted(&c.call("LOCK.ACQUIRE bystander me 86400000"));
-        Self { server, c }
+        Self {
+            server,
+            c,
+            sent: 0,
+            ran: 0,
+            succeeded: 0,
+        }
     }
+
+    fn receive(&mut self) -> Value {
+        self.c.try_receive().expect("the server replies")
+    }
+
+    /// Checks the replies to a request in its transaction.
+    fn check(&mut self, request: &[Vec<u8>]) {
+        assert_eq!(self.receive(), Value::Status("OK".into()));
+        let (queued, done) = (self.receive(), self.receive());
+        self.sent += 1;
+        let reply = match (&queued, &done) {
+            (Value::Status(queued), Value::Array(replies)) if queued == "QUEUED" => {
+                assert_eq!(replies.len(), 1, "{request:?} got {replies:?}");
+                self.ran += 1;
+                self.succeeded += u64::from(!replies[0].is_error());
+                &replies[0]
+            }
+            (Value::Error(_), Value::Error(aborted)) if aborted.starts_with("EXECABORT") => &queued,
+            other => panic!("{request:?} got {other:?}"),
+        };
+        check_errors(reply, request);
+    }
+
+    /// Without this, a mistake in this file could leave nothing to test.
+    fn check_shares(&self) {
+        if self.sent >= MANY {
+            let Self {
+                sent,
+                ran,
+                succeeded,
+                ..
+            } = self;
+            assert!(ran * 4 >= *sent, "only {ran} of {sent} requests ran");
+            assert!(
+                succeeded * 50 >= *sent,
+                "only {succeeded} of {sent} succeeded"
+            );
+        }
+    }
+}
+
+/// An error is one line of plain text, and does not repeat what the client sent.
+fn check_errors(reply: &Value, request: &[Vec<u8>]) {
+    match reply {
+        Value::Array(replies) => replies
+            .iter()
+            .for_each(|reply| check_errors(reply, request)),
+        Value::Error(text) => {
+            assert!(!text.starts_with("LOCKFAILED"), "{request:?} got {text:?}");
+            // The error of LOCK.GUARD may be that of the inner command.
+            if request[0] != b"LOCK.GUARD" {
+                let is_plain = text.bytes().all(|byte| (b' '..=b'~').contains(&byte));
+                let is_own = is_plain && !repeats_a_long_word(text);
+                assert!(is_own, "{request:?} got {text:?}");
+            }
+        }
+        _ => {}
+    }
+}
+
+/// Whether an error has a long word of one repeated byte, as only a request has.
+///
+/// A comparison with all words would fail by chance: libFuzzer learns what is compared.
+fn repeats_a_long_word(error: &str) -> bool {
+    let mut runs = error.as_bytes().chunk_by(|one, next| one == next);
+    runs.any(|run| run.len() >= 8)
 }
 
 fuzz_target!(|requests: Vec<Request<'_>>| {
     TARGET.with_borrow_mut(|target| {
         let target = target.get_or_insert_with(Target::start);
-        // In a transaction BLOCK does not wait, and nothing else comes in between.
-        let mut sent = encode(&["MULTI"]);
         let requests: Vec<_> = requests.iter().take(20).map(Request::words).collect();
+        let mut sent = Vec::new();
         for request in &requests {
+            // In a transaction BLOCK does not wait. Each request has its own, because the server
+            // runs nothing of a transaction with a wrong number of arguments in it.
+            sent.extend(encode(&["MULTI"]));
             sent.extend(encode(request));
+            sent.extend(encode(&["EXEC"]));
         }
-        sent.extend(encode(&["EXEC"]));
-        sent.extend(encode(&["DEL", "a", "b", "c"]));
+        sent.extend(encode(&["LOCK.INFO", "bystander", "me"]));
+        // Every key is a word of its request: nothing is left.
+        let mut delete = vec![b"DEL".to_vec(), b"a".to_vec()];
+        delete.extend(requests.iter().flatten().cloned());
+        sent.extend(encode(&delete));
         sent.extend(encode(&["LOCK.INFO", "bystander", "me"]));
         target.c.try_send_raw(&sent).expect("the server is there");
-        let mut replies = Vec::new();
-        for _ in 0..requests.len() + 4 {
-            replies.push(target.c.try_receive().expect("the server replies"));
+        for request in &requests {
+            target.check(request);
         }
-        let shown = format!("{replies:?}");
-        assert!(!shown.contains("LOCKFAILED"), "the module failed: {shown}");
-        let held = replies.last().expect("a reply");
+        let held = target.receive();
         let forced = requests.iter().any(|request| names_bystander(request));
         assert!(
-            forced || *held != Value::Null,
+            forced || held != Value::Null,
             "the bystander was released by {requests:?}"
         );
-        if *held == Value::Null {
+        target.receive();
+        if target.receive() == Value::Null {
             granted(&target.c.call("LOCK.ACQUIRE bystander me 86400000"));
         }
+        target.check_shares();
         assert!(target.server.is_alive());
     });
 });

@@ -1,5 +1,5 @@
 //! Any bytes as the replies of nodes: the client never panics, never waits without end, and never
-//! says that it holds a lock that no node granted.
+//! says that it holds a lock that no majority of the nodes can have granted.
 #![no_main]
 
 use std::cell::RefCell;
@@ -16,7 +16,7 @@ use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
 
 /// What a node says to a request.
-#[derive(Arbitrary, Debug)]
+#[derive(Debug)]
 enum Answer<'a> {
     /// What a node would say.
     Proper {
@@ -71,12 +71,46 @@ const CODES: [&str; 8] = [
     "MOVED",
 ];
 
-impl Answer<'_> {
+fn has(request: &[u8], word: &str) -> bool {
+    request
+        .windows(word.len())
+        .any(|part| part == word.as_bytes())
+}
+
+fn asks_for_lock(request: &[u8]) -> bool {
+    let commands = ["LOCK.ACQUIRE", "LOCK.MACQUIRE", "LOCK.EXTEND"];
+    commands.iter().any(|command| has(request, command))
+}
+
+impl<'a> Answer<'a> {
+    /// The first byte selects the kind, so that short inputs can have all of them.
+    fn of(input: &'a [u8]) -> Self {
+        let (kind, rest) = input.split_first().unwrap_or((&0, &[]));
+        let mut left = Unstructured::new(rest);
+        match kind % 8 {
+            0 | 1 => Self::Proper {
+                fence: left.arbitrary().unwrap_or_default(),
+            },
+            2 => Self::Null,
+            3 => Self::Error {
+                code: rest.first().copied().unwrap_or_default(),
+                text: rest,
+            },
+            4 => Self::Map {
+                three: left.arbitrary().unwrap_or_default(),
+                fields: left.arbitrary().unwrap_or_default(),
+            },
+            5 => Self::Array(left.arbitrary().unwrap_or_default()),
+            6 => Self::Raw(rest),
+            _ => Self::Close,
+        }
+    }
+
     fn bytes(&self, request: &[u8], node: &str) -> Option<Vec<u8>> {
-        let has = |word: &[u8]| request.windows(word.len()).any(|part| part == word);
+        let has = |word| has(request, word);
         Some(match self {
-            Self::Proper { .. } if has(b"LOCK.NODE") => proper_node(node),
-            Self::Proper { .. } if has(b"HELLO") || has(b"CLIENT") => b"+OK\r\n".to_vec(),
+            Self::Proper { .. } if has("LOCK.NODE") => proper_node(node),
+            Self::Proper { .. } if has("HELLO") || has("CLIENT") => b"+OK\r\n".to_vec(),
             Self::Proper { fence } => format!(":{}\r\n", u64::from(*fence) + 1).into_bytes(),
             Self::Null => b"$-1\r\n".to_vec(),
             Self::Error { code, text } => {
@@ -151,15 +185,16 @@ fn proper_node(address: &str) -> Vec<u8> {
 struct Machine {
     began: Instant,
     random: RefCell<u8>,
-    /// The answers that are left, the next one last.
+    /// The answers that are left, the next one last: to the requests with which a connection
+    /// begins, and to those about the lock.
     answers: Answers,
-    /// The nodes that have said something with a number in it, which may be a grant.
+    /// The nodes whose reply to a request for the lock can have been a grant.
     granting: Nodes,
     /// Itself, for the tasks that it runs.
     own: Weak<Machine>,
 }
 
-type Answers = Rc<RefCell<Vec<Vec<u8>>>>;
+type Answers = Rc<RefCell<[Vec<Vec<u8>>; 2]>>;
 type Nodes = Rc<RefCell<HashSet<String>>>;
 
 impl Host for Machine {
@@ -195,16 +230,20 @@ impl Host for Machine {
 /// Answers each request with what is next, and properly when nothing is left.
 async fn serve(mut stream: DuplexStream, node: String, answers: Answers, granting: Nodes) {
     let mut packet = vec![0; 4096];
+    // Raw bytes can be part of a reply or several: then any reply may belong to any later request.
+    let mut out_of_step = false;
     while let Ok(length @ 1..) = stream.read(&mut packet).await {
         for request in requests(&packet[..length]) {
-            let next = answers.borrow_mut().pop().unwrap_or_default();
-            let next = Answer::arbitrary(&mut Unstructured::new(&next));
-            let next = next.unwrap_or(Answer::Proper { fence: 7 });
-            let bytes = next.bytes(request, &node);
-            if bytes.as_ref().is_some_and(|bytes| bytes.contains(&b':')) {
+            let about_lock = usize::from(has(request, "LOCK.") && !has(request, "LOCK.NODE"));
+            let next = answers.borrow_mut()[about_lock].pop().unwrap_or_default();
+            let next = Answer::of(&next);
+            out_of_step |= matches!(next, Answer::Raw(_));
+            // For one key, only a number is a grant.
+            let can_grant = out_of_step || matches!(next, Answer::Proper { .. });
+            if can_grant && asks_for_lock(request) {
                 granting.borrow_mut().insert(node.clone());
             }
-            match bytes {
+            match next.bytes(request, &node) {
                 Some(bytes) if stream.write_all(&bytes).await.is_ok() => {}
                 _ => return,
             }
@@ -224,19 +263,26 @@ fn requests(packet: &[u8]) -> Vec<&[u8]> {
         .collect()
 }
 
-fuzz_target!(|answers: Vec<Vec<u8>>| {
+/// Separates the answers in the input.
+const SEPARATOR: u8 = 0xff;
+
+fuzz_target!(|input: &[u8]| {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)
         .build()
         .expect("a runtime");
-    let mut answers = answers;
-    answers.truncate(64);
+    let answers = input.split(|byte| *byte == SEPARATOR).take(64);
+    let mut answers: Vec<_> = answers.map(<[u8]>::to_vec).collect();
+    answers.reverse();
+    // Separate, so that an answer about the lock does not need a dozen proper ones before it.
+    let begins = |answer: &Vec<u8>| answer.first().is_some_and(|kind| kind & 8 != 0);
+    let (begin, lock) = answers.into_iter().partition(begins);
     LocalSet::new().block_on(&runtime, async {
         let machine = Rc::new_cyclic(|own| Machine {
             began: Instant::now(),
             random: RefCell::new(0),
-            answers: Rc::new(RefCell::new(answers)),
+            answers: Rc::new(RefCell::new([begin, lock])),
             granting: Nodes::default(),
             own: Weak::clone(own),
         });

@@ -39,7 +39,10 @@ fn use_it(bytes: &[u8], origin: Origin) {
     let mut node = Node::new(ROOMY);
     let k = key("k");
     let before = node.table.fence();
-    let Ok(id) = node.table.restore(k.db(), k.name(), bytes, origin, node.now) else {
+    let Ok(id) = node
+        .table
+        .restore(k.db(), k.name(), bytes, origin, node.now)
+    else {
         assert_eq!(node.table.locks(), 0, "what is refused leaves nothing");
         assert_eq!(node.table.fence(), before, "nor does it move the counter");
         return;

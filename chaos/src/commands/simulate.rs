@@ -90,7 +90,8 @@ struct Report {
     /// Seeds in which the order of fences is promised, and so checked.
     ordered: u64,
     failed: Vec<u64>,
-    faults: u64,
+    /// Faults in the plans; `counts` has those that happened.
+    planned: u64,
     events: u64,
     counts: Counts,
 }
@@ -99,9 +100,10 @@ impl Report {
     fn add(&mut self, plan: &Plan, outcome: &Outcome) {
         self.by_nodes[plan.nodes.min(5)] += 1;
         self.ordered += u64::from(plan.promises_fences());
-        self.faults += plan.faults.len() as u64;
+        self.planned += plan.faults.len() as u64;
         self.events += outcome.events;
         let (sum, one) = (&mut self.counts, &outcome.counts);
+        sum.faults += one.faults;
         sum.acquired += one.acquired;
         sum.refused += one.refused;
         sum.cancelled += one.cancelled;
@@ -117,6 +119,7 @@ impl Report {
 
     fn print(&self, took: Duration) {
         let Counts {
+            faults,
             acquired,
             refused,
             cancelled,
@@ -128,11 +131,14 @@ impl Report {
         let [_, one, _, three, _, five] = self.by_nodes;
         let seeds: u64 = self.by_nodes.iter().sum();
         println!(
-            "{seeds} seeds in {:.0} s (N = 1: {one}, N = 3: {three}, N = 5: {five}), {} faults, \
-             {} events",
+            "{seeds} seeds in {:.0} s (N = 1: {one}, N = 3: {three}, N = 5: {five}), {} events",
             took.as_secs_f64(),
-            self.faults,
             self.events
+        );
+        println!(
+            "{} faults planned, {faults} happened: the others changed nothing, such as a crash of \
+             a node that is down",
+            self.planned
         );
         println!(
             "{acquired} acquisitions, {refused} refused, {cancelled} cancelled, {lost} lost; \

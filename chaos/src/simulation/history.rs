@@ -54,6 +54,8 @@ pub struct Violation {
     pub check: Check,
     /// When, in microseconds.
     pub at: Time,
+    /// When the last result was seen that shows it, in microseconds.
+    pub shown: Time,
     /// Who, and how.
     pub text: String,
 }
@@ -95,6 +97,8 @@ struct Register {
 /// What has been done, for the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
+    /// Faults that changed something when they began.
+    pub faults: u64,
     /// Locks that were acquired.
     pub acquired: u64,
     /// Requests that failed: busy, or no quorum.
@@ -154,6 +158,17 @@ impl History {
             trace.push((at, text()));
         }
     }
+
+    /// Writes a violation that was found at the end into the trace, at the time when it happened.
+    fn note_before(&mut self, violation: &Violation) {
+        if let Some(trace) = &mut self.trace {
+            let place = trace.partition_point(|(at, _)| *at <= violation.at);
+            let Violation {
+                check, at, text, ..
+            } = violation;
+            trace.insert(place, (*at, format!("VIOLATION {check:?}: {text}")));
+        }
+    }
 }
 
 /// The name of a lock.
@@ -171,7 +186,12 @@ impl World {
         let at = self.now();
         self.history
             .note(at, || format!("VIOLATION {check:?}: {text}"));
-        let first = Violation { check, at, text };
+        let first = Violation {
+            check,
+            at,
+            shown: at,
+            text,
+        };
         self.history.violation.get_or_insert(first);
     }
 
@@ -349,15 +369,24 @@ impl World {
             return;
         };
         let at = Time::try_from(at.as_micros()).unwrap_or(Time::MAX);
-        let check = Check::of(&what);
-        let text = format!("{what:?}");
-        let end = self.now();
-        self.history.note(end, || {
-            format!("VIOLATION {check:?} at {} ms: {text}", at / MILLI)
-        });
+        // The earlier holder learned later that it still holds the lock.
+        let look = match &what {
+            history::Violation::FalselyHeld(_, before, _) => {
+                let before = claims.all().find(|claim| claim.id == *before);
+                before.map_or(at, |before| before.last_look)
+            }
+            _ => at,
+        };
+        let violation = Violation {
+            check: Check::of(&what),
+            at,
+            shown: look.max(at),
+            text: format!("{what:?}"),
+        };
+        self.history.note_before(&violation);
         let earlier = &mut self.history.violation;
         if earlier.as_ref().is_none_or(|earlier| at < earlier.at) {
-            *earlier = Some(Violation { check, at, text });
+            *earlier = Some(violation);
         }
     }
 

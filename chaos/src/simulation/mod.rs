@@ -28,6 +28,7 @@ use std::time::Duration;
 use redislock_testkit::history::Entry;
 use tokio::time::{Instant, Sleep, sleep_until};
 
+use clock::{MILLI, Time};
 use executor::Executor;
 pub use history::{Check, Counts, Violation};
 pub use node::Memory;
@@ -46,7 +47,8 @@ pub struct Outcome {
     pub digest: u64,
     /// How many events there were in the network and at the nodes.
     pub events: u64,
-    /// What happened, if that was asked for: milliseconds and text.
+    /// What happened, if that was asked for: milliseconds and text. It ends soon after the
+    /// violation.
     pub trace: Vec<(u64, String)>,
     /// The results that the clients saw, in true time, for other checkers.
     pub journal: Vec<Entry>,
@@ -94,11 +96,17 @@ async fn simulate(plan: Arc<Plan>, tracing: bool) -> Outcome {
     outcome
 }
 
+/// How long a trace continues after the violation.
+const AFTERMATH: Time = 100 * MILLI;
+
 fn trace_of(world: &mut World) -> Vec<(u64, String)> {
-    let trace = world.history.trace.take().unwrap_or_default();
+    let mut trace = world.history.trace.take().unwrap_or_default();
+    if let Some(violation) = &world.history.violation {
+        trace.retain(|(at, _)| *at <= violation.shown + AFTERMATH);
+    }
     trace
         .into_iter()
-        .map(|(at, text)| (at / clock::MILLI, text))
+        .map(|(at, text)| (at / MILLI, text))
         .collect()
 }
 

@@ -355,13 +355,16 @@ impl World {
     }
 
     /// Something in between ends the connections of a link: both sides learn of it, or only one.
-    pub fn reset(&mut self, machine: usize, node: usize) {
+    /// Returns whether there was a connection.
+    pub fn reset(&mut self, machine: usize, node: usize) -> bool {
+        let mut any = false;
         for at in 0..self.connections.len() {
             let (id, connection) = (ConnectionId(at), &self.connections[at]);
             let is_between = (connection.machine, connection.node) == (machine, node);
             if !is_between || connection.stage != Stage::Open {
                 continue;
             }
+            any = true;
             let who = self.rng.u8(0..3);
             if who != 0 {
                 self.server_closes(id);
@@ -370,6 +373,7 @@ impl World {
                 self.later(id, Event::Break(id, ErrorKind::ConnectionReset));
             }
         }
+        any
     }
 }
 

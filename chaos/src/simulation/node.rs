@@ -172,6 +172,11 @@ impl Node {
         }
     }
 
+    /// Whether its process exists.
+    pub fn is_up(&self) -> bool {
+        matches!(self.state, State::Running | State::Paused)
+    }
+
     /// Random, new with each start.
     pub fn incarnation(&self) -> String {
         format!("node-{}-process-{}", self.place, self.process)
@@ -388,7 +393,7 @@ impl Node {
     /// Whether this node surely refuses the lock to all other owners: `token` holds it, or the node
     /// grants nothing because it is down or in quarantine.
     pub fn keeps(&self, key: &Key, token: &Token, time: Time) -> bool {
-        if !matches!(self.state, State::Running | State::Paused) {
+        if !self.is_up() {
             return true;
         }
         self.table.pause(self.now(time).mono).is_some() || self.holds(key, token, time)

@@ -1,5 +1,5 @@
 //! What the clients do: workers that acquire locks, use a register under them, and release them;
-//! and after the faults, every client acquires every lock once.
+//! and after the faults, every client uses every lock once.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,6 +16,9 @@ use super::world::Shared;
 /// After the faults, every lock must be acquired within this time. Until then leases, quarantines
 /// and pauses before retries end, and every client acquires every lock once.
 const RECOVERY: Time = LENGTH - HEALED - 6_000 * MILLI;
+
+/// How long a lock is held after the faults.
+const USE: Duration = Duration::from_millis(50);
 
 /// How often a holder with a long hold checks its guard.
 const MANY_STEPS: u64 = 30;
@@ -132,14 +135,12 @@ impl Worker {
     }
 
     fn claim(&self, wish: &Wish, guard: &Guard, invoked: Time) -> usize {
-        let token = guard.token().unwrap_or_default().to_vec();
-        let (machine, locks) = (self.machine, wish.locks.clone());
         let claim = Claim::new(
-            machine,
-            locks,
+            self.machine,
+            wish.locks.clone(),
             wish.exclusive,
             guard.fence(),
-            token,
+            token_of(guard),
             invoked,
         );
         let until = valid_until(guard);
@@ -218,6 +219,10 @@ fn valid_until(guard: &Guard) -> Option<u64> {
         .then(|| u64::try_from(until).unwrap_or(u64::MAX))
 }
 
+fn token_of(guard: &Guard) -> Vec<u8> {
+    guard.token().unwrap_or_default().to_vec()
+}
+
 /// Acquires every lock once after the faults: nothing may prevent that for long.
 pub async fn recover(world: Shared, client: Redlock, machine: usize) {
     let (healed, plan) = {
@@ -234,10 +239,12 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
     for lock in 0..plan.locks {
         let wait = deadline.saturating_duration_since(Instant::now());
         let request = client.lock(name_of(lock)).ttl(ttl).wait(wait);
+        let invoked = world.lock().now();
         match request.acquire().await {
             Ok(guard) => {
                 world.lock().acquired_again();
-                let token = guard.token().unwrap_or_default().to_vec();
+                let token = token_of(&guard);
+                use_once(&world, machine, lock, &guard, invoked).await;
                 guard.release().await;
                 // Requests to the other nodes may still be on their way.
                 sleep(millis(2 * plan.latency.1 + 1)).await;
@@ -250,4 +257,31 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
         }
     }
     world.lock().history.recovered.insert(machine);
+}
+
+/// Increments the register of a lock that was acquired after the faults, as a worker does, and
+/// begins to release.
+async fn use_once(world: &Shared, machine: usize, lock: usize, guard: &Guard, invoked: Time) {
+    let (fence, token) = (guard.fence(), token_of(guard));
+    let claim = Claim::new(machine, vec![lock], true, fence, token, invoked);
+    let until = valid_until(guard);
+    let (claim, read) = {
+        let mut world = world.lock();
+        let claim = world.acquired(claim, until);
+        (claim, world.read_register(claim, lock))
+    };
+    // Long enough for an overlap with another holder to be seen.
+    sleep(USE).await;
+    let until = valid_until(guard);
+    let mut world = world.lock();
+    match until {
+        Some(until) => {
+            world.observe(claim, until);
+            if let Some(read) = read {
+                world.write_register(claim, lock, read);
+            }
+        }
+        None => world.history.counts.lost += 1,
+    }
+    world.releasing(claim);
 }

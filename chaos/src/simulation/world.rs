@@ -244,35 +244,58 @@ impl World {
         }
     }
 
+    /// Changes these links. Returns whether `change` was true for a link that is in use: a client
+    /// runs on its machine, and its node is up.
     fn each_link(
         &mut self,
         machine: Option<usize>,
         node: Option<usize>,
-        change: impl Fn(&mut Link),
-    ) {
+        change: impl Fn(&mut Link) -> bool,
+    ) -> bool {
+        let mut any = false;
         for at_machine in 0..self.machines.len() {
             for at_node in 0..self.nodes.len() {
                 let is_there = machine.is_none_or(|machine| machine == at_machine)
                     && node.is_none_or(|node| node == at_node);
                 if is_there {
-                    change(self.link(at_machine, at_node));
+                    let changed = change(self.link(at_machine, at_node));
+                    any |= changed && self.is_in_use(at_machine, at_node);
                 }
             }
         }
+        any
+    }
+
+    fn is_in_use(&self, machine: usize, node: usize) -> bool {
+        self.machines[machine].process.is_some() && self.nodes[node].is_up()
     }
 
     fn fault(&mut self, at: usize, begins: bool) {
-        let plan = Arc::clone(&self.plan);
-        let kind = plan.faults[at].kind;
+        let kind = self.plan.faults[at].kind;
         let word = if begins { "begins" } else { "ends" };
         self.history
             .note(self.now(), || format!("fault {word}: {kind:?}"));
+        let happened = self.change(kind, begins);
+        if begins && happened {
+            self.history.counts.faults += 1;
+        } else if begins {
+            self.history
+                .note(self.now(), || "this fault has no effect".to_owned());
+        }
+    }
+
+    /// Begins or ends a fault. Returns whether that changes anything: a crash of a node that is
+    /// down does not.
+    fn change(&mut self, kind: Kind, begins: bool) -> bool {
+        let plan = Arc::clone(&self.plan);
+        // True if no other fault of this kind was there.
         let step = |count: &mut u32| {
             if begins {
                 *count += 1
             } else {
                 *count = count.saturating_sub(1)
             }
+            begins && *count == 1
         };
         match kind {
             Kind::Cut {
@@ -281,19 +304,21 @@ impl World {
                 up,
                 down,
             } => self.each_link(machine, node, |link| {
-                if up {
-                    step(&mut link.cut_up);
-                }
-                if down {
-                    step(&mut link.cut_down);
-                }
+                let cuts_up = up && step(&mut link.cut_up);
+                let cuts_down = down && step(&mut link.cut_down);
+                cuts_up || cuts_down
             }),
             Kind::Ring => {
+                let mut any = false;
                 for machine in 0..plan.machines {
-                    let link = self.link(machine, machine % plan.nodes);
-                    step(&mut link.cut_up);
-                    step(&mut link.cut_down);
+                    let node = machine % plan.nodes;
+                    any |= self.each_link(Some(machine), Some(node), |link| {
+                        let cuts_up = step(&mut link.cut_up);
+                        let cuts_down = step(&mut link.cut_down);
+                        cuts_up || cuts_down
+                    });
                 }
+                any
             }
             Kind::Slow { machine, node, by } => self.each_link(machine, node, |link| {
                 link.slow = if begins {
@@ -301,48 +326,62 @@ impl World {
                 } else {
                     link.slow.saturating_sub(by)
                 };
+                by > 0
             }),
             Kind::Lossy {
                 machine,
                 node,
                 permille,
             } => self.each_link(machine, node, |link| {
+                let before = link.lossy;
                 link.lossy = if begins { permille } else { plan.lossy };
+                link.lossy != before
             }),
-            Kind::Reset { machine, node } if begins => self.reset(machine, node),
-            Kind::Reset { .. } => {}
+            Kind::Reset { machine, node } => begins && self.reset(machine, node),
             Kind::Crash { node, power } => self.crash(node, power, begins),
             Kind::PauseNode { node } => self.pause(node, begins),
             Kind::PauseMachine { machine } => {
-                let paused = &mut self.machines[machine].paused;
-                step(paused);
+                let Machine {
+                    paused, process, ..
+                } = &mut self.machines[machine];
+                let pauses = step(paused) && process.is_some();
                 if *paused == 0 {
                     self.orders.push(Order::Thaw(machine));
                 }
+                pauses
             }
             Kind::CrashMachine { machine, power } => self.crash_machine(machine, power, begins),
             Kind::StepClock { node, by } => {
-                self.nodes[node].setup.wall += if begins { by } else { -by };
+                let node = &mut self.nodes[node];
+                node.setup.wall += if begins { by } else { -by };
+                by != 0 && node.is_up()
             }
         }
     }
 
-    fn crash(&mut self, place: usize, power: bool, begins: bool) {
+    fn crash(&mut self, place: usize, power: bool, begins: bool) -> bool {
         let node = &mut self.nodes[place];
         match (begins, node.state) {
             (true, State::Running | State::Paused) => {
                 node.crash(power);
                 self.lose_server(place, power);
+                true
             }
-            (false, State::Down | State::PowerLost) => self.at_node(place, Node::start),
-            _ => {}
+            (false, State::Down | State::PowerLost) => {
+                self.at_node(place, Node::start);
+                true
+            }
+            _ => false,
         }
     }
 
-    fn pause(&mut self, place: usize, begins: bool) {
+    fn pause(&mut self, place: usize, begins: bool) -> bool {
         let node = &mut self.nodes[place];
         match (begins, node.state) {
-            (true, State::Running) => node.state = State::Paused,
+            (true, State::Running) => {
+                node.state = State::Paused;
+                true
+            }
             (false, State::Paused) => {
                 node.state = State::Running;
                 // Timers and requests of the time in between: either may come first.
@@ -352,21 +391,26 @@ impl World {
                 }
                 self.read_backlog(place);
                 self.at_node(place, Node::tick);
+                true
             }
-            _ => {}
+            _ => false,
         }
     }
 
-    fn crash_machine(&mut self, machine: usize, power: bool, begins: bool) {
+    fn crash_machine(&mut self, machine: usize, power: bool, begins: bool) -> bool {
         let process = self.machines[machine].process;
         match (begins, process) {
             (true, Some(process)) => {
                 self.machines[machine].process = None;
                 self.lose_client(process, power);
                 self.orders.push(Order::Kill(process));
+                true
             }
-            (false, None) => self.orders.push(Order::Boot(machine)),
-            _ => {}
+            (false, None) => {
+                self.orders.push(Order::Boot(machine));
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -395,5 +439,46 @@ pub fn poll_world(world: &Shared, cx: &mut Context<'_>) -> Poll<Option<Instant>>
             world.waker = Some(cx.waker().clone());
             Poll::Ready(next.map(|at| world.start + Duration::from_micros(at)))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{Fault, Kind, Plan};
+    use super::super::run;
+    use super::SECOND;
+
+    fn happened(faults: &[Fault]) -> u64 {
+        let mut plan = Plan::new(1, Some(3), None);
+        plan.faults = faults.to_vec();
+        let outcome = run(&plan, false).unwrap();
+        assert!(outcome.violation.is_none());
+        outcome.counts.faults
+    }
+
+    fn fault(second: u64, kind: Kind) -> Fault {
+        Fault {
+            at: second * SECOND,
+            length: 4 * SECOND,
+            kind,
+        }
+    }
+
+    #[test]
+    fn a_fault_that_changes_nothing_does_not_count() {
+        let crash = |node| Kind::Crash { node, power: false };
+        let cut = Kind::Cut {
+            machine: None,
+            node: Some(0),
+            up: true,
+            down: true,
+        };
+        let pause = Kind::PauseNode { node: 0 };
+        assert_eq!(happened(&[fault(2, crash(0)), fault(3, crash(1))]), 2);
+        for useless in [crash(0), pause, cut] {
+            assert_eq!(happened(&[fault(2, crash(0)), fault(3, useless)]), 1);
+        }
+        assert_eq!(happened(&[fault(2, cut), fault(3, cut)]), 1);
+        assert_eq!(happened(&[fault(2, cut), fault(7, cut)]), 2);
     }
 }
