@@ -80,9 +80,9 @@ lint: ## Check format, width, clippy, documentation, licences and scripts; warni
 	cargo deny --log-level error check licenses bans sources
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/debian/* .ci/run; fi
 
-bench: build ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000; PEERS=1: with the locks of other languages instead, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3)
+bench: build ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000; PEERS=1: with the locks of other languages instead, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
 	@REDIS_SERVER="$$(scripts/server.sh)" $(if $(PEERS),python3 bench/peers/run.py $(CLIENTS),cargo run --release -p redislock-bench -- $(BENCH) \
-		$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)))
+		$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(KEEP),--keep))
 	@$(if $(PEERS),cargo run -q -p redislock-bench -- peers $(TARGET)/peers/results.json)
 
 bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json and bench/peers/results.json

@@ -2,9 +2,10 @@
 """Each library against the usual locks of its language: run.py [language ...]
 
 WORKERS workers of one process compete for one lock on MASTERS servers, and do nothing while they
-hold it. Libraries and usual locks take turns in one run on the same servers. Both variables may be
-several numbers: WORKERS='2 16 64 256' MASTERS='1 5'. What was found replaces older figures of the
-same locks in results.json.
+hold it. Libraries and usual locks take turns in one run; only ours use servers with the module.
+Both variables may be several numbers: WORKERS='2 16 64 256' MASTERS='1 5'. What was found goes to
+target/peers/results.json. With KEEP=1 it also replaces older figures of the same locks in
+bench/peers/results.json.
 
 A worker program is started as `COMMAND PEER PORTS WORKERS SECONDS`, with a comma between two ports.
 It warms up, writes the line `ready`, waits for a line, works for SECONDS, and writes one line of
@@ -32,7 +33,7 @@ from servers import MODULE, Server  # noqa: E402 the one harness for servers in 
 
 HERE = Path(__file__).resolve().parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "peers"
-KEPT = Path(os.environ.get("RESULTS") or HERE / "results.json")
+KEPT = HERE / "results.json"
 SECONDS, ROUNDS = int(os.environ.get("SECONDS") or 5), int(os.environ.get("ROUNDS") or 3)
 WORKERS = [int(number) for number in (os.environ.get("WORKERS") or "16").split()]
 MASTERS = [int(number) for number in (os.environ.get("MASTERS") or "1").split()]
@@ -132,7 +133,7 @@ class Peer:
                 server.wire("FLUSHALL")
 
     def result(self) -> dict:
-        """The median of the rounds, and the worst wait and share of all of them."""
+        """The median of the rounds, the worst wait and share of all of them, and every round."""
         about = {"language": self.language, "lock": self.name}
         if self._failure:
             return {**about, "failed": self._failure}
@@ -140,10 +141,21 @@ class Peer:
         return {
             **about,
             **{
-                name: float(f"{worst.get(name, median)(one[name] for one in self._rounds):.5g}")
+                name: short(worst.get(name, median)(one[name] for one in self._rounds))
                 for name in self._rounds[0]
             },
+            "each_round": [
+                {name: short(figure) for name, figure in one.items()} for one in self._rounds
+            ],
         }
+
+    def is_ours(self) -> bool:
+        return self.name.startswith("redislock ")
+
+
+def short(figure: float) -> float:
+    """Five significant digits."""
+    return float(f"{figure:.5g}")
 
 
 def measured(program: Program, servers: list[Server]) -> dict:
@@ -210,7 +222,10 @@ def prepared(wanted: list[str]) -> dict:
         else:
             print(f"peers: building {language}", flush=True)
             build = filled(languages[language]["build"])
-            subprocess.run(["sh", "-ec", build], cwd=HERE / language, check=True)
+            built = subprocess.run(["sh", "-ec", build], cwd=HERE / language)
+            if built.returncode != 0:
+                print(f"peers: skipping {language}: its build failed", flush=True)
+                del languages[language]
     return languages
 
 
@@ -236,25 +251,32 @@ def progress(line: str) -> None:
 
 
 def contest(peers: list[Peer], masters: int, workers: int) -> list[dict]:
-    """The peers take turns on the same servers; who begins changes from round to round."""
+    """The peers take turns; who begins changes from round to round.
+
+    Ours use servers with the module, the others servers without it.
+    """
     load = os.getloadavg()[0]
     with ExitStack() as stack:
-        servers = [stack.enter_context(closing(Server())) for _ in range(masters)]
+        with_module, plain = (
+            [stack.enter_context(closing(Server(module=module))) for _ in range(masters)]
+            for module in (True, False)
+        )
         for number in range(ROUNDS):
             turn = peers[number % len(peers) :] + peers[: number % len(peers)]
             for place, peer in enumerate(turn):
                 what = f"{masters} × server, {workers} workers, round {number + 1} of {ROUNDS}"
                 progress(f"peers: {what}, {place + 1} of {len(turn)}: {peer.name}")
-                peer.measure(servers, workers)
+                peer.measure(with_module if peer.is_ours() else plain, workers)
         progress("")
         about = {
             "masters": masters,
             "workers": workers,
-            "server": name_of(servers[0]),
+            "server": name_of(with_module[0]),
             "machine": machine(),
             "load": round(load, 1),
             "seconds": SECONDS,
             "rounds": ROUNDS,
+            "apart": True,  # the usual locks on servers without the module
         }
     return [{**about, **peer.result()} for peer in peers]
 
@@ -315,12 +337,14 @@ def main() -> int:
             peers = peers_of(languages, masters)
             if peers:
                 found += contest(peers, masters, workers)
-                keep(found)  # at once: a later one may fail
+                # At once: a later one may fail.
+                write(TARGET / "results.json", found)
+                if os.environ.get("KEEP"):
+                    keep(found)
     if not found:
         print("peers: no lock to run", file=sys.stderr)
         return 2
-    write(TARGET / "results.json", found)
-    print(f"peers: written to {KEPT}")
+    print(f"peers: written to {KEPT if os.environ.get('KEEP') else TARGET / 'results.json'}")
     return 0
 
 

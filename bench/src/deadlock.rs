@@ -3,10 +3,11 @@
 use redislock_testkit::{Connection, Value, encode};
 
 use crate::Outcome;
+use crate::hosts::{Host, connect_unix};
 use crate::measure::{ROUNDS, cpu_of, progress};
-use crate::measured::{self, check_yes, connect_unix, put};
+use crate::measured::{await_waiters, check_yes, put};
 use crate::results::{Chart, Unit};
-use crate::waiters::{allow_files, await_waiters};
+use crate::waiters::allow_files;
 use crate::ways::token;
 
 /// The title of the chart.
@@ -32,7 +33,7 @@ enum Owner {
 pub fn measure() -> Outcome<Vec<Chart>> {
     let most = OWNERS.into_iter().max().unwrap_or_default();
     allow_files(most + 200)?;
-    let server = measured::start(&["maxclients 10200", "lock.max-waiters 100000"])?;
+    let server = Host::Redislock.start(&["maxclients 10200", "lock.max-waiters 100000"])?;
     let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
     let mut waiters = (0..most)
@@ -87,7 +88,7 @@ fn queue(control: &mut Connection, waiters: &mut [Connection], first: usize) -> 
         let (one, two) = (own(number), own(number + 1));
         if number < 2 {
             // Nobody else holds these.
-            control.try_call(&["LOCK.ACQUIRE", &own(number), "first", "600000"])?;
+            take(control, &own(number), "first")?;
         }
         let words = [
             "LOCK.MACQUIRE",

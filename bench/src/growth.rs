@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 use redislock_testkit::{Connection, Value};
 
 use crate::measure::{cpu_of, progress};
-use crate::measured::{self, check_yes, pipeline};
+use crate::measured::{check_yes, pipeline};
 use crate::memory::{STRING, used_memory};
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::{Way, Ways};
+use crate::ways::{Place, Way, Ways};
 use crate::{Outcome, Scale};
 
 /// The titles of the charts; all figures are per lock.
@@ -39,7 +39,8 @@ const FREEING: Duration = Duration::from_secs(300);
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
     let curve = |title, unit| Chart::curve(title, unit, "locks", [OURS, STRING]);
     let mut charts = Charts {
-        pair: curve(PAIR, Unit::MicrosOfCpu),
+        // A string is kept by SET, and released by a script.
+        pair: Chart::curve(PAIR, Unit::MicrosOfCpu, "locks", WAYS.map(Way::name)),
         memory: curve(MEMORY, Unit::Bytes),
         save: curve(SAVE, Unit::MicrosOfCpu),
         load: curve(LOAD, Unit::MicrosOfCpu),
@@ -84,9 +85,12 @@ impl Charts {
     /// One way with this many locks, on a fresh server.
     fn round(&mut self, which: usize, size: usize) -> Outcome<()> {
         let way = WAYS[which];
-        let server = measured::start(&[])?;
-        let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
-        let ways = Ways::of(&mut control)?;
+        let Place {
+            server: _server,
+            mut control,
+            mut connection,
+            ways,
+        } = Place::start(way.host(), &[])?;
         let (at, each) = (size as u64, size as f64);
 
         let before = used_memory(&mut control)?;

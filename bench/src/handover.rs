@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 use redislock_testkit::{Connection, Server, Value, encode};
 
 use crate::Outcome;
+use crate::hosts::{Host, Hosts};
 use crate::measure::{progress, server_cpu};
-use crate::measured::{self, pipeline};
+use crate::measured::pipeline;
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::token;
 
@@ -30,11 +31,11 @@ const SLICE: Duration = Duration::from_millis(400);
 
 /// What one run has shown.
 struct Run {
-    /// Hand-overs a second.
+    /// Hand-overs a second, without those after the end.
     rate: f64,
-    /// Server CPU of each, µs.
+    /// Server CPU of each, µs; also of those after the end.
     cpu: f64,
-    /// Grants of the least served connection divided by those of the most served one.
+    /// Grants in time of the least served connection divided by those of the most served one.
     fairness: f64,
     /// 99th percentile of the wait, ms.
     tail: f64,
@@ -69,17 +70,19 @@ impl Turns {
         }
     }
 
-    /// How many connections are blocked when this many have requested the lock.
-    pub fn blocked_after(self, asked: usize) -> usize {
+    /// Where it is measured.
+    pub fn host(self) -> Host {
         match self {
-            Self::Lock | Self::List => asked - 1,
-            Self::Bare => asked,
+            Self::Lock => Host::Redislock,
+            Self::List => Host::Plain,
+            Self::Bare => Host::Bare,
         }
     }
 }
 
 pub fn measure() -> Outcome<Vec<Chart>> {
-    let server = measured::start(&[])?;
+    let hosts = [Host::Redislock, Host::Plain];
+    let mut servers = Hosts::start(&hosts, |host| host.start(&[]))?;
     let curve = |title, unit| Chart::curve(title, unit, "connections", [OURS, LIST]);
     let mut charts = [
         curve(RATE, Unit::PerSecond),
@@ -95,7 +98,8 @@ pub fn measure() -> Outcome<Vec<Chart>> {
             ));
             for turn in 0..2 {
                 let which = (round + turn) % 2;
-                let run = run(&server, connections, [Turns::Lock, Turns::List][which])?;
+                let turns = [Turns::Lock, Turns::List][which];
+                let run = run(servers.of(turns.host())?, connections, turns)?;
                 let figures = [run.rate, run.cpu, run.tail, run.fairness];
                 for (chart, figure) in charts.iter_mut().zip(figures) {
                     chart.add(which, connections as u64, figure);
@@ -106,8 +110,13 @@ pub fn measure() -> Outcome<Vec<Chart>> {
     Ok(charts.into())
 }
 
-/// The result of one connection: how long each of its waits took, ns.
-type Waits = Vec<u64>;
+/// The result of one connection.
+struct Taken {
+    /// How long each of its waits took, ns.
+    waits: Vec<u64>,
+    /// How many of them ended in time: each connection still gets its turn after the end.
+    in_time: usize,
+}
 
 fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
     let mut control = server.try_connect()?;
@@ -137,11 +146,11 @@ fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
     let mut all = Vec::new();
     let mut counts = Vec::new();
     for thread in threads {
-        let waits = thread
+        let taken = thread
             .join()
             .map_err(|_| "a connection's thread ended early")??;
-        counts.push(waits.len() as f64);
-        all.extend(waits);
+        counts.push(taken.in_time as f64);
+        all.extend(taken.waits);
     }
     let used = server_cpu(&mut control)? - used_before;
     if turns == Turns::List {
@@ -152,9 +161,9 @@ fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
     let least = counts.iter().copied().fold(f64::INFINITY, f64::min);
     let most = counts.iter().copied().fold(0.0, f64::max);
     Ok(Run {
-        rate: all.len() as f64 / elapsed,
+        rate: counts.iter().sum::<f64>() / elapsed,
         cpu: used / all.len() as f64,
-        fairness: least / most,
+        fairness: least / most.max(1.0),
         tail: last.map_or(f64::NAN, |wait| *wait as f64 / 1e6),
     })
 }
@@ -165,17 +174,18 @@ fn take_turns(
     turns: Turns,
     number: usize,
     over: &AtomicBool,
-) -> Outcome<Waits> {
+) -> Outcome<Taken> {
     let (take, pass) = turns.commands(number);
-    let mut waits = Vec::with_capacity(1 << 16);
+    let (mut waits, mut in_time) = (Vec::with_capacity(1 << 16), 0);
     while !over.load(Ordering::Relaxed) {
         let since = Instant::now();
         connection.try_send_raw(&take)?;
         check_turn(&connection.try_receive()?)?;
         waits.push(since.elapsed().as_nanos() as u64);
+        in_time += usize::from(!over.load(Ordering::Relaxed));
         pipeline(&mut connection, &pass, 1)?;
     }
-    Ok(waits)
+    Ok(Taken { waits, in_time })
 }
 
 /// An error unless the reply says that it is this connection's turn.

@@ -7,16 +7,15 @@ use std::path::PathBuf;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use redislock_testkit::{Connection, Server, Value, encode};
+use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
 use crate::handover::{CONNECTIONS, LIST, Turns, check_turn};
-use crate::measure::{Figures, progress};
-use crate::measured::{self, check_yes, pipeline, put};
-use crate::memory::await_blocked;
-use crate::pairs::AOF_SETTINGS;
+use crate::hosts::{AOF_SETTINGS, Host, Hosts};
+use crate::measure::{Figures, alternate, progress};
+use crate::measured::{await_blocked, check_yes, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::{Way, Ways, bare_module, token};
+use crate::ways::{Way, Ways, name, token};
 
 pub use saving::{LOAD, SAVE};
 
@@ -29,16 +28,23 @@ pub const BESIDE: &str = "acquire + release of redislock, while 100 clients wait
 pub const HANDOVER: &str = "a hand-over of one lock";
 /// What [`BESIDE`] is compared with.
 pub const ALONE: &str = "while no client waits";
+/// Commands of clients that use no lock of ours.
+const PLAIN: [&str; 3] = ["a plain SET with PX", "a plain GET", "a plain DEL"];
+const WITH: &str = "server with redislock";
+const WITHOUT: &str = "server without it";
 
 /// How many commands are counted at once.
-const COMMANDS: usize = 5_000;
+const COMMANDS: usize = 2_000;
+/// How often: each round begins with another way.
+const ROUNDS: usize = 3;
 /// How many hand-overs are counted at once.
 const HANDOVERS: usize = 1_000;
 /// How often they are counted: how many iterations of its event loop the server needs for a
 /// hand-over depends on when the commands arrive.
-const ROUNDS: usize = 5;
-/// With these keys and the locks, the server's key table is nearly full and never shrinks.
-const OTHER_KEYS: usize = 10_000;
+const HANDOVER_ROUNDS: usize = 5;
+/// Other locks, which are held all the time: so many that the tables of the server neither grow nor
+/// shrink while counting.
+const OTHERS: std::ops::Range<usize> = 100_000..113_000;
 /// Connections that wait elsewhere.
 const WAITERS: usize = 100;
 /// How long valgrind may take to write its counts.
@@ -53,48 +59,168 @@ pub fn measure() -> Outcome<Vec<Chart>> {
         eprintln!("instructions: not counted, valgrind is not installed");
         return Ok(Vec::new());
     }
-    let mut counter = Counter::start(false)?;
-    let found = counter.pairs()?;
-    let [acquire, release, pair] = ["acquire", "release", "pair"].map(|part| {
-        let figures = found.iter().map(|(way, acquire, release)| {
-            let figure = match part {
-                "acquire" => *acquire,
-                "release" => *release,
-                _ => acquire + release,
-            };
-            (way.name().to_owned(), Figures::one(figure))
-        });
-        figures.collect::<Vec<_>>()
-    });
     let chart = |title, found| Chart::new(title, Unit::Instructions, found);
+    let mut counters = Counters::start(&[])?;
+    // First, while the servers differ only in the module.
+    let plain = counters.plain_commands()?;
+    counters.fill_with_locks()?;
+    let [acquire, release, pair] = counters.pairs("no AOF")?;
     let mut charts = vec![
         chart(ACQUIRE, acquire),
         chart(RELEASE, release),
         chart(PAIR, pair),
     ];
-    progress("instructions: with an AOF");
-    let with_aof = Counter::start(true)?.pairs()?;
-    let with_aof = with_aof.iter().map(|(way, acquire, release)| {
-        let name = way.name().to_owned();
-        (name, Figures::one(acquire + release))
-    });
-    charts.push(chart(PAIR_AOF, with_aof.collect()));
-    charts.push(chart(BESIDE, counter.beside_waiters(&found)?));
-    charts.push(counter.hand_overs()?);
-    charts.extend(counter.saves_and_loads()?);
+    let mut with_aof = Counters::start(&AOF_SETTINGS)?;
+    with_aof.fill_with_locks()?;
+    let [.., pair] = with_aof.pairs("AOF everysec")?;
+    drop(with_aof);
+    charts.push(chart(PAIR_AOF, pair));
+    charts.push(chart(BESIDE, counters.beside_waiters()?));
+    charts.extend(plain);
+    charts.push(counters.hand_overs()?);
+    charts.extend(counters.saves_and_loads()?);
     Ok(charts)
+}
+
+/// The figures of each alternative.
+type Found = Vec<(String, Figures)>;
+
+/// A counter for each host.
+struct Counters(Hosts<Counter>);
+
+impl Counters {
+    fn start(settings: &[&str]) -> Outcome<Self> {
+        let start = |host| Counter::start(host, settings);
+        Ok(Self(Hosts::start(&Host::all(), start)?))
+    }
+
+    fn of(&mut self, host: Host) -> Outcome<&mut Counter> {
+        self.0.of(host)
+    }
+
+    fn ways(&self) -> Vec<Way> {
+        let ways = self.0.all().flat_map(|counter| &counter.ways.all);
+        ways.copied().collect()
+    }
+
+    fn fill_with_locks(&mut self) -> Outcome<()> {
+        self.0.all_mut().try_for_each(Counter::fill_with_locks)
+    }
+
+    /// Instructions of an acquire, of a release, and of both, each way.
+    fn pairs(&mut self, what: &str) -> Outcome<[Found; 3]> {
+        let ways = self.ways();
+        for way in &ways {
+            progress(&format!(
+                "instructions, {what}: first commands, {}",
+                way.name()
+            ));
+            // The first commands also allocate and load what later ones reuse: not counted.
+            let counter = self.of(way.host())?;
+            counter.acquires(*way, COMMANDS)?;
+            counter.releases(*way)?;
+        }
+        let found = || -> Found {
+            let names = ways.iter().map(|way| way.name().to_owned());
+            names.map(|name| (name, Figures::default())).collect()
+        };
+        let mut all = [found(), found(), found()];
+        alternate(
+            &format!("instructions, {what}"),
+            ROUNDS,
+            ways.len(),
+            |number| {
+                let way = ways[number];
+                let (acquire, release) = self.of(way.host())?.pair(way)?;
+                let figures = [acquire, release, acquire + release];
+                for (found, figure) in all.iter_mut().zip(figures) {
+                    found[number].1.push(figure);
+                }
+                Ok(acquire + release)
+            },
+        )?;
+        Ok(all)
+    }
+
+    /// Instructions of a pair of ours while others wait for another lock, and while no client
+    /// waits.
+    fn beside_waiters(&mut self) -> Outcome<Found> {
+        let counter = self.of(Host::Redislock)?;
+        let found = alternate("instructions, while others wait", ROUNDS, 2, |which| {
+            let waiting = if which == 0 {
+                counter.waiters()?
+            } else {
+                Vec::new()
+            };
+            let (acquire, release) = counter.pair(Way::Ours)?;
+            drop(waiting);
+            await_blocked(&mut counter.connection, 0)?;
+            counter.connection.try_call(&["DEL", "elsewhere"])?;
+            Ok(acquire + release)
+        })?;
+        let names = [OURS, ALONE].map(str::to_owned);
+        Ok(names.into_iter().zip(found).collect())
+    }
+
+    /// What our module costs the commands of those who do not use it.
+    fn plain_commands(&mut self) -> Outcome<Vec<Chart>> {
+        let hosts = [Host::Redislock, Host::Plain];
+        let names = [WITH, WITHOUT];
+        let mut found = PLAIN.map(|_| names.map(|name| (name.to_owned(), Figures::default())));
+        for host in hosts {
+            let counter = self.of(host)?;
+            counter.fill_with_strings()?;
+            // The first commands are not counted.
+            counter.plain_commands()?;
+        }
+        alternate(
+            "instructions, plain commands",
+            ROUNDS,
+            hosts.len(),
+            |which| {
+                let figures = self.of(hosts[which])?.plain_commands()?;
+                for (found, figure) in found.iter_mut().zip(figures) {
+                    found[which].1.push(figure);
+                }
+                Ok(figures.iter().sum())
+            },
+        )?;
+        let charts = PLAIN.into_iter().zip(found);
+        let chart =
+            |(title, found): (_, [_; 2])| Chart::new(title, Unit::Instructions, found.into());
+        Ok(charts.map(chart).collect())
+    }
+
+    /// Instructions of a hand-over: a connection releases the lock and waits for it again.
+    fn hand_overs(&mut self) -> Outcome<Chart> {
+        let names = [OURS, LIST, Way::Bare.name()];
+        let ways = [Turns::Lock, Turns::List, Turns::Bare];
+        let known = self.0.all().count();
+        let names = names.into_iter().take(known);
+        let mut chart = Chart::curve(HANDOVER, Unit::Instructions, "connections", names);
+        for connections in CONNECTIONS {
+            let what = format!("instructions, hand-over, {connections} connections");
+            alternate(&what, HANDOVER_ROUNDS, known, |which| {
+                let turns = ways[which];
+                let figure = self.of(turns.host())?.hand_over(connections, turns)?;
+                chart.add(which, connections as u64, figure);
+                Ok(figure)
+            })?;
+        }
+        Ok(chart)
+    }
 }
 
 /// A server whose instructions are counted.
 struct Counter {
-    server: Server,
     connection: Connection,
     ways: Ways,
     dumps: usize,
+    server: Server,
 }
 
 impl Counter {
-    fn start(aof: bool) -> Outcome<Self> {
+    fn start(host: Host, settings: &[&str]) -> Outcome<Self> {
         let tool = [
             "valgrind",
             "--tool=callgrind",
@@ -103,60 +229,42 @@ impl Counter {
             "--callgrind-out-file=counts",
         ];
         // As little background work as possible: it is counted too.
-        let mut settings = vec!["hz 1", "dynamic-hz no"];
-        if aof {
-            settings.extend(AOF_SETTINGS);
-        }
-        let bare = bare_module(aof);
-        settings.extend(bare.as_deref());
-        let server = measured::options(&settings).run_by(&tool).try_start()?;
+        let settings = [&["hz 1", "dynamic-hz no"], settings].concat();
+        let server = host.options(&settings)?.run_by(&tool).try_start()?;
         let mut connection = server.try_connect()?;
-        let ways = Ways::of(&mut connection)?;
-        let mut counter = Self {
-            server,
+        let ways = Ways::of(host, &mut connection)?;
+        Ok(Self {
             connection,
             ways,
             dumps: 0,
-        };
-        counter.fill()?;
-        Ok(counter)
-    }
-
-    /// Instructions of an acquire and of a release, each way.
-    fn pairs(&mut self) -> Outcome<Vec<(Way, f64, f64)>> {
-        let mut found = Vec::new();
-        for way in self.ways.all.clone() {
-            progress(&format!("instructions: {}", way.name()));
-            // The first commands also allocate and load what later ones reuse: not counted.
-            self.acquires(way)?;
-            self.releases(way)?;
-            let (acquire, release) = self.pair(way)?;
-            found.push((way, acquire, release));
-        }
-        Ok(found)
+            server,
+        })
     }
 
     fn pair(&mut self, way: Way) -> Outcome<(f64, f64)> {
-        let acquire = self.each(COMMANDS, |counter| counter.acquires(way))?;
+        let acquire = self.each(COMMANDS, |counter| counter.acquires(way, COMMANDS))?;
         let release = self.each(COMMANDS, |counter| counter.releases(way))?;
         Ok((acquire, release))
     }
 
-    /// Instructions of a pair while others wait for another lock, and while no client waits.
-    fn beside_waiters(&mut self, found: &[(Way, f64, f64)]) -> Outcome<Vec<(String, Figures)>> {
-        progress("instructions: while others wait");
-        let waiting = self.waiters()?;
-        let (acquire, release) = self.pair(Way::Ours)?;
-        drop(waiting);
-        let mut alone = found.iter().filter(|(way, ..)| *way == Way::Ours);
-        let alone = alone
-            .next()
-            .map_or(f64::NAN, |(_, acquire, release)| acquire + release);
-        await_blocked(&mut self.connection, 0)?;
-        Ok(vec![
-            (OURS.to_owned(), Figures::one(acquire + release)),
-            (ALONE.to_owned(), Figures::one(alone)),
-        ])
+    /// Instructions of each of [`PLAIN`].
+    fn plain_commands(&mut self) -> Outcome<[f64; 3]> {
+        let mut figures = [0.0; 3];
+        for (command, figure) in figures.iter_mut().enumerate() {
+            let mut buffer = Vec::new();
+            for number in 0..COMMANDS {
+                let (name, token) = (name(number), token(number));
+                match command {
+                    0 => put(&mut buffer, &["SET", &name, &token, "PX", "600000"]),
+                    1 => put(&mut buffer, &["GET", &name]),
+                    _ => put(&mut buffer, &["DEL", &name]),
+                }
+            }
+            *figure = self.each(COMMANDS, |counter| {
+                pipeline(&mut counter.connection, &buffer, COMMANDS)
+            })?;
+        }
+        Ok(figures)
     }
 
     /// Instructions of each part of this work, minus the background work of the server in the same
@@ -172,18 +280,28 @@ impl Counter {
         Ok((busy - idle) / times as f64)
     }
 
-    /// Other keys, so many that the server's table does not grow or shrink while counting.
-    fn fill(&mut self) -> Outcome<()> {
+    /// Fills the server with other strings that have a TTL.
+    fn fill_with_strings(&mut self) -> Outcome<()> {
         let mut buffer = Vec::new();
-        for number in 0..OTHER_KEYS {
-            put(&mut buffer, &["SET", &format!("other:{number}"), "value"]);
+        for number in OTHERS {
+            put(
+                &mut buffer,
+                &["SET", &name(number), "value", "PX", "6000000"],
+            );
         }
-        pipeline(&mut self.connection, &buffer, OTHER_KEYS)
+        pipeline(&mut self.connection, &buffer, OTHERS.len())
     }
 
-    fn acquires(&mut self, way: Way) -> Outcome<()> {
-        let acquires = self.ways.acquires(way, 0..COMMANDS, "600000");
-        pipeline(&mut self.connection, &acquires, COMMANDS)
+    /// Fills the server with other locks of the kind that is measured on it, and with nothing else.
+    fn fill_with_locks(&mut self) -> Outcome<()> {
+        check_yes(&self.connection.try_call(&["FLUSHALL"])?)?;
+        let locks = self.ways.acquires(self.ways.all[0], OTHERS, "6000000");
+        pipeline(&mut self.connection, &locks, OTHERS.len())
+    }
+
+    fn acquires(&mut self, way: Way, locks: usize) -> Outcome<()> {
+        let acquires = self.ways.acquires(way, 0..locks, "600000");
+        pipeline(&mut self.connection, &acquires, locks)
     }
 
     fn releases(&mut self, way: Way) -> Outcome<()> {
@@ -193,8 +311,8 @@ impl Counter {
 
     /// Connections that wait for a key that is held.
     fn waiters(&mut self) -> Outcome<Vec<Connection>> {
-        self.connection
-            .try_call(&["LOCK.ACQUIRE", "elsewhere", "holder", "600000"])?;
+        let held = ["LOCK.ACQUIRE", "elsewhere", "holder", "600000"];
+        check_yes(&self.connection.try_call(&held)?)?;
         let waiting = (0..WAITERS)
             .map(|number| {
                 let mut connection = self.server.try_connect()?;
@@ -208,29 +326,6 @@ impl Counter {
         Ok(waiting)
     }
 
-    /// Instructions of a hand-over: a connection releases the lock and waits for it again.
-    fn hand_overs(&mut self) -> Outcome<Chart> {
-        let has_bare = self.ways.all.contains(&Way::Bare);
-        let mut names = vec![OURS, LIST];
-        names.extend(has_bare.then_some(Way::Bare.name()));
-        let ways = [Turns::Lock, Turns::List, Turns::Bare];
-        let ways = &ways[..names.len()];
-        let mut chart = Chart::curve(HANDOVER, Unit::Instructions, "connections", names);
-        for connections in CONNECTIONS {
-            for round in 1..=ROUNDS {
-                for (which, turns) in ways.iter().enumerate() {
-                    progress(&format!(
-                        "instructions: hand-over, {connections} connections, round {round} of \
-                         {ROUNDS}, {turns:?}"
-                    ));
-                    let figure = self.hand_over(connections, *turns)?;
-                    chart.add(which, connections as u64, figure);
-                }
-            }
-        }
-        Ok(chart)
-    }
-
     fn hand_over(&mut self, connections: usize, turns: Turns) -> Outcome<f64> {
         let mut all = (0..connections)
             .map(|_| Ok(self.server.try_connect()?))
@@ -241,11 +336,7 @@ impl Counter {
         // The first one gets its turn at once, the others wait in their order.
         for (number, connection) in all.iter_mut().enumerate() {
             connection.try_send_raw(&turns.commands(number).0)?;
-            await_blocked(&mut self.connection, turns.blocked_after(number + 1))?;
-        }
-        if turns == Turns::Bare {
-            // It has no lock that the first one could hold.
-            pipeline(&mut self.connection, &turns.commands(0).1, 1)?;
+            await_blocked(&mut self.connection, number)?;
         }
         let each = self.each(HANDOVERS, |_| {
             for turn in 0..HANDOVERS {
@@ -259,20 +350,10 @@ impl Counter {
             }
             Ok(())
         })?;
-        if turns == Turns::Bare {
-            // It does not know when a connection closes: nobody may wait then.
-            let pass = turns.commands(0).1;
-            while self.answer(&pass)? != Value::Null {}
-        }
         drop(all);
         await_blocked(&mut self.connection, 0)?;
         self.connection.try_call(&["DEL", "turn", "turn-lock"])?;
         Ok(each)
-    }
-
-    fn answer(&mut self, command: &[u8]) -> Outcome<Value> {
-        self.connection.try_send_raw(command)?;
-        Ok(self.connection.try_receive()?)
     }
 
     /// Instructions since the last count.

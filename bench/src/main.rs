@@ -1,18 +1,21 @@
-//! The cost of the locks, compared with the alternatives: all of them on one server, in one
-//! run, taking turns.
+//! The cost of the locks, compared with the alternatives: in one run, taking turns, on the same
+//! server program, which has loaded our module only for our locks.
 //!
-//! `redislock-bench [section ...] [--locks n] [--waiters n]` measures; without a section, all of
-//! them. It prints tables and adds every round to `bench/results.json`. The figures do not affect
-//! the exit code: it is 0 unless something could not be measured.
+//! `redislock-bench [section ...] [--locks n] [--waiters n] [--keep]` measures; without a section,
+//! all of them. It prints tables and adds every round to `target/bench/results.json`, or with
+//! `--keep` to `bench/results.json`, which docs/PERFORMANCE.md shows. The figures do not affect the
+//! exit code: it is 0 unless something could not be measured. A tool that is missing (valgrind, cc)
+//! is not a failure: a line says so.
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
-//! docs/PERFORMANCE.md from that file and from what `bench/peers/run.py` has found.
+//! docs/PERFORMANCE.md from `bench/results.json` and from what `bench/peers/run.py` has found.
 //! `redislock-bench peers file` prints the tables of what it has found.
 
 mod deadlock;
 mod document;
 mod growth;
 mod handover;
+mod hosts;
 mod instructions;
 mod measure;
 mod measured;
@@ -48,38 +51,57 @@ struct Section {
     name: &'static str,
     /// What it shows.
     about: &'static str,
+    /// Where the alternatives run; none if it has no alternatives.
+    alternatives: Option<&'static str>,
     measure: fn(&Scale) -> Outcome<Vec<Chart>>,
 }
 
 const fn section(
     name: &'static str,
     about: &'static str,
+    alternatives: Option<&'static str>,
     measure: fn(&Scale) -> Outcome<Vec<Chart>>,
 ) -> Section {
     Section {
         name,
         about,
+        alternatives,
         measure,
     }
 }
 
+const APART: Option<&str> = Some("the alternatives ran on a server without the module");
+const TOGETHER: Option<&str> =
+    Some("LPUSH ran on the server with the module, which is not called during an LPUSH");
+
 const SECTIONS: &[Section] = &[
-    section("pairs", "CPU time of an acquire and its release", |_| {
-        pairs::measure()
-    }),
-    section("instructions", "Instructions, counted by valgrind", |_| {
-        instructions::measure()
-    }),
-    section("memory", "Memory", |_| memory::measure()),
-    section("handover", "Hand-over under contention", |_| {
+    section(
+        "pairs",
+        "CPU time of an acquire and its release",
+        APART,
+        |_| pairs::measure(),
+    ),
+    section(
+        "instructions",
+        "Instructions, counted by valgrind",
+        APART,
+        |_| instructions::measure(),
+    ),
+    section("memory", "Memory", APART, |_| memory::measure()),
+    section("handover", "Hand-over under contention", APART, |_| {
         handover::measure()
     }),
-    section("growth", "More and more locks", growth::measure),
-    section("waiters", "More and more waiters", waiters::measure),
-    section("deadlock", "The search for deadlocks", |_| {
+    section("growth", "More and more locks", APART, growth::measure),
+    section(
+        "waiters",
+        "More and more waiters",
+        TOGETHER,
+        waiters::measure,
+    ),
+    section("deadlock", "The search for deadlocks", None, |_| {
         deadlock::measure()
     }),
-    section("several", "Several keys, guarded commands", |_| {
+    section("several", "Several keys, guarded commands", APART, |_| {
         several::measure()
     }),
 ];
@@ -87,7 +109,11 @@ const SECTIONS: &[Section] = &[
 fn main() -> ExitCode {
     let wishes = Wishes::read(std::env::args().skip(1));
     let done = wishes.and_then(|wishes| match wishes {
-        Wishes::Measure { sections, scale } => run(&sections, &scale),
+        Wishes::Measure {
+            sections,
+            scale,
+            keep,
+        } => run(&sections, &scale, keep),
         Wishes::Report => document::write(&project_folder()),
         Wishes::Peers(file) => peers::print(&project_folder(), &file),
     });
@@ -105,6 +131,8 @@ enum Wishes {
     Measure {
         sections: Vec<&'static Section>,
         scale: Scale,
+        /// Whether the results replace those of the project.
+        keep: bool,
     },
     Report,
     Peers(PathBuf),
@@ -128,6 +156,7 @@ impl Wishes {
             locks: 1_000_000,
             waiters: 50_000,
         };
+        let mut keep = false;
         while let Some(word) = words.next() {
             let mut number = || -> Outcome<usize> {
                 let given = words
@@ -140,6 +169,7 @@ impl Wishes {
             match word.as_str() {
                 "--locks" => scale.locks = number()?,
                 "--waiters" => scale.waiters = number()?,
+                "--keep" => keep = true,
                 _ => {
                     let section = SECTIONS.iter().find(|section| section.name == word);
                     sections.push(section.ok_or_else(|| {
@@ -152,32 +182,56 @@ impl Wishes {
         if sections.is_empty() {
             sections = SECTIONS.iter().collect();
         }
-        Ok(Self::Measure { sections, scale })
+        Ok(Self::Measure {
+            sections,
+            scale,
+            keep,
+        })
     }
 }
 
-fn run(sections: &[&Section], scale: &Scale) -> Outcome<()> {
-    let path = project_folder().join(results::FILE);
+/// Measures these sections. One that fails does not stop the others.
+fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
+    let kept = project_folder().join(results::FILE);
+    let path = if keep {
+        kept.clone()
+    } else {
+        target_folder().join(results::LAST)
+    };
     let server = measured::server_name()?;
+    // At the start: the results change the working tree.
+    let (commit, date) = (measured::commit(), measured::date());
     let mut now = Results::default();
+    let mut failed = Vec::new();
     for (number, section) in sections.iter().enumerate() {
         let Section { name, .. } = section;
         measure::set_part(format!("[{}/{} {name}] ", number + 1, sections.len()));
         let (start, load) = (Instant::now(), measured::load());
-        let charts = (section.measure)(scale).map_err(|error| format!("{name}: {error}"))?;
+        let found = (section.measure)(scale);
         measure::progress("");
+        let charts = match found {
+            Ok(charts) => charts,
+            Err(error) => {
+                eprintln!("{name} could not be measured: {error}");
+                failed.push(*name);
+                continue;
+            }
+        };
         eprintln!("{name} took {:.0} s", start.elapsed().as_secs_f64());
         if charts.is_empty() {
             continue;
         }
         let run = Run {
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: commit.clone(),
+            date: date.clone(),
+            alternatives: section.alternatives.map(str::to_owned),
             machine: measured::machine(),
             load,
             charts,
         };
-        // Kept at once: a later section may fail.
-        let mut all = Results::read(&path)?;
+        // Written at once: a later section may not end.
+        let mut all = Results::read_newer(&path, &kept)?;
         all.put(name, &server, run.clone());
         all.write(&path)?;
         now.put(name, &server, run);
@@ -185,5 +239,15 @@ fn run(sections: &[&Section], scale: &Scale) -> Outcome<()> {
     }
     println!("## Targets\n\n{}", report::targets(&now));
     eprintln!("every round: {}", path.display());
-    Ok(())
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("not measured: {}", failed.join(", ")).into())
+    }
+}
+
+/// Where cargo builds.
+fn target_folder() -> PathBuf {
+    let chosen = std::env::var_os("CARGO_TARGET_DIR");
+    chosen.map_or_else(|| project_folder().join("target"), PathBuf::from)
 }

@@ -29,6 +29,11 @@ impl Figures {
         self.0.push(shown.parse().unwrap_or(figure));
     }
 
+    /// How many rounds.
+    pub fn count(&self) -> usize {
+        self.0.len()
+    }
+
     pub fn median(&self) -> f64 {
         let sorted = self.sorted();
         match sorted.len() {

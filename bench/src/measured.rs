@@ -1,30 +1,16 @@
-//! The server that is measured, and commands that are prepared before the measurement and whose
-//! replies are checked.
+//! Commands that are prepared before the measurement and whose replies are checked, and where they
+//! run.
 
-use redislock_testkit::{Connection, Options, Server, Value, encode};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use redislock_testkit::{Connection, Value, encode, project_folder};
 
 use crate::Outcome;
+use crate::hosts::Host;
 
-/// Relative to the server's folder.
-const SOCKET: &str = "socket";
-
-/// A server without persistence, except for what these lines of redis.conf set.
-pub fn start(settings: &[&str]) -> Outcome<Server> {
-    Ok(options(settings).try_start()?)
-}
-
-/// What [`start`] starts.
-pub fn options(settings: &[&str]) -> Options {
-    Server::options()
-        .config("auto-aof-rewrite-percentage 0")
-        .config(&format!("unixsocket {SOCKET}"))
-        .configs(settings)
-}
-
-/// Through its Unix socket, which takes no port: for thousands of connections.
-pub fn connect_unix(server: &Server) -> Outcome<Connection> {
-    Ok(Connection::try_open_unix(&server.folder().join(SOCKET))?)
-}
+/// How long clients may take to begin or to end their waits.
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Adds a command to what will be sent.
 pub fn put(buffer: &mut Vec<u8>, words: &[&str]) {
@@ -37,8 +23,8 @@ pub fn pipeline(connection: &mut Connection, bytes: &[u8], replies: usize) -> Ou
     (0..replies).try_for_each(|_| check_yes(&connection.try_receive()?))
 }
 
-/// An error unless the reply is a success of the measured commands: `OK`, or a number above
-/// 0, or several of them.
+/// An error unless the reply is a success of the measured commands: `OK`, a number above 0, a value
+/// that is not empty, or several of them.
 pub fn check_yes(reply: &Value) -> Outcome<()> {
     if is_yes(reply) {
         Ok(())
@@ -51,14 +37,46 @@ fn is_yes(reply: &Value) -> bool {
     match reply {
         Value::Status(text) => text == "OK",
         Value::Integer(number) => *number > 0,
+        Value::Bulk(value) => !value.is_empty(),
         Value::Array(all) => !all.is_empty() && all.iter().all(is_yes),
         _ => false,
     }
 }
 
+/// Waits until this many clients are blocked.
+pub fn await_blocked(control: &mut Connection, number: usize) -> Outcome<()> {
+    await_figure(control, "clients", "blocked_clients", number)
+}
+
+/// Waits until this many clients wait for locks of our module.
+pub fn await_waiters(control: &mut Connection, number: usize) -> Outcome<()> {
+    await_figure(control, "lock_state", "lock_waiters", number)
+}
+
+/// Waits until a field of INFO is this number.
+fn await_figure(
+    control: &mut Connection,
+    section: &str,
+    field: &str,
+    number: usize,
+) -> Outcome<()> {
+    let start = Instant::now();
+    loop {
+        let now = control.try_info(section)?.number::<usize>(field)?;
+        if now == number {
+            return Ok(());
+        }
+        if start.elapsed() > PATIENCE {
+            let limit = PATIENCE.as_secs();
+            return Err(format!("{field} is {now} after {limit} s, expected {number}").into());
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// The server that is measured: "Redis 7.0.15".
 pub fn server_name() -> Outcome<String> {
-    let server = start(&[])?;
+    let server = Host::Redislock.start(&[])?;
     let info = server.try_connect()?.try_info("server")?;
     let version = |name: &str, field| Some(format!("{name} {}", info.field(field)?));
     let found = version("Valkey", "valkey_version").or_else(|| version("Redis", "redis_version"));
@@ -76,6 +94,28 @@ pub fn machine() -> String {
     let model = model.map_or(std::env::consts::ARCH, |(_, model)| model.trim());
     let plural = if cores == 1 { "core" } else { "cores" };
     format!("{cores} {plural} of {model}")
+}
+
+/// The commit of the working tree, with a "+" if tracked files have changes; none without git.
+pub fn commit() -> Option<String> {
+    let hash = output("git", &["rev-parse", "--short", "HEAD"])?;
+    let changes = output("git", &["status", "--porcelain", "--untracked-files=no"])?;
+    let mark = if changes.is_empty() { "" } else { "+" };
+    Some(format!("{hash}{mark}"))
+}
+
+/// Today: "2026-11-18".
+pub fn date() -> Option<String> {
+    output("date", &["-u", "+%Y-%m-%d"])
+}
+
+/// What a program prints; none if it fails.
+fn output(program: &str, arguments: &[&str]) -> Option<String> {
+    let mut command = Command::new(program);
+    let done = command.args(arguments).current_dir(project_folder());
+    let done = done.output().ok()?;
+    let text = String::from_utf8(done.stdout).ok()?;
+    done.status.success().then(|| text.trim().to_owned())
 }
 
 /// The load average of the last minute; 0 if the system does not report it.

@@ -1,15 +1,14 @@
 //! Memory of a held lock, compared with the same lock as a string with PX; and of a connection
 //! that waits, compared with one in BLPOP.
 
-use std::time::Duration;
-
 use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
+use crate::hosts::{Host, connect_unix};
 use crate::measure::alternate;
-use crate::measured::{self, connect_unix, pipeline};
+use crate::measured::{await_blocked, check_yes, pipeline};
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::{Way, Ways, bare_module, name, token};
+use crate::ways::{Way, Ways, name, token};
 
 /// The titles of the charts.
 pub const LOCK: &str = "a held lock";
@@ -25,17 +24,15 @@ const WAITERS: usize = 1_000;
 const ROUNDS: usize = 3;
 
 pub fn measure() -> Outcome<Vec<Chart>> {
-    let bare = bare_module(false);
-    let with_bare = usize::from(bare.is_some());
-    let settings: Vec<_> = bare.iter().map(String::as_str).collect();
     let ways = [Way::Ours, Way::Script, Way::Bare];
-    let found = alternate("memory of a lock", ROUNDS, 2 + with_bare, |way| {
-        lock(&settings, ways[way])
+    let ways = &ways[..Host::all().len()];
+    let found = alternate("memory of a lock", ROUNDS, ways.len(), |way| {
+        lock(ways[way])
     })?;
     let names = [OURS, STRING, Way::Bare.name()].map(str::to_owned);
     let locks = Chart::new(LOCK, Unit::Bytes, names.into_iter().zip(found).collect());
-    let found = alternate("memory of a waiter", ROUNDS, 2 + with_bare, |way| {
-        waiter(&settings, ways[way])
+    let found = alternate("memory of a waiter", ROUNDS, ways.len(), |way| {
+        waiter(ways[way])
     })?;
     let names = [OURS, BLPOP, Way::Bare.name()].map(str::to_owned);
     let waiters = Chart::new(WAITER, Unit::Bytes, names.into_iter().zip(found).collect());
@@ -50,10 +47,10 @@ pub fn used_memory(connection: &mut Connection) -> Outcome<f64> {
 
 /// Bytes per lock, on a fresh server: memory that an earlier round leaves allocated would hide
 /// what the next one needs.
-fn lock(settings: &[&str], way: Way) -> Outcome<f64> {
-    let server = measured::start(settings)?;
+fn lock(way: Way) -> Outcome<f64> {
+    let server = way.host().start(&[])?;
     let mut connection = server.try_connect()?;
-    let ways = Ways::of(&mut connection)?;
+    let ways = Ways::of(way.host(), &mut connection)?;
     let before = used_memory(&mut connection)?;
     for start in (0..LOCKS).step_by(PIPELINE) {
         let acquires = ways.acquires(way, start..start + PIPELINE, "600000");
@@ -63,11 +60,18 @@ fn lock(settings: &[&str], way: Way) -> Outcome<f64> {
 }
 
 /// Bytes per waiting connection, minus those that it needs before it waits.
-fn waiter(settings: &[&str], way: Way) -> Outcome<f64> {
-    let server = measured::start(settings)?;
+fn waiter(way: Way) -> Outcome<f64> {
+    let server = way.host().start(&[])?;
     let mut control = server.try_connect()?;
     let mut connections = waiters(&server)?;
-    control.try_call(&["LOCK.ACQUIRE", &name(0), "holder", "600000"])?;
+    let held = match way {
+        Way::Ours => Some("LOCK.ACQUIRE"),
+        Way::Bare => Some("BARE.ACQUIRE"),
+        _ => None,
+    };
+    if let Some(acquire) = held {
+        check_yes(&control.try_call(&[acquire, &name(0), "holder", "600000"])?)?;
+    }
     let before = used_memory(&mut control)?;
     for (number, connection) in connections.iter_mut().enumerate() {
         let (name, token) = (name(0), token(number));
@@ -91,16 +95,4 @@ fn waiters(server: &Server) -> Outcome<Vec<Connection>> {
             Ok(connection)
         })
         .collect()
-}
-
-/// Waits until this many clients are blocked.
-pub fn await_blocked(control: &mut Connection, number: usize) -> Outcome<()> {
-    let blocked = |control: &mut Connection| {
-        let clients = control.try_info("clients")?;
-        clients.number::<usize>("blocked_clients")
-    };
-    while blocked(control)? != number {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
 }

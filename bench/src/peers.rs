@@ -9,8 +9,10 @@ use std::path::Path;
 use serde::Deserialize;
 
 use crate::Outcome;
+use crate::measure::Figures as Rounds;
 use crate::report::{Line, table};
 use crate::results::grouped;
+use crate::targets::spread;
 
 /// Where the results are kept, in the folder of the project.
 pub const FILE: &str = "bench/peers/results.json";
@@ -41,6 +43,12 @@ struct Found {
     rounds: u64,
     language: String,
     lock: String,
+    /// Whether the usual locks ran on servers without the module.
+    #[serde(default)]
+    apart: bool,
+    /// Every round; none in older results.
+    #[serde(default)]
+    each_round: Vec<Figures>,
     /// Why it could not be measured.
     failed: Option<String>,
     #[serde(flatten)]
@@ -166,9 +174,15 @@ impl Peers {
         let (ours, _) = beside
             .iter()
             .find(|(_, usuals)| usuals.contains(&usual.lock))?;
-        let ours = self.at(usual.place()).find(|found| found.lock == *ours)?;
-        let rate = |found: &Found| Some(found.figures.as_ref()?.grants_per_second);
-        Some(format!("{:.2} ×", rate(usual)? / rate(ours)?))
+        let reference = self.at(usual.place()).find(|found| found.lock == *ours)?;
+        let ratio = usual.rates()?.over(&reference.rates()?);
+        let range = spread(&ratio, |ratio| format!("{ratio:.2}"));
+        let range = if range.is_empty() {
+            range
+        } else {
+            format!(" ({range})")
+        };
+        Some(format!("{:.2} ×{range} {ours}", ratio.median()))
     }
 
     /// Each library, compared with the usual locks of its language.
@@ -286,8 +300,14 @@ impl Found {
             load,
             seconds,
             rounds,
+            apart,
             ..
         } = self;
+        let apart = if *apart {
+            ", the usual locks without the module"
+        } else {
+            ""
+        };
         let rounds = match rounds {
             1 => format!("one round of {seconds} s"),
             many => format!("{many} rounds of {seconds} s"),
@@ -296,7 +316,28 @@ impl Found {
             || "idle".to_owned(),
             |load| format!("load average {load:.1} at the start"),
         );
-        format!("{server}, {machine}, {load}, {rounds}")
+        format!("{server}, {machine}, {load}, {rounds}{apart}")
+    }
+
+    /// Grants a second: of each round, or only their median in older results.
+    fn rates(&self) -> Option<Rounds> {
+        let median = self.figures.as_ref()?;
+        let each = match &self.each_round[..] {
+            [] => std::slice::from_ref(median),
+            each => each,
+        };
+        let mut rates = Rounds::default();
+        each.iter()
+            .for_each(|figures| rates.push(figures.grants_per_second));
+        Some(rates)
+    }
+
+    /// Grants a second, with the lowest and the highest round.
+    fn shown_rate(&self, figures: &Figures) -> String {
+        let range = self.rates().map(|rates| spread(&rates, grouped));
+        let range = range.filter(|range| !range.is_empty());
+        let range = range.map_or_else(String::new, |range| format!(" ({range})"));
+        format!("{}{range}", grouped(figures.grants_per_second))
     }
 
     fn cells(&self) -> Line {
@@ -312,7 +353,7 @@ impl Found {
             figures.wait_max_ms,
         ];
         vec![
-            grouped(figures.grants_per_second),
+            self.shown_rate(figures),
             grouped(figures.handovers_per_second),
             waits.map(short).join(" / "),
             format!("{:.2}", figures.share),
@@ -359,7 +400,24 @@ mod tests {
     fn the_table_compares_each_usual_lock_with_ours() {
         let lines = peers((200.0, 5.0)).lines(TARGET);
         let column: Vec<_> = lines.iter().map(|line| line[2].as_str()).collect();
-        assert_eq!(column, ["relative to ours", "", "0.50 ×"]);
+        assert_eq!(column, ["relative to ours", "", "0.50 × redislock on x"]);
+    }
+
+    #[test]
+    fn rounds_are_compared_with_the_same_round_of_ours() {
+        let mut peers = peers((200.0, 5.0));
+        for (found, rates) in peers.found.iter_mut().zip([[200.0, 100.0], [100.0, 100.0]]) {
+            let figures = found.figures.clone().unwrap();
+            found.each_round = rates
+                .map(|grants_per_second| Figures {
+                    grants_per_second,
+                    ..figures.clone()
+                })
+                .to_vec();
+        }
+        let lines = peers.lines(TARGET);
+        assert_eq!(lines[2][2], "0.75 × (0.50 – 1.00) redislock on x");
+        assert_eq!(lines[1][1], "200 (100 – 200)");
     }
 
     #[test]

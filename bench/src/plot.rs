@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::results::{Chart, OURS, Point, Run, Unit, grouped};
+use crate::results::{Chart, Point, Run, Unit, grouped};
 
 const WIDTH: f64 = 860.0;
 /// Left and right of the bars are names and figures.
@@ -106,11 +106,11 @@ impl Drawing {
         let most = points.iter().map(|(_, point)| point.rounds.most());
         let most = most.fold(f64::MIN_POSITIVE, f64::max);
         let x = |figure: f64| BARS.start + (BARS.end - BARS.start) * figure / most;
-        let ours = points
-            .first()
-            .map_or(1.0, |(_, point)| point.rounds.median());
-        for (name, Point { rounds, .. }) in points {
-            let class = if name == OURS { "c0" } else { "c2" };
+        let Some((_, Point { rounds: ours, .. })) = points.first().copied() else {
+            return;
+        };
+        for (number, (name, Point { rounds, .. })) in points.into_iter().enumerate() {
+            let class = if number == 0 { "c0" } else { "c2" };
             let (top, middle) = (self.bottom, self.bottom + ROW / 2.0);
             self.text("", "end", (BARS.start - 8.0, middle + 4.5), name);
             let width = x(rounds.median()) - BARS.start;
@@ -124,8 +124,9 @@ impl Drawing {
             let ends = [rounds.least(), rounds.most()].map(x);
             self.line(&spread, (ends[0], middle), (ends[1], middle));
             let mut figure = chart.unit.show(rounds.median());
-            if name != OURS {
-                let _ = write!(figure, "  ({:.2} ×)", rounds.median() / ours);
+            if number > 0 {
+                // As in the tables: of the ratios of each round.
+                let _ = write!(figure, "  ({:.2} ×)", rounds.over(ours).median());
             }
             self.text("", "start", (ends[1] + 8.0, middle + 4.5), &figure);
             self.bottom += ROW;

@@ -10,7 +10,7 @@ pub fn section(results: &Results, name: &str) -> String {
     for (server, run) in results.0.get(name).into_iter().flatten() {
         let (single, curves): (Vec<_>, Vec<_>) =
             run.charts.iter().partition(|chart| chart.along.is_none());
-        text += &format!("{}\n\n", origin(server, run));
+        text += &format!("{}\n\n", origin(name, server, run));
         if !single.is_empty() {
             text += &format!("{}\n", table(&bars(&single)));
         }
@@ -22,15 +22,35 @@ pub fn section(results: &Results, name: &str) -> String {
 }
 
 /// Where the figures come from.
-fn origin(server: &str, run: &Run) -> String {
+fn origin(section: &str, server: &str, run: &Run) -> String {
     let Run {
         version,
         machine,
         load,
         ..
     } = run;
-    format!("{server}, redislock {version}, {machine}, load average {load:.1} at the start:")
+    let code = [&run.commit, &run.date].into_iter().flatten();
+    let code: Vec<_> = code.map(String::as_str).collect();
+    let code = if code.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", code.join(", "))
+    };
+    let mut sections = crate::SECTIONS.iter();
+    let section = sections.find(|known| known.name == section);
+    let alternatives = section.and_then(|section| section.alternatives).map(|_| {
+        let alternatives = run.alternatives.as_deref().unwrap_or(WITH_MODULE);
+        format!("; {alternatives}")
+    });
+    let alternatives = alternatives.unwrap_or_default();
+    format!(
+        "{server}, redislock {version}{code}, {machine}, load average {load:.1} at the start\
+         {alternatives}:"
+    )
 }
+
+/// Where the alternatives of older results ran.
+const WITH_MODULE: &str = "the alternatives ran on the server with the module";
 
 /// The cells of a line.
 pub type Line = Vec<String>;
@@ -152,7 +172,7 @@ pub fn targets(results: &Results) -> String {
                     checked.found,
                     checked.spread,
                     checked.wanted,
-                    checked.verdict.to_owned(),
+                    checked.verdict,
                 ]);
             }
         }

@@ -1,4 +1,4 @@
-//! What was measured: every round, as `bench/results.json` keeps it.
+//! What was measured: every round, as [`FILE`] and [`LAST`] keep it.
 //!
 //! A file has one entry for each section and server. A later run of the same section on the same
 //! kind of server replaces it, so that several servers can stand side by side.
@@ -12,8 +12,10 @@ use serde::{Deserialize, Serialize};
 use crate::Outcome;
 use crate::measure::Figures;
 
-/// Where the results are kept, in the folder of the project.
+/// The results that docs/PERFORMANCE.md shows, in the folder of the project.
 pub const FILE: &str = "bench/results.json";
+/// The results of runs without `--keep`, in the target directory.
+pub const LAST: &str = "bench/results.json";
 
 /// How the module is named among its alternatives: it comes first in every chart.
 pub const OURS: &str = "redislock";
@@ -27,6 +29,15 @@ pub struct Results(pub BTreeMap<String, BTreeMap<String, Run>>);
 pub struct Run {
     /// The version of the module.
     pub version: String,
+    /// The commit that was measured, with a "+" if the working tree had changes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<String>,
+    /// The day: "2026-11-18".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
+    /// Where the alternatives ran; none in older results: on the server with the module.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub alternatives: Option<String>,
     /// The processor, and how many of its cores.
     pub machine: String,
     /// The load average of the last minute, at the start.
@@ -229,6 +240,17 @@ impl Results {
             fs::create_dir_all(folder)?;
         }
         Ok(fs::write(path, serde_json::to_string_pretty(self)? + "\n")?)
+    }
+
+    /// What a run adds to in `last`: what it holds, or the `kept` results if those are newer.
+    pub fn read_newer(last: &Path, kept: &Path) -> Outcome<Self> {
+        let changed = |path| fs::metadata(path).and_then(|about| about.modified()).ok();
+        let path = if changed(last) > changed(kept) {
+            last
+        } else {
+            kept
+        };
+        Self::read(path)
     }
 
     /// Adds a run.

@@ -1,13 +1,12 @@
 //! Several keys in one request, compared with a pipeline of requests; a guarded command, compared
 //! with the command alone.
 
-use redislock_testkit::Connection;
-
 use crate::Outcome;
-use crate::measure::{ROUNDS, cpu_of, interleave};
-use crate::measured::{self, pipeline, put};
+use crate::hosts::{Host, Hosts};
+use crate::measure::{Figures, ROUNDS, cpu_of, interleave};
+use crate::measured::{check_yes, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::{Way, Ways, name, token};
+use crate::ways::{Place, Way, name, token};
 
 /// The titles of the charts.
 pub const SEVERAL: &str = "acquire + release of 8 keys";
@@ -26,37 +25,46 @@ const COMMANDS: usize = 4_000;
 const PIPELINES: usize = 20;
 
 pub fn measure() -> Outcome<Vec<Chart>> {
-    let server = measured::start(&[])?;
-    let (mut control, mut connection) = (server.try_connect()?, server.try_connect()?);
-    Ok(vec![
-        several(&mut control, &mut connection)?,
-        guarded(&mut control, &mut connection)?,
-    ])
+    let hosts = [Host::Redislock, Host::Plain];
+    let mut hosts = Hosts::start(&hosts, |host| Place::start(host, &[]))?;
+    Ok(vec![several(&mut hosts)?, guarded(&mut hosts)?])
 }
 
-fn several(control: &mut Connection, connection: &mut Connection) -> Outcome<Chart> {
-    let ways = Ways::of(control)?;
-    let pairs = |way| {
+/// A pipeline, the host that it is for, and the number of its replies.
+type Request = (Host, Vec<u8>, usize);
+
+/// Server CPU of each request, divided by `parts`.
+fn compare(
+    title: &str,
+    hosts: &mut Hosts<Place>,
+    requests: &[Request],
+    parts: usize,
+) -> Outcome<Vec<Figures>> {
+    let mut cpu = |which: usize| {
+        let (host, bytes, replies) = &requests[which];
+        let place = hosts.of(*host)?;
+        let send = || pipeline(&mut place.connection, bytes, *replies);
+        Ok(cpu_of(&mut place.control, send)? / parts as f64)
+    };
+    // The first commands also allocate what later ones reuse: not measured.
+    (0..requests.len()).try_for_each(|which| cpu(which).map(drop))?;
+    interleave(title, ROUNDS, PIPELINES, requests.len(), cpu)
+}
+
+fn several(hosts: &mut Hosts<Place>) -> Outcome<Chart> {
+    let mut pairs = |way: Way| -> Outcome<Request> {
+        let ways = &hosts.of(way.host())?.ways;
         let locks = 0..REQUESTS * KEYS;
-        [
-            ways.acquires(way, locks.clone(), "30000"),
-            ways.releases(way, locks),
-        ]
-        .concat()
+        let acquires = ways.acquires(way, locks.clone(), "30000");
+        let bytes = [acquires, ways.releases(way, locks)].concat();
+        Ok((way.host(), bytes, 2 * REQUESTS * KEYS))
     };
     let requests = [
-        (together(), 2 * REQUESTS),
-        (pairs(Way::Ours), 2 * REQUESTS * KEYS),
-        (pairs(Way::Script), 2 * REQUESTS * KEYS),
+        (Host::Redislock, together(), 2 * REQUESTS),
+        pairs(Way::Ours)?,
+        pairs(Way::Script)?,
     ];
-    let mut send = |which: usize| {
-        let (bytes, replies) = &requests[which];
-        pipeline(connection, bytes, *replies)
-    };
-    (0..requests.len()).try_for_each(&mut send)?;
-    let found = interleave(SEVERAL, ROUNDS, PIPELINES, requests.len(), |which| {
-        Ok(cpu_of(control, || send(which))? / REQUESTS as f64)
-    })?;
+    let found = compare(SEVERAL, hosts, &requests, REQUESTS)?;
     let names = [OURS, ONE_BY_ONE, "8 × SET NX PX + EVALSHA in a pipeline"].map(str::to_owned);
     let found = names.into_iter().zip(found).collect();
     Ok(Chart::new(SEVERAL, Unit::MicrosOfCpu, found))
@@ -80,23 +88,25 @@ fn together() -> Vec<u8> {
     buffer
 }
 
-fn guarded(control: &mut Connection, connection: &mut Connection) -> Outcome<Chart> {
+fn guarded(hosts: &mut Hosts<Place>) -> Outcome<Chart> {
     let (guard, token) = ("guard", token(0));
-    control.try_call(&["LOCK.ACQUIRE", guard, &token, "600000"])?;
-    let mut requests = [Vec::new(), Vec::new()];
+    let control = &mut hosts.of(Host::Redislock)?.control;
+    check_yes(&control.try_call(&["LOCK.ACQUIRE", guard, &token, "600000"])?)?;
+    let mut bytes = [Vec::new(), Vec::new()];
     for number in 0..COMMANDS {
         let name = format!("counter:{:03}", number % 1000);
         put(
-            &mut requests[0],
+            &mut bytes[0],
             &["LOCK.GUARD", guard, &token, "SET", &name, "value"],
         );
-        put(&mut requests[1], &["SET", &name, "value"]);
+        put(&mut bytes[1], &["SET", &name, "value"]);
     }
-    let mut send = |which: usize| pipeline(connection, &requests[which], COMMANDS);
-    (0..2).try_for_each(&mut send)?;
-    let found = interleave(GUARDED, ROUNDS, PIPELINES, 2, |which| {
-        Ok(cpu_of(control, || send(which))? / COMMANDS as f64)
-    })?;
+    let [guarded, alone] = bytes;
+    let requests = [
+        (Host::Redislock, guarded, COMMANDS),
+        (Host::Plain, alone, COMMANDS),
+    ];
+    let found = compare(GUARDED, hosts, &requests, COMMANDS)?;
     let names = [OURS, SET].map(str::to_owned);
     let found = names.into_iter().zip(found).collect();
     Ok(Chart::new(GUARDED, Unit::MicrosOfCpu, found))

@@ -120,7 +120,13 @@ const TARGETS: &[Target] = &[
     target(RATE, OURS, Some(16), Over(handover::LIST), AtLeast(0.95)),
     target(RATE, OURS, Some(64), Over(handover::LIST), AtLeast(0.95)),
     target(RATE, OURS, Some(256), Over(handover::LIST), AtLeast(0.95)),
-    target(FAIRNESS, OURS, Some(64), Nothing, AtLeast(0.9)),
+    target(
+        FAIRNESS,
+        OURS,
+        Some(64),
+        Over(handover::LIST),
+        AtLeast(0.95),
+    ),
     target(LOCK, OURS, None, Over(STRING), AtMost(1.3)),
     target(SAVE, OURS, MILLION, Over(STRING), AtMost(1.0 / 0.8)),
     target(SAVE, OURS, TEN_MILLION, Over(STRING), AtMost(1.0 / 0.8)),
@@ -154,7 +160,7 @@ pub struct Checked {
     pub found: String,
     pub spread: String,
     pub wanted: String,
-    pub verdict: &'static str,
+    pub verdict: String,
 }
 
 /// The targets of a section, as far as this run has their figures.
@@ -201,19 +207,26 @@ impl Target {
         })
     }
 
-    /// The median decides. If some rounds are on its other side, the verdict says so.
-    fn verdict(&self, figures: &Figures) -> &'static str {
+    /// The median decides. If there is only one round, or if some rounds are on the other side, the
+    /// verdict says so.
+    fn verdict(&self, figures: &Figures) -> String {
         let is_met = |figure: f64| match self.bound {
             AtLeast(bound) => figure >= bound,
             AtMost(bound) => figure <= bound,
         };
-        let in_every_round = is_met(figures.least()) == is_met(figures.most());
-        match (is_met(figures.median()), in_every_round) {
-            (true, true) => "met",
-            (true, false) => "met in most rounds",
-            (false, false) => "not met in most rounds",
-            (false, true) => "not met",
-        }
+        let verdict = if is_met(figures.median()) {
+            "met"
+        } else {
+            "not met"
+        };
+        let detail = if figures.count() == 1 {
+            ", one round"
+        } else if is_met(figures.least()) == is_met(figures.most()) {
+            ""
+        } else {
+            " in most rounds"
+        };
+        format!("{verdict}{detail}")
     }
 
     fn what(&self, title: &str, along: &str) -> String {
@@ -261,19 +274,23 @@ mod tests {
             let chart = Chart::new(pairs::PLAIN, Unit::MicrosOfCpu, names.to_vec());
             Run {
                 version: String::new(),
+                commit: None,
+                date: None,
+                alternatives: None,
                 machine: String::new(),
                 load: 0.0,
                 charts: vec![chart],
             }
         };
-        let verdict = |ours, script| check("pairs", &found(ours, script))[0].verdict;
-        assert_eq!(verdict(1.0, 1.8), "met");
-        assert_eq!(verdict(1.0, 1.79), "not met");
+        let verdict = |ours, script| check("pairs", &found(ours, script))[0].verdict.clone();
+        assert_eq!(verdict(1.0, 1.8), "met, one round");
+        assert_eq!(verdict(1.0, 1.79), "not met, one round");
         let figures = |rounds: [f64; 3]| {
             let mut figures = Figures::one(rounds[0]);
             rounds[1..].iter().for_each(|round| figures.push(*round));
             figures
         };
+        assert_eq!(TARGETS[0].verdict(&figures([1.9, 1.8, 1.8])), "met");
         assert_eq!(
             TARGETS[0].verdict(&figures([1.9, 1.8, 1.7])),
             "met in most rounds"

@@ -3,14 +3,12 @@
 
 mod in_core;
 
-use std::time::Duration;
-
 use redislock_testkit::{Connection, Server, Value, encode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
+use crate::hosts::{Host, connect_unix};
 use crate::measure::progress;
-use crate::measured::{self, check_yes, connect_unix, pipeline, put};
-use crate::memory::await_blocked;
+use crate::measured::{await_blocked, await_waiters, check_yes, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
 use crate::{Outcome, Scale};
 
@@ -59,10 +57,11 @@ fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
     let sizes: Vec<_> = sizes.take_while(|size| has_files(size + 200)).collect();
     let most = sizes.last().copied().ok_or("too few open files")?;
     if most < scale.waiters {
-        progress(&format!("waiters: {most} at most, see `ulimit -Hn`"));
+        progress("");
+        eprintln!("waiters: {most} connections at most, see `ulimit -Hn`");
     }
     let maxclients = format!("maxclients {}", most + 100);
-    let server = measured::start(&[
+    let server = Host::Redislock.start(&[
         &maxclients,
         "lock.max-waiters 100000",
         "slowlog-max-len 100000",
@@ -203,7 +202,8 @@ fn hand_over(control: &mut Connection, waiting: &mut [Waiting], place: Place) ->
 }
 
 /// What the server itself needs to wake a waiter: microseconds of an LPUSH for a connection
-/// in BLPOP.
+/// in BLPOP. It runs on the same server: SLOWLOG has the time of the command alone, in which the
+/// server does not call our module.
 fn push(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outcome<f64> {
     let key = |number: usize| match place {
         Place::OneKey => "list".to_owned(),
@@ -306,23 +306,10 @@ fn take(control: &mut Connection, key: &str, token: &str) -> Outcome<()> {
     check_yes(&control.try_call(&["LOCK.ACQUIRE", key, token, "600000"])?)
 }
 
-pub fn await_waiters(control: &mut Connection, number: usize) -> Outcome<()> {
-    while waiters(control)? != number {
-        std::thread::sleep(Duration::from_millis(1));
-    }
-    Ok(())
-}
-
 fn grants(control: &mut Connection) -> Outcome<usize> {
     Ok(control
         .try_info("lock_stats")?
         .number::<f64>("lock_grants")? as usize)
-}
-
-fn waiters(control: &mut Connection) -> Outcome<usize> {
-    Ok(control
-        .try_info("lock_state")?
-        .number::<f64>("lock_waiters")? as usize)
 }
 
 /// Whether this process, and the server that it starts, may open this many files. The limit is

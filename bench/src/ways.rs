@@ -2,12 +2,11 @@
 //! own commands, and a module that makes only the API calls that every lock needs.
 
 use std::fmt::Write;
-use std::path::PathBuf;
-use std::process::Command;
 
-use redislock_testkit::{Connection, Value, project_folder};
+use redislock_testkit::{Connection, Server, Value};
 
 use crate::Outcome;
+use crate::hosts::Host;
 use crate::measured::put;
 use crate::results::OURS;
 
@@ -52,30 +51,49 @@ impl Way {
             Self::Bare => "bare module (lower bound)",
         }
     }
+
+    /// Where it is measured.
+    pub fn host(self) -> Host {
+        match self {
+            Self::Ours => Host::Redislock,
+            Self::Script | Self::DelIfEq | Self::Del => Host::Plain,
+            Self::Bare => Host::Bare,
+        }
+    }
+
+    /// The command that a server must have for it.
+    fn command(self) -> &'static str {
+        match self {
+            Self::Ours => "LOCK.ACQUIRE",
+            Self::Script => "EVALSHA",
+            Self::DelIfEq => "DELIFEQ",
+            Self::Del => "DEL",
+            Self::Bare => "BARE.ACQUIRE",
+        }
+    }
 }
 
 /// Knows how to send the commands of each way.
 pub struct Ways {
+    /// Those that are measured on this server.
     pub all: Vec<Way>,
     script: String,
 }
 
 impl Ways {
-    /// Those that this server has.
-    pub fn of(connection: &mut Connection) -> Outcome<Self> {
+    /// Those that are measured on this host, as far as the server has their commands.
+    pub fn of(host: Host, connection: &mut Connection) -> Outcome<Self> {
         let script = match connection.try_call(&["SCRIPT", "LOAD", SCRIPT])? {
             Value::Bulk(sha) => String::from_utf8(sha)?,
             other => return Err(format!("SCRIPT LOAD: {other:?}").into()),
         };
-        let mut all = vec![Way::Ours, Way::Script];
-        let needed = [
-            (Way::DelIfEq, "DELIFEQ"),
-            (Way::Del, "DEL"),
-            (Way::Bare, "BARE.ACQUIRE"),
-        ];
-        for (way, command) in needed {
-            let known = connection.try_call(&["COMMAND", "INFO", command])?;
-            if matches!(known, Value::Array(found) if matches!(found[..], [Value::Array(_)])) {
+        let mut all = Vec::new();
+        for way in [Way::Ours, Way::Script, Way::DelIfEq, Way::Del, Way::Bare] {
+            let command = ["COMMAND", "INFO", way.command()];
+            if way.host() == host
+                && let Value::Array(found) = connection.try_call(&command)?
+                && matches!(found[..], [Value::Array(_)])
+            {
                 all.push(way);
             }
         }
@@ -117,24 +135,24 @@ impl Ways {
     }
 }
 
-/// The `loadmodule` line of the bare module, which is compiled first; none without a C compiler.
-/// `effects`: whether it replicates effects, as our module does with an AOF or replicas.
-pub fn bare_module(effects: bool) -> Option<String> {
-    let source = project_folder().join("bench/bare/bare.c");
-    let library = built()?;
-    let done = Command::new("cc")
-        .args(["-O2", "-shared", "-fPIC", "-o"])
-        .args([&library, &source])
-        .status();
-    if !done.is_ok_and(|status| status.success()) {
-        eprintln!("the bare module is left out: it was not compiled by cc");
-        return None;
-    }
-    let argument = if effects { "effects" } else { "" };
-    Some(format!("loadmodule {} {argument}", library.display()))
+/// A server, a connection that is measured, and one that reads the figures.
+pub struct Place {
+    // The connections close before the server ends.
+    pub connection: Connection,
+    pub control: Connection,
+    pub ways: Ways,
+    pub server: Server,
 }
 
-/// Next to this program, in the target directory.
-fn built() -> Option<PathBuf> {
-    Some(std::env::current_exe().ok()?.with_file_name("bare.so"))
+impl Place {
+    pub fn start(host: Host, settings: &[&str]) -> Outcome<Self> {
+        let server = host.start(settings)?;
+        let (mut control, connection) = (server.try_connect()?, server.try_connect()?);
+        Ok(Self {
+            ways: Ways::of(host, &mut control)?,
+            connection,
+            control,
+            server,
+        })
+    }
 }
