@@ -9,6 +9,7 @@
 #   setup.sh fuzz     a nightly toolchain, cargo-fuzz and a C++ compiler too
 #   setup.sh mutants  cargo-mutants too
 #   setup.sh soak     valgrind too
+#   setup.sh trained  llvm-profdata too
 #   setup.sh sanitize a nightly toolchain with Miri, valgrind, and what unpacks a source package, too
 #
 # It prints every command that changes the system before it runs it, and nothing else.
@@ -335,6 +336,13 @@ check_miri() {
     cargo +nightly miri --version >/dev/null 2>&1 || run rustup +nightly component add miri rust-src
 }
 
+# It must be of the same LLVM as rustc.
+check_profdata() {
+    exists "$(rustc --print target-libdir)/../bin/llvm-profdata" && return
+    have rustup || die "llvm-profdata is missing, and only rustup can install the one of this rustc"
+    run rustup component add llvm-tools
+}
+
 purpose=${1:-build}
 check_cargo
 find_missing
@@ -358,6 +366,7 @@ fuzz)
     check_cargo_tool fuzz
     ;;
 mutants) check_cargo_tool mutants ;;
+trained) check_profdata ;;
 sanitize)
     check_nightly
     check_miri

@@ -2,7 +2,7 @@
 //!
 //! A connection is parked in one of two ways ([`parks_on_keys`]). If a slot may move, the
 //! connection is blocked on its keys, so that the server redirects it then; the key's callback
-//! never serves it. Otherwise it is blocked without keys, which saves 2,600 of the 30,500
+//! never serves it. Otherwise it is blocked without keys, which saves 2,600 of the 27,000
 //! instructions of a hand-over. [`on_turn`] lets the server resume it at the end of a turn of the
 //! event loop. The server then calls [`answer`], the only function that replies. The module keeps
 //! the deadline itself: the server's own timeout follows the wall clock and is late. Whatever ends
@@ -172,7 +172,7 @@ const REFUSED_FOR: Micros = Micros(if cfg!(feature = "failpoints") {
 
 /// When no waiter was answered for this long, the server stops calling the module at the end of
 /// each turn. While a lock is handed over repeatedly, the calls stay on: turning them on and off
-/// for each hand-over took 900 instructions, and another turn of the event loop took 2,500.
+/// for each hand-over took 900 instructions, and another turn of the event loop took 2,100.
 const QUIET: Millis = Millis(100);
 
 /// The server's position in its turn of the event loop, as far as it is known.

@@ -30,7 +30,7 @@ const ROUNDS: usize = 21;
 const SLICE: Duration = Duration::from_millis(400);
 
 /// What one run has shown.
-struct Run {
+pub struct Run {
     /// Hand-overs a second, without those after the end.
     rate: f64,
     /// Server CPU of each, µs; also of those after the end.
@@ -118,7 +118,8 @@ struct Taken {
     in_time: usize,
 }
 
-fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
+/// Lets this many connections pass turns for a while.
+pub fn run(server: &Server, connections: usize, turns: Turns) -> Outcome<Run> {
     let mut control = server.try_connect()?;
     if turns == Turns::List {
         control.try_call(&["LPUSH", "turn", "x"])?;

@@ -27,6 +27,7 @@ mod report;
 mod results;
 mod several;
 mod targets;
+mod training;
 mod waiters;
 mod ways;
 
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         } => run(&sections, &scale, keep),
         Wishes::Report => document::write(&project_folder()),
         Wishes::Peers(file) => peers::print(&project_folder(), &file),
+        Wishes::Train => training::run(),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -136,16 +138,19 @@ enum Wishes {
     },
     Report,
     Peers(PathBuf),
+    Train,
 }
 
 impl Wishes {
     fn read(words: impl Iterator<Item = String>) -> Outcome<Self> {
         let mut words = words.peekable();
-        if words.next_if(|word| word == "report").is_some() {
-            return match words.next() {
-                None => Ok(Self::Report),
-                Some(word) => Err(format!("report takes no {word}").into()),
-            };
+        for (name, wish) in [("report", Self::Report), ("train", Self::Train)] {
+            if words.next_if(|word| word == name).is_some() {
+                return match words.next() {
+                    None => Ok(wish),
+                    Some(word) => Err(format!("{name} takes no {word}").into()),
+                };
+            }
         }
         if words.next_if(|word| word == "peers").is_some() {
             let file = words.next().ok_or("peers needs a file")?;
