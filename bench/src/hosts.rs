@@ -37,6 +37,7 @@ impl Host {
     /// A server without persistence, except for what these lines of redis.conf set.
     pub fn options(self, settings: &[&str]) -> Outcome<Options> {
         let options = Server::options()
+            .end_with_this_process()
             .config("auto-aof-rewrite-percentage 0")
             .config(&format!("unixsocket {SOCKET}"))
             .configs(settings);
