@@ -6,7 +6,8 @@ set -eu
 cd "$(dirname "$0")/.."
 
 scripts/setup.sh trained
-work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/trained
+mkdir -p "${CARGO_TARGET_DIR:-target}/trained"
+work=$(cd "${CARGO_TARGET_DIR:-target}/trained" && pwd)
 host=$(rustc -vV | sed -n 's/^host: //p')
 library=$work/$host/release/$(basename "$1")
 tools=$(rustc --print target-libdir)/../bin

@@ -389,7 +389,7 @@ fn memory_stays_flat_and_nothing_is_left() {
 fn start_defragmentation(c: &mut Connection) -> bool {
     let can = !c.call("CONFIG SET activedefrag yes").is_error();
     if can {
-        // Without these, it begins with 100 MB of lost memory, of which soak never has that much.
+        // Without these, it starts only at 100 MB of fragmentation, which soak never reaches.
         c.ok("CONFIG SET active-defrag-ignore-bytes 1");
         c.ok("CONFIG SET active-defrag-threshold-lower 0");
     }

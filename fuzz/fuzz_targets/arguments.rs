@@ -1,6 +1,6 @@
 //! Any arguments to any command on a live server. The module's parser reads strings of the
-//! server, so it runs there. Each request gets one well-formed reply, no error repeats what the
-//! request says, and a lock that nobody named stays held.
+//! server, so it runs there. Each request gets one well-formed reply, an error has only printable
+//! text and repeats no long word of the request, and a lock that nobody named stays held.
 #![no_main]
 
 use std::cell::RefCell;

@@ -137,14 +137,38 @@ pub fn run(episode: &Episode, settings: &Settings) -> Result<Option<Record>, Str
     let log = Log::default();
     match catch_unwind(AssertUnwindSafe(|| run_with(episode, settings, &log))) {
         Ok(done) => done,
-        Err(_) => Ok(Some(Record {
-            episode: episode.clone(),
-            entries: std::mem::take(&mut *log.entries()),
-            healed: now(),
-            problems: vec!["the runner panicked: see its message above".to_owned()],
-        })),
+        Err(_) => {
+            let entries = std::mem::take(&mut *log.entries());
+            let mut problems = vec!["the runner panicked: see its message above".to_owned()];
+            problems.extend(found_in(&entries));
+            Ok(Some(Record {
+                episode: episode.clone(),
+                entries,
+                healed: now(),
+                problems,
+            }))
+        }
     }
 }
+
+/// What the checker finds in a journal.
+fn found_in(entries: &[Entry]) -> Vec<String> {
+    let claims = Claims::of(entries);
+    let millis = |at: &Duration| {
+        let since = at.as_micros().saturating_sub(start_of(entries).into());
+        since / 1000
+    };
+    let violations = claims.violations(true);
+    let violations = violations.iter();
+    let violations = violations.map(|(at, what)| format!("{what:?} at {} ms", millis(at)));
+    let miscounts = claims.miscounts();
+    let miscounts = miscounts.iter();
+    let miscounts = miscounts.map(|(at, what)| format!("Miscount at {} ms: {what}", millis(at)));
+    violations.chain(miscounts).collect()
+}
+
+/// After this many acquisitions, some locks must have been re-entered on a server.
+const MANY: usize = 100;
 
 fn run_with(episode: &Episode, settings: &Settings, log: &Log) -> Result<Option<Record>, String> {
     let mut stage = Stage::set(episode, settings, log)?;
@@ -157,20 +181,15 @@ fn run_with(episode: &Episode, settings: &Settings, log: &Log) -> Result<Option<
     let mut problems = std::mem::take(&mut stage.problems);
     // If a check panics, the log still has everything.
     let entries = stage.log.entries().clone();
+    problems.extend(found_in(&entries));
     let claims = Claims::of(&entries);
-    let millis = |at: &Duration| {
-        let since = at.as_micros().saturating_sub(start_of(&entries).into());
-        since / 1000
-    };
-    let violations = claims.violations(true);
-    let violations = violations.iter();
-    problems.extend(violations.map(|(at, what)| format!("{what:?} at {} ms", millis(at))));
-    let miscounts = claims.miscounts();
-    let miscounts = miscounts.iter();
-    problems.extend(miscounts.map(|(at, what)| format!("Miscount at {} ms: {what}", millis(at))));
     let acquired = claims.all().filter(|claim| claim.held.is_some()).count();
     if acquired == 0 || episode.faults.is_empty() {
         problems.push("no work was done: this run shows nothing".to_owned());
+    }
+    let is_reentry = |entry: &Entry| matches!(entry.what, What::Reentered { .. });
+    if acquired >= MANY && !entries.iter().any(is_reentry) {
+        problems.push("no lock was re-entered on a server".to_owned());
     }
     Ok(Some(Record {
         episode: episode.clone(),

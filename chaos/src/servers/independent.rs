@@ -214,7 +214,8 @@ impl Deployment for Independent {
     }
 }
 
-#[cfg(test)]
+// Only Linux lets one process limit another.
+#[cfg(all(test, target_os = "linux"))]
 mod tests {
     use std::thread;
 

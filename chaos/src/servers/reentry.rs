@@ -90,3 +90,29 @@ async fn ask(url: &str, lock: &str, token: &[u8], ttl: u64) -> RedisResult<Optio
         }),
     )
 }
+
+#[cfg(test)]
+mod tests {
+    use redislock_testkit::Server;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_counts_the_re_entry_and_its_release() {
+        let server = Server::start();
+        let fence = server.run::<i64>(&["LOCK.ACQUIRE", "job", "me", "60000"]) as u64;
+        let reach = Reach::Nodes(vec![server.url()]);
+        let patience = redislock_testkit::PATIENCE;
+        let found = re_enter(&reach, "job", b"me", 60_000, patience).await;
+        let expected = What::Reentered {
+            fences: [fence; 4],
+            holds: [1, 2, 1],
+            removed: 1,
+        };
+        assert_eq!(found, [expected]);
+        assert_eq!(
+            re_enter(&reach, "job", b"other", 60_000, patience).await,
+            []
+        );
+    }
+}

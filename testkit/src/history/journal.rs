@@ -61,7 +61,7 @@ pub enum What {
         /// When it asked, in microseconds.
         asked: u64,
     },
-    /// The owner re-entered the lock on one server and released the re-entry, in one transaction.
+    /// The owner re-entered the lock on one server and released the re-entry, in one script.
     Reentered {
         /// The fence before, in the reply to the re-entry, before the release, and after it; 0 if
         /// the server granted nothing.
