@@ -12,7 +12,7 @@ use crate::hosts::{Host, Hosts};
 use crate::measure::{progress, server_cpu};
 use crate::measured::pipeline;
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::token;
+use crate::ways::{Way, token};
 
 /// The titles of the charts.
 pub const RATE: &str = "hand-overs of one lock";
@@ -81,9 +81,12 @@ impl Turns {
 }
 
 pub fn measure() -> Outcome<Vec<Chart>> {
-    let hosts = [Host::Redislock, Host::Plain];
+    let hosts = Host::all();
     let mut servers = Hosts::start(&hosts, |host| host.start(&[]))?;
-    let curve = |title, unit| Chart::curve(title, unit, "connections", [OURS, LIST]);
+    // The bare module is the last of the hosts, if it was compiled.
+    let ways = &[Turns::Lock, Turns::List, Turns::Bare][..hosts.len()];
+    let names = &[OURS, LIST, Way::Bare.name()][..hosts.len()];
+    let curve = |title, unit| Chart::curve(title, unit, "connections", names.iter().copied());
     let mut charts = [
         curve(RATE, Unit::PerSecond),
         curve(CPU, Unit::MicrosOfCpu),
@@ -96,9 +99,9 @@ pub fn measure() -> Outcome<Vec<Chart>> {
                 "hand-over, {connections} connections: round {} of {ROUNDS}",
                 round + 1
             ));
-            for turn in 0..2 {
-                let which = (round + turn) % 2;
-                let turns = [Turns::Lock, Turns::List][which];
+            for turn in 0..ways.len() {
+                let which = (round + turn) % ways.len();
+                let turns = ways[which];
                 let run = run(servers.of(turns.host())?, connections, turns)?;
                 let figures = [run.rate, run.cpu, run.tail, run.fairness];
                 for (chart, figure) in charts.iter_mut().zip(figures) {
