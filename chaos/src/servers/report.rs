@@ -10,7 +10,7 @@ use super::name_of;
 use super::plan::{Episode, Plan, Setup};
 use super::worker::RECOVERY;
 
-/// A family that was planned this often must have had an effect. Of the cuts, nearly half have none.
+/// A family that was planned this often must have had an effect. Nearly half of the cuts have none.
 const OFTEN: usize = 8;
 
 /// The report of a run, for people.
@@ -127,7 +127,8 @@ fn operations(record: &Record) -> String {
     let why: Vec<String> = why.iter().map(|(name, n)| format!("{name} {n}")).collect();
     format!(
         "acquired {acquired} (shared {shared}), not acquired: {}; re-entered {again}; {on_servers} \
-         servers replied to direct re-entries; found lost {lost}; register: {written} writes, {refused} refused",
+         servers replied to direct re-entries; found lost {lost}; register: {written} writes, \
+         {refused} refused",
         why.join(", "),
     )
 }
