@@ -407,27 +407,29 @@ fn while_a_child_saves_leases_end_in_the_smallest_steps() {
     assert!(after - before >= LEASES, "{} decisions", after - before);
 }
 
-/// 800 waiters of a lock are granted nothing, while the server executes these commands. How many of
-/// them got their replies in one turn of the event loop at most.
+/// 800 waiters for eight locks are granted nothing, while the server executes these commands. How
+/// many of them got their replies in one turn of the event loop at most.
 fn most_refused_at_once(while_they_leave: &[&[&str]]) -> i64 {
     let server = Server::options().module(fragile_module()).start();
     let mut c = server.connect();
-    granted(&c.call("LOCK.ACQUIRE job me 600000"));
-    let wait = |_| {
-        let mut waiter = server.connect();
-        waiter.send("LOCK.ACQUIRE job many 60000 BLOCK 0");
-        waiter
-    };
-    let mut waiters: Vec<_> = (0..800).map(wait).collect();
-    wait_for_waiters(&mut c, "job", 800);
-    let release: &[&str] = &["LOCK.RELEASE", "job", "many", "ALL"];
-    let commands: Vec<_> = [&[release], while_they_leave].concat();
-    c.send_raw(
-        &commands
-            .iter()
-            .flat_map(|words| encode(words))
-            .collect::<Vec<_>>(),
-    );
+    let locks: Vec<_> = (0..8).map(|n| format!("job{n}")).collect();
+    let mut waiters = Vec::new();
+    for lock in &locks {
+        granted(&c.call(&format!("LOCK.ACQUIRE {lock} me 600000")));
+        for _ in 0..100 {
+            let mut waiter = server.connect();
+            waiter.send(&format!("LOCK.ACQUIRE {lock} many 60000 BLOCK 0"));
+            waiters.push(waiter);
+        }
+        wait_for_waiters(&mut c, lock, 100);
+    }
+    // A release may leave some of its waiters to later turns: those of all locks together are many.
+    let mut commands: Vec<_> = locks
+        .iter()
+        .map(|lock| encode(&["LOCK.RELEASE", lock, "many", "ALL"]))
+        .collect();
+    commands.extend(while_they_leave.iter().map(|words| encode(words)));
+    c.send_raw(&commands.concat());
     for _ in commands {
         c.receive();
     }
@@ -448,7 +450,8 @@ fn refused_waiters_get_their_replies_in_slices_after_long_turns() {
     // In a turn, the server reads at most 16 KB of a connection: so each script has its own turn.
     let script = format!("for i = 1, 2e7 do end --{}", "x".repeat(20_000));
     let most = most_refused_at_once(&[&["EVAL", &script, "0"] as &[&str]; 10]);
-    assert!((65..=128).contains(&most), "{most} replies in one turn");
+    // More than in a short turn.
+    assert!((33..=128).contains(&most), "{most} replies in one turn");
 }
 
 /// In a cluster the lock may have moved, so all its waiters are unblocked.
