@@ -1,6 +1,7 @@
 # `make` lists the targets. GNU make 3.81 (macOS) and later.
 
 TARGET = $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+RELEASED = $(TARGET)/release/redislock.so
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
@@ -17,7 +18,7 @@ build: setup ## Build the module: ./redislock.so
 	cargo build --release -p redislock-module --lib
 	@cmp -s $(LIBRARY) redislock.so || { cp $(LIBRARY) redislock.so.new && mv redislock.so.new redislock.so; }
 
-trained: build ## Build ./redislock-trained.so: the module, optimized with a recorded profile of its use (about an eighth less CPU time)
+trained: build ## Build ./redislock-trained.so, as make release does: the module, optimized with a recorded profile of its use (about an eighth less CPU time)
 	@REDIS_SERVER="$$(scripts/server.sh)" scripts/trained.sh $(LIBRARY)
 
 run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)
@@ -83,10 +84,13 @@ lint: ## Check format, width, clippy, documentation, licences and scripts; warni
 	cargo deny --log-level error check licenses bans sources
 	@if command -v shellcheck >/dev/null; then shellcheck scripts/*.sh packaging/debian/* .ci/run; fi
 
-bench: build ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000; PEERS=1: with the locks of other languages instead, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
-	@REDIS_SERVER="$$(scripts/server.sh)" $(if $(PEERS),python3 bench/peers/run.py $(CLIENTS),cargo run --release -p redislock-bench -- $(BENCH) \
+# It measures what make release makes, beside what make build makes.
+MEASURED = REDISLOCK_SO='$(abspath $(RELEASED))' REDISLOCK_UNTRAINED='$(CURDIR)/redislock.so' REDIS_SERVER="$$(scripts/server.sh)"
+bench: release ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000, TRAINED=no; PEERS=1: also with the locks of other languages, BENCH=peers: only with these, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
+	@$(if $(filter peers,$(BENCH)),,$(MEASURED) cargo run --release -p redislock-bench -- $(BENCH) \
 		$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(KEEP),--keep))
-	@$(if $(PEERS),cargo run -q -p redislock-bench -- peers $(TARGET)/peers/results.json)
+	@$(if $(PEERS)$(filter peers,$(BENCH)),$(MEASURED) python3 bench/peers/run.py $(CLIENTS) && \
+		cargo run -q -p redislock-bench -- peers $(TARGET)/peers/results.json)
 
 bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json and bench/peers/results.json
 	cargo run -q -p redislock-bench -- report
@@ -94,8 +98,9 @@ bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench
 matrix: build ## Run the end-to-end tests on Redis 7.0 and 8.0, Valkey 8.1 and 9.1 (REDIS_SERVER=path: only that)
 	@scripts/matrix.sh
 
-release: build ## Build the module and the tool as they are installed
+release: build ## Build the module and the tool as they are installed: the module with a recorded profile (TRAINED=no: without, in half the time)
 	cargo build --release -p redlock-cli
+	@TRAINED='$(TRAINED)' REDIS_SERVER="$$(scripts/server.sh)" scripts/release.sh $(LIBRARY)
 
 # It builds nothing, so that it can run as root: make release && sudo make install
 install: ## Install what make release has built (PREFIX=/usr/local, DESTDIR=)

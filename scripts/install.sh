@@ -13,7 +13,7 @@ prefix=${PREFIX:-/usr/local}
 dest=${DESTDIR:-}
 etc=/etc
 [ "$prefix" = /usr ] || etc=$prefix/etc
-module=redislock.so
+module=${CARGO_TARGET_DIR:-target}/release/redislock.so
 tool=${CARGO_TARGET_DIR:-target}/release/redlock
 
 die() {

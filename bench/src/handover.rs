@@ -51,6 +51,22 @@ pub enum Turns {
 }
 
 impl Turns {
+    /// Those whose hosts can be started.
+    pub fn all() -> Vec<Self> {
+        let all = [Self::Lock, Self::List, Self::Bare];
+        all.into_iter()
+            .filter(|turns| turns.host().exists())
+            .collect()
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lock => OURS,
+            Self::List => LIST,
+            Self::Bare => Way::Bare.name(),
+        }
+    }
+
     /// How a connection waits for its turn, and how it passes it on.
     pub fn commands(self, number: usize) -> (Vec<u8>, Vec<u8>) {
         let token = token(number);
@@ -81,12 +97,11 @@ impl Turns {
 }
 
 pub fn measure() -> Outcome<Vec<Chart>> {
-    let hosts = Host::all();
+    let ways = Turns::all();
+    let hosts: Vec<_> = ways.iter().map(|turns| turns.host()).collect();
     let mut servers = Hosts::start(&hosts, |host| host.start(&[]))?;
-    // The bare module is the last of the hosts, if it was compiled.
-    let ways = &[Turns::Lock, Turns::List, Turns::Bare][..hosts.len()];
-    let names = &[OURS, LIST, Way::Bare.name()][..hosts.len()];
-    let curve = |title, unit| Chart::curve(title, unit, "connections", names.iter().copied());
+    let names = || ways.iter().map(|turns| turns.name());
+    let curve = |title, unit| Chart::curve(title, unit, "connections", names());
     let mut charts = [
         curve(RATE, Unit::PerSecond),
         curve(CPU, Unit::MicrosOfCpu),

@@ -1,10 +1,11 @@
-//! The servers that are measured: with our module, without a module, with the bare module.
+//! The servers that are measured: with our module in one or two builds, without a module, with the
+//! bare module.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
 
-use redislock_testkit::{Connection, Options, Server, project_folder};
+use redislock_testkit::{Connection, Options, Server, find_module, project_folder};
 
 use crate::Outcome;
 
@@ -20,6 +21,8 @@ pub const AOF_SETTINGS: [&str; 2] = ["appendonly yes", "appendfsync everysec"];
 pub enum Host {
     /// Our module.
     Redislock,
+    /// Our module as `make build` makes it, if the measured one is built with a profile.
+    Untrained,
     /// No module.
     Plain,
     /// The bare module.
@@ -27,11 +30,19 @@ pub enum Host {
 }
 
 impl Host {
-    /// Those that can be started: the bare module needs a C compiler.
+    /// Those that can be started.
     pub fn all() -> Vec<Self> {
-        let mut all = vec![Self::Redislock, Self::Plain];
-        all.extend(bare_module().map(|_| Self::Bare));
-        all
+        let all = [Self::Redislock, Self::Untrained, Self::Plain, Self::Bare];
+        all.into_iter().filter(|host| host.exists()).collect()
+    }
+
+    /// Whether it can be started: the bare module needs a C compiler.
+    pub fn exists(self) -> bool {
+        match self {
+            Self::Redislock | Self::Plain => true,
+            Self::Untrained => untrained_module().is_some(),
+            Self::Bare => bare_module().is_some(),
+        }
     }
 
     /// A server without persistence, except for what these lines of redis.conf set.
@@ -43,6 +54,9 @@ impl Host {
             .configs(settings);
         Ok(match self {
             Self::Redislock => options,
+            Self::Untrained => {
+                options.module(untrained_module().ok_or("there is only one build of the module")?)
+            }
             Self::Plain => options.without_module(),
             Self::Bare => {
                 let library = bare_module().ok_or("the bare module was not compiled")?;
@@ -90,6 +104,19 @@ impl<T> Hosts<T> {
 /// Through its Unix socket, which takes no port: for thousands of connections.
 pub fn connect_unix(server: &Server) -> Outcome<Connection> {
     Ok(Connection::try_open_unix(&server.folder().join(SOCKET))?)
+}
+
+/// Our module without a profile: what `REDISLOCK_UNTRAINED` names, unless that is measured anyway.
+fn untrained_module() -> Option<&'static Path> {
+    static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();
+    let find = || {
+        let path = PathBuf::from(std::env::var_os("REDISLOCK_UNTRAINED")?);
+        let measured = std::fs::read(find_module().ok()?).ok()?;
+        std::fs::read(&path)
+            .is_ok_and(|other| other != measured)
+            .then_some(path)
+    };
+    LIBRARY.get_or_init(find).as_deref()
 }
 
 /// The library of the bare module, which is compiled by the first call; none without a C compiler.

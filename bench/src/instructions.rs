@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
-use crate::handover::{CONNECTIONS, LIST, Turns, check_turn};
+use crate::handover::{CONNECTIONS, Turns, check_turn};
 use crate::hosts::{AOF_SETTINGS, Host, Hosts};
 use crate::measure::{Figures, alternate, progress};
 use crate::measured::{await_blocked, check_yes, pipeline, put};
@@ -193,14 +193,12 @@ impl Counters {
 
     /// Instructions of a hand-over: a connection releases the lock and waits for it again.
     fn hand_overs(&mut self) -> Outcome<Chart> {
-        let names = [OURS, LIST, Way::Bare.name()];
-        let ways = [Turns::Lock, Turns::List, Turns::Bare];
-        let known = self.0.all().count();
-        let names = names.into_iter().take(known);
+        let ways = Turns::all();
+        let names = ways.iter().map(|turns| turns.name());
         let mut chart = Chart::curve(HANDOVER, Unit::Instructions, "connections", names);
         for connections in CONNECTIONS {
             let what = format!("instructions, hand-over, {connections} connections");
-            alternate(&what, HANDOVER_ROUNDS, known, |which| {
+            alternate(&what, HANDOVER_ROUNDS, ways.len(), |which| {
                 let turns = ways[which];
                 let figure = self.of(turns.host())?.hand_over(connections, turns)?;
                 chart.add(which, connections as u64, figure);

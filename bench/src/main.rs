@@ -11,6 +11,7 @@
 //! docs/PERFORMANCE.md from `bench/results.json` and from what `bench/peers/run.py` has found.
 //! `redislock-bench peers file` prints the tables of what it has found.
 
+mod client;
 mod deadlock;
 mod document;
 mod growth;
@@ -104,6 +105,9 @@ const SECTIONS: &[Section] = &[
     }),
     section("several", "Several keys, guarded commands", APART, |_| {
         several::measure()
+    }),
+    section("client", "The Rust client over five masters", APART, |_| {
+        client::measure()
     }),
 ];
 

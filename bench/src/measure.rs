@@ -23,6 +23,11 @@ impl Figures {
         figures
     }
 
+    /// Of these rounds.
+    pub fn of(figures: Vec<f64>) -> Self {
+        Self(figures)
+    }
+
     /// Adds a round, rounded to six significant digits: no measurement is more exact.
     pub fn push(&mut self, figure: f64) {
         let shown = format!("{figure:.5e}");

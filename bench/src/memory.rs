@@ -4,10 +4,10 @@
 use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
-use crate::hosts::{Host, connect_unix};
+use crate::hosts::connect_unix;
 use crate::measure::alternate;
 use crate::measured::{await_blocked, check_yes, pipeline};
-use crate::results::{Chart, OURS, Unit};
+use crate::results::{Chart, OURS, Unit, counted};
 use crate::ways::{Way, Ways, name, token};
 
 /// The titles of the charts.
@@ -19,23 +19,29 @@ pub const BLPOP: &str = "BLPOP";
 
 const LOCKS: usize = 200_000;
 const PIPELINE: usize = 1_000;
-const WAITERS: usize = 1_000;
+const WAITERS: [usize; 4] = [10, 100, 1_000, 10_000];
 /// The figures hardly vary.
 const ROUNDS: usize = 3;
 
 pub fn measure() -> Outcome<Vec<Chart>> {
     let ways = [Way::Ours, Way::Script, Way::Bare];
-    let ways = &ways[..Host::all().len()];
+    let ways: Vec<_> = ways.into_iter().filter(|way| way.host().exists()).collect();
     let found = alternate("memory of a lock", ROUNDS, ways.len(), |way| {
         lock(ways[way])
     })?;
     let names = [OURS, STRING, Way::Bare.name()].map(str::to_owned);
     let locks = Chart::new(LOCK, Unit::Bytes, names.into_iter().zip(found).collect());
-    let found = alternate("memory of a waiter", ROUNDS, ways.len(), |way| {
-        waiter(ways[way])
-    })?;
-    let names = [OURS, BLPOP, Way::Bare.name()].map(str::to_owned);
-    let waiters = Chart::new(WAITER, Unit::Bytes, names.into_iter().zip(found).collect());
+    let names = [OURS, BLPOP, Way::Bare.name()];
+    let names = names.into_iter().take(ways.len());
+    let mut waiters = Chart::curve(WAITER, Unit::Bytes, "waiters", names);
+    for number in WAITERS {
+        let what = format!("memory of a waiter, {}", counted(number as u64, "waiters"));
+        alternate(&what, ROUNDS, ways.len(), |way| {
+            let figure = waiter(ways[way], number)?;
+            waiters.add(way, number as u64, figure);
+            Ok(figure)
+        })?;
+    }
     Ok(vec![locks, waiters])
 }
 
@@ -60,10 +66,10 @@ fn lock(way: Way) -> Outcome<f64> {
 }
 
 /// Bytes per waiting connection, minus those that it needs before it waits.
-fn waiter(way: Way) -> Outcome<f64> {
-    let server = way.host().start(&[])?;
+fn waiter(way: Way, number: usize) -> Outcome<f64> {
+    let server = way.host().start(&["maxclients 10200"])?;
     let mut control = server.try_connect()?;
-    let mut connections = waiters(&server)?;
+    let mut connections = connections(&server, number)?;
     let held = match way {
         Way::Ours => Some("LOCK.ACQUIRE"),
         Way::Bare => Some("BARE.ACQUIRE"),
@@ -73,22 +79,22 @@ fn waiter(way: Way) -> Outcome<f64> {
         check_yes(&control.try_call(&[acquire, &name(0), "holder", "600000"])?)?;
     }
     let before = used_memory(&mut control)?;
-    for (number, connection) in connections.iter_mut().enumerate() {
-        let (name, token) = (name(0), token(number));
+    for (place, connection) in connections.iter_mut().enumerate() {
+        let (name, token) = (name(0), token(place));
         connection.try_send_raw(&match way {
             Way::Ours => encode(&["LOCK.ACQUIRE", &name, &token, "600000", "BLOCK", "0"]),
             Way::Bare => encode(&["BARE.WAIT", &name, &token]),
             _ => encode(&["BLPOP", "list", "0"]),
         })?;
     }
-    await_blocked(&mut control, WAITERS)?;
-    Ok((used_memory(&mut control)? - before) / WAITERS as f64)
+    await_blocked(&mut control, number)?;
+    Ok((used_memory(&mut control)? - before) / number as f64)
 }
 
 /// Connections that have already sent a long request, so that their buffers grow no more.
-fn waiters(server: &Server) -> Outcome<Vec<Connection>> {
+fn connections(server: &Server, number: usize) -> Outcome<Vec<Connection>> {
     let filler = format!("{:0200}", 0);
-    (0..WAITERS)
+    (0..number)
         .map(|_| {
             let mut connection = connect_unix(server)?;
             connection.try_call(&["PING", &filler])?;

@@ -19,6 +19,8 @@ pub const LAST: &str = "bench/results.json";
 
 /// How the module is named among its alternatives: it comes first in every chart.
 pub const OURS: &str = "redislock";
+/// The module as `make build` makes it, beside the one that `make release` makes.
+pub const UNTRAINED: &str = "redislock of make build";
 
 /// Section → server → what was found.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -93,6 +95,8 @@ pub enum Unit {
     Seconds,
     /// Instructions.
     Instructions,
+    /// Commands.
+    Commands,
     /// Bytes.
     Bytes,
     /// Events per second.
@@ -167,6 +171,7 @@ impl Unit {
             Self::Millis => format!("{} ms", digits(figure)),
             Self::Seconds => format!("{} s", digits(figure)),
             Self::Instructions => grouped(figure),
+            Self::Commands => digits(figure),
             Self::Bytes => format!("{} B", grouped(figure)),
             Self::PerSecond => format!("{}/s", grouped(figure)),
             Self::Share => format!("{figure:.2}"),
@@ -181,6 +186,7 @@ impl Unit {
             Self::Millis => "ms",
             Self::Seconds => "s",
             Self::Instructions => "instructions",
+            Self::Commands => "commands",
             Self::Bytes => "bytes",
             Self::PerSecond => "per second",
             Self::Share => "1 is best",

@@ -3,7 +3,7 @@
 use crate::measure::Figures;
 use crate::memory::STRING;
 use crate::results::{Chart, OURS, Run, Unit, counted};
-use crate::{deadlock, growth, handover, instructions, memory, pairs, several, waiters};
+use crate::{client, deadlock, growth, handover, instructions, memory, pairs, several, waiters};
 
 /// What a figure is compared with.
 #[derive(Clone, Copy)]
@@ -74,6 +74,13 @@ const SLICE: (&str, &str) = ("growth", growth::SLICE);
 const ONE_KEY: (&str, &str) = ("waiters", waiters::ONE_KEY);
 const KEY_EACH: (&str, &str) = ("waiters", waiters::KEY_EACH);
 const DEADLOCK: (&str, &str) = ("deadlock", deadlock::WAIT);
+const CLIENT: (&str, &str) = ("client", client::RATE);
+const CLIENT_CPU: (&str, &str) = ("client", client::CLIENT_CPU);
+const ONE_ACQUIRE: (&str, &str) = ("client", client::ACQUIRE);
+const GRANTS: (&str, &str) = ("client", client::GRANTS);
+const LONGEST_WAIT: (&str, &str) = ("client", client::WAIT);
+const SHARE: (&str, &str) = ("client", client::SHARE);
+const STOPPED: (&str, &str) = ("client", client::STOPPED);
 const MANY: Option<u64> = Some(10_000);
 const MILLION: Option<u64> = Some(1_000_000);
 const TEN_MILLION: Option<u64> = Some(10_000_000);
@@ -152,6 +159,26 @@ const TARGETS: &[Target] = &[
         Less(several::SET),
         AtMost(1.5),
     ),
+    target(CLIENT, OURS, None, Over(client::LOOP), AtLeast(0.95)),
+    target(CLIENT, OURS, None, Over(client::RSLOCK), AtLeast(1.1)),
+    target(CLIENT_CPU, OURS, None, Over(client::RSLOCK), AtMost(1.0)),
+    target(
+        ONE_ACQUIRE,
+        OURS,
+        None,
+        Over(client::ROUND_TRIPS),
+        AtMost(1.0),
+    ),
+    target(GRANTS, OURS, None, Over(client::RSLOCK), AtLeast(1.3)),
+    target(
+        LONGEST_WAIT,
+        client::RSLOCK,
+        None,
+        Over(OURS),
+        AtLeast(20.0),
+    ),
+    target(SHARE, OURS, None, Nothing, AtLeast(0.95)),
+    target(STOPPED, OURS, Some(4), OverAt(5), AtLeast(1.0)),
 ];
 
 /// A target, compared with the measured figure.

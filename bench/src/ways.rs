@@ -8,7 +8,7 @@ use redislock_testkit::{Connection, Server, Value};
 use crate::Outcome;
 use crate::hosts::Host;
 use crate::measured::put;
-use crate::results::OURS;
+use crate::results::{OURS, UNTRAINED};
 
 /// The usual script for a release.
 const SCRIPT: &str =
@@ -31,6 +31,8 @@ pub fn token(number: usize) -> String {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     Ours,
+    /// The same by [`Host::Untrained`].
+    Untrained,
     /// `SET NX PX`, and a script that compares and deletes.
     Script,
     /// `SET NX PX`, and the command of Valkey 9 that compares and deletes.
@@ -42,9 +44,19 @@ pub enum Way {
 }
 
 impl Way {
+    const ALL: [Self; 6] = [
+        Self::Ours,
+        Self::Untrained,
+        Self::Script,
+        Self::DelIfEq,
+        Self::Del,
+        Self::Bare,
+    ];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Ours => OURS,
+            Self::Untrained => UNTRAINED,
             Self::Script => "SET NX PX + EVALSHA",
             Self::DelIfEq => "SET NX PX + DELIFEQ",
             Self::Del => "SET NX PX + DEL (no check)",
@@ -56,6 +68,7 @@ impl Way {
     pub fn host(self) -> Host {
         match self {
             Self::Ours => Host::Redislock,
+            Self::Untrained => Host::Untrained,
             Self::Script | Self::DelIfEq | Self::Del => Host::Plain,
             Self::Bare => Host::Bare,
         }
@@ -64,7 +77,7 @@ impl Way {
     /// The command that a server must have for it.
     fn command(self) -> &'static str {
         match self {
-            Self::Ours => "LOCK.ACQUIRE",
+            Self::Ours | Self::Untrained => "LOCK.ACQUIRE",
             Self::Script => "EVALSHA",
             Self::DelIfEq => "DELIFEQ",
             Self::Del => "DEL",
@@ -88,7 +101,7 @@ impl Ways {
             other => return Err(format!("SCRIPT LOAD: {other:?}").into()),
         };
         let mut all = Vec::new();
-        for way in [Way::Ours, Way::Script, Way::DelIfEq, Way::Del, Way::Bare] {
+        for way in Way::ALL {
             let command = ["COMMAND", "INFO", way.command()];
             if way.host() == host
                 && let Value::Array(found) = connection.try_call(&command)?
@@ -103,7 +116,7 @@ impl Ways {
     pub fn acquire(&self, way: Way, buffer: &mut Vec<u8>, number: usize, ttl: &str) {
         let (name, token) = (name(number), token(number));
         match way {
-            Way::Ours => put(buffer, &["LOCK.ACQUIRE", &name, &token, ttl]),
+            Way::Ours | Way::Untrained => put(buffer, &["LOCK.ACQUIRE", &name, &token, ttl]),
             Way::Bare => put(buffer, &["BARE.ACQUIRE", &name, &token, ttl]),
             _ => put(buffer, &["SET", &name, &token, "NX", "PX", ttl]),
         }
@@ -112,7 +125,7 @@ impl Ways {
     pub fn release(&self, way: Way, buffer: &mut Vec<u8>, number: usize) {
         let (name, token) = (name(number), token(number));
         match way {
-            Way::Ours => put(buffer, &["LOCK.RELEASE", &name, &token]),
+            Way::Ours | Way::Untrained => put(buffer, &["LOCK.RELEASE", &name, &token]),
             Way::Script => put(buffer, &["EVALSHA", &self.script, "1", &name, &token]),
             Way::DelIfEq => put(buffer, &["DELIFEQ", &name, &token]),
             Way::Del => put(buffer, &["DEL", &name]),
