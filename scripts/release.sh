@@ -1,17 +1,24 @@
 #!/bin/sh
 # Makes target/release/redislock.so, the module that is installed: with a recorded profile (see trained.sh), or, with
-# TRAINED=no or without llvm-profdata, the one of `make build`.
+# TRAINED=no, without rustup or with musl, the one of `make build`.
 set -eu
 cd "$(dirname "$0")/.."
 
+released=${CARGO_TARGET_DIR:-target}/release/redislock.so
+# If something fails, no older module is installed.
+rm -f "$released"
 module=redislock.so
+plain() { echo "release: $1, the module is built without a profile: it needs about an eighth more CPU time"; }
 if [ "${TRAINED:-}" = no ]; then
-    :
-elif scripts/setup.sh trained; then
+    plain "with TRAINED=no"
+elif ! command -v rustup >/dev/null; then
+    plain "without rustup"
+elif rustc -vV | grep -q '^host: .*-musl$'; then
+    # The flags of a profile replace those of .cargo/config.toml, which bindgen needs there.
+    plain "with musl"
+else
     scripts/trained.sh "$1"
     module=redislock-trained.so
-else
-    echo "release: the module is built without a profile: it needs about an eighth more CPU time"
 fi
-# The old file is removed first: a server may have it mapped.
-install -m 755 "$module" "${CARGO_TARGET_DIR:-target}/release/redislock.so"
+cp "$module" "$released.new"
+mv "$released.new" "$released"

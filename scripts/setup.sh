@@ -341,6 +341,8 @@ check_profdata() {
     exists "$(rustc --print target-libdir)/../bin/llvm-profdata" && return
     have rustup || die "llvm-profdata is missing, and only rustup can install the one of this rustc"
     run rustup component add llvm-tools
+    exists "$(rustc --print target-libdir)/../bin/llvm-profdata" ||
+        die "llvm-profdata is missing: $(command -v rustc) is not of the toolchain of rustup"
 }
 
 purpose=${1:-build}

@@ -12,8 +12,17 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 library=$work/$host/release/$(basename "$1")
 tools=$(rustc --print target-libdir)/../bin
 say() { printf 'trained: %s\n' "$*"; }
+
+# What make build makes changes if, and only if, the code or the compiler has changed.
+made_from=$work/made-from
+training=bench/src/training.rs
+if [ -f redislock-trained.so ] && cat "$1" $training | cmp -s - "$made_from"; then
+    say "redislock-trained.so is up to date"
+    exit
+fi
+
 # With --target, the flags are not for build scripts, which would record profiles, too.
-module() { CARGO_TARGET_DIR=$work RUSTFLAGS=$1 cargo build -q --release -p redislock-module --lib --target "$host"; }
+module() { CARGO_TARGET_DIR=$work RUSTFLAGS="${RUSTFLAGS:-} $1" cargo build -q --release -p redislock-module --lib --target "$host"; }
 
 cargo build -q --release -p redislock-bench
 say "building the module that records a profile"
@@ -26,4 +35,5 @@ say "building the module with the profile"
 module "-Cprofile-use=$work/module.profdata"
 cp "$library" redislock-trained.so.new
 mv redislock-trained.so.new redislock-trained.so
+cat "$1" $training >"$made_from"
 say "done: redislock-trained.so"

@@ -325,7 +325,7 @@ def known(masters: int) -> list[str]:
 
 def main() -> int:
     if not MODULE.exists():
-        print("redislock.so is missing: make build", file=sys.stderr)
+        print(f"{MODULE} is missing: make build", file=sys.stderr)
         return 2
     # Each waiter is a connection: both sides need a file for it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)

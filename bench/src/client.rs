@@ -1,12 +1,12 @@
 //! The Rust client over five masters, compared with rslock, and with a loop that sends as many
 //! commands to as many masters without any lock logic.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use futures_util::future::join_all;
+use futures_util::StreamExt;
+use futures_util::stream::FuturesUnordered;
 use redis::aio::MultiplexedConnection;
-use redislock_client::Redlock;
+use redislock_client::{Redlock, Released};
 use redislock_testkit::{Connection, Server};
 use rslock::LockManager;
 use rustix::time::{ClockId, clock_gettime};
@@ -20,30 +20,23 @@ use crate::results::{Chart, OURS, Unit};
 pub const RATE: &str = "acquire + release over five masters";
 pub const CLIENT_CPU: &str = "CPU time of the client for a pair";
 const SERVER_CPU: &str = "a pair, all five servers together";
-const COMMANDS: &str = "a pair";
+const COMMANDS: &str = "a pair, also inside scripts";
 pub const ACQUIRE: &str = "one acquire over five masters, median";
-pub const GRANTS: &str = "grants of one lock to 16 workers, five masters";
-pub const WAIT: &str = "longest wait of the 16 workers";
-pub const SHARE: &str = "grants of the least over the most served of the 16 workers";
 pub const STOPPED: &str = "acquire + release while some of five masters do not answer";
 /// The alternatives.
 pub const LOOP: &str = "SET NX PX + DEL in a loop";
 pub const RSLOCK: &str = "rslock";
-pub const ROUND_TRIPS: &str = "1.5 round trips + four sends";
+pub const MAJORITY: &str = "SET, until three masters reply";
 
 const MASTERS: usize = 5;
 /// Short rounds, many of them: what else the machine does affects neighbours alike.
 const ROUND: Duration = Duration::from_millis(400);
 /// Neighbouring rounds differ by up to a third.
 const ROUNDS: usize = 41;
-/// Rounds of everything else.
+/// Rounds of the other charts.
 const FEW_ROUNDS: usize = 11;
 /// Acquires of a round whose median counts.
 const ACQUIRES: usize = 500;
-/// Long enough to see long waits.
-const CONTENDED: Duration = Duration::from_secs(3);
-const CONTENDED_ROUNDS: usize = 5;
-const WORKERS: usize = 16;
 const TTL: Duration = Duration::from_secs(10);
 
 pub fn measure() -> Outcome<Vec<Chart>> {
@@ -52,7 +45,6 @@ pub fn measure() -> Outcome<Vec<Chart>> {
         let mut contenders = Contenders::start().await?;
         let mut charts = contenders.pairs().await?;
         charts.push(contenders.acquires().await?);
-        charts.extend(contenders.compete().await?);
         charts.push(contenders.without_some_masters().await?);
         Ok(charts)
     })
@@ -149,13 +141,18 @@ impl Contenders {
             plain.push(client.get_multiplexed_async_connection().await?);
         }
         let ours = Redlock::builder().nodes(with_module.urls());
-        Ok(Self {
+        let contenders = Self {
             ours: ours.connect().await?,
             plain,
             rslock: LockManager::new(without_module.urls().collect()),
             with_module,
             without_module,
-        })
+        };
+        // Some connect and load their scripts only now: not measured.
+        for way in Way::ALL {
+            contenders.pair(way).await?;
+        }
+        Ok(contenders)
     }
 
     /// Acquires and releases once.
@@ -163,7 +160,10 @@ impl Contenders {
         match way {
             Way::Ours => {
                 let guard = self.ours.lock("lock").ttl(TTL).acquire().await?;
-                guard.release().await;
+                match guard.release().await {
+                    Released::WasHeld => {}
+                    other => return Err(format!("the lock was not released: {other:?}").into()),
+                }
             }
             Way::Loop => {
                 let token = "0123456789abcdef0123456789abcdef";
@@ -171,8 +171,8 @@ impl Contenders {
                 set.arg("loop").arg(token).arg("NX").arg("PX").arg(10_000);
                 let mut del = redis::cmd("DEL");
                 del.arg("loop");
-                self.send_to_all(&set).await?;
-                self.send_to_all(&del).await?;
+                self.send_to_all(&set, MASTERS).await?;
+                self.send_to_all(&del, MASTERS).await?;
             }
             Way::Rslock => {
                 let lock = self.rslock.lock("rslock", TTL).await;
@@ -183,14 +183,18 @@ impl Contenders {
         Ok(())
     }
 
-    /// Sends a command to all masters and waits for all replies.
-    async fn send_to_all(&self, command: &redis::Cmd) -> Outcome<()> {
-        let replies = self.plain.iter().map(|connection| {
+    /// Sends a command to all masters and waits for so many replies, which must be successes.
+    async fn send_to_all(&self, command: &redis::Cmd, replies: usize) -> Outcome<()> {
+        let sent = self.plain.iter().map(|connection| {
             let mut connection = connection.clone();
-            async move { connection.send_packed_command(command).await }
+            async move { command.query_async::<redis::Value>(&mut connection).await }
         });
-        for reply in join_all(replies).await {
-            reply?;
+        let mut sent: FuturesUnordered<_> = sent.collect();
+        for _ in 0..replies {
+            match sent.next().await.transpose()? {
+                Some(redis::Value::Okay | redis::Value::Int(1)) => {}
+                other => return Err(format!("not a yes: {other:?}").into()),
+            }
         }
         Ok(())
     }
@@ -250,65 +254,32 @@ impl Contenders {
         Ok(charts.collect())
     }
 
-    /// How long one acquire takes, compared with one round trip and a half. Sending to five masters
-    /// takes longer than sending to one, for whoever does it.
+    /// How long one acquire takes, compared with one command to all masters. Both end when a
+    /// majority has replied.
     async fn acquires(&mut self) -> Outcome<Chart> {
-        let mut found = [OURS, ROUND_TRIPS].map(|name| (name.to_owned(), Figures::default()));
+        let mut found = [OURS, MAJORITY].map(|name| (name.to_owned(), Figures::default()));
         let mut set = redis::cmd("SET");
         set.arg("loop").arg("x").arg("PX").arg(10_000);
         for round in 0..FEW_ROUNDS {
-            progress(&format!(
-                "client, an acquire: round {} of {FEW_ROUNDS}",
-                round + 1
-            ));
-            let (mut acquire, mut one, mut all) = (Vec::new(), Vec::new(), Vec::new());
-            for _ in 0..ACQUIRES {
+            let what = "client, an acquire";
+            progress(&format!("{what}: round {} of {FEW_ROUNDS}", round + 1));
+            let mut times = [Vec::new(), Vec::new()];
+            for number in 0..2 * ACQUIRES {
                 let start = Instant::now();
-                let mut connection = self.plain[0].clone();
-                connection.send_packed_command(&set).await?;
-                one.push(micros_since(start));
-                let start = Instant::now();
-                self.send_to_all(&set).await?;
-                all.push(micros_since(start));
-                let start = Instant::now();
-                let guard = self.ours.lock("lock").ttl(TTL).acquire().await?;
-                acquire.push(micros_since(start));
-                guard.release().await;
-            }
-            let [acquire, one, all] = [acquire, one, all].map(|times| Figures::of(times).median());
-            found[0].1.push(acquire);
-            found[1].1.push(1.5 * one + (all - one));
-        }
-        Ok(Chart::new(ACQUIRE, Unit::Micros, found.into()))
-    }
-
-    /// Several workers of one process that want the same lock.
-    async fn compete(&mut self) -> Outcome<[Chart; 3]> {
-        let ways = [Way::Ours, Way::Rslock];
-        let mut found =
-            [(); 3].map(|()| ways.map(|way| (way.name().to_owned(), Figures::default())));
-        for round in 0..CONTENDED_ROUNDS {
-            progress(&format!(
-                "client, {WORKERS} workers: round {} of {CONTENDED_ROUNDS}",
-                round + 1
-            ));
-            for turn in 0..ways.len() {
-                let which = (round + turn) % ways.len();
-                let served = match ways[which] {
-                    Way::Ours => our_workers(&self.ours).await?,
-                    _ => rslock_workers(&self.rslock).await?,
-                };
-                for (found, figure) in found.iter_mut().zip(served.figures()) {
-                    found[which].1.push(figure);
+                if number % 2 == 0 {
+                    let guard = self.ours.lock("lock").ttl(TTL).acquire().await?;
+                    times[0].push(micros_since(start));
+                    guard.release().await;
+                } else {
+                    self.send_to_all(&set, MASTERS / 2 + 1).await?;
+                    times[1].push(micros_since(start));
                 }
             }
+            for ((_, figures), times) in found.iter_mut().zip(times) {
+                figures.push(Figures::of(times).median());
+            }
         }
-        let [grants, wait, share] = found.map(Vec::from);
-        Ok([
-            Chart::new(GRANTS, Unit::PerSecond, grants),
-            Chart::new(WAIT, Unit::Millis, wait),
-            Chart::new(SHARE, Unit::Share, share),
-        ])
+        Ok(Chart::new(ACQUIRE, Unit::Micros, found.into()))
     }
 
     /// Our client while none, one or two of the masters are stopped.
@@ -319,7 +290,8 @@ impl Contenders {
                 "client, stopped masters: round {} of {FEW_ROUNDS}",
                 round + 1
             ));
-            for stopped in 0..=2 {
+            for turn in 0..=2 {
+                let stopped = (round + turn) % 3;
                 let victims = &self.with_module.servers[MASTERS - stopped..];
                 victims.iter().for_each(Server::pause);
                 // The first pair notices it, and takes the timeout of a node.
@@ -339,88 +311,4 @@ impl Contenders {
 
 fn micros_since(start: Instant) -> f64 {
     start.elapsed().as_secs_f64() * 1e6
-}
-
-/// What the workers of one round got.
-struct Served {
-    grants: Vec<f64>,
-    longest: Duration,
-    seconds: f64,
-}
-
-impl Served {
-    /// Grants a second, the longest wait in ms, and the least over the most served worker.
-    fn figures(&self) -> [f64; 3] {
-        let least = self.grants.iter().copied().fold(f64::INFINITY, f64::min);
-        let most = self.grants.iter().copied().fold(1.0, f64::max);
-        [
-            self.grants.iter().sum::<f64>() / self.seconds,
-            self.longest.as_secs_f64() * 1e3,
-            least / most,
-        ]
-    }
-}
-
-async fn our_workers(client: &Redlock) -> Outcome<Served> {
-    let client = client.clone();
-    work(move || {
-        let client = client.clone();
-        async move {
-            let start = Instant::now();
-            let guard = client.lock("contended").ttl(TTL).acquire().await;
-            let guard = guard.map_err(|error| error.to_string())?;
-            let waited = start.elapsed();
-            guard.release().await;
-            Ok(waited)
-        }
-    })
-    .await
-}
-
-async fn rslock_workers(manager: &LockManager) -> Outcome<Served> {
-    let manager = manager.clone();
-    work(move || {
-        let manager = manager.clone();
-        async move {
-            let start = Instant::now();
-            let lock = manager.acquire_no_guard("contended", TTL).await;
-            let lock = lock.map_err(|error| format!("rslock: {error:?}"))?;
-            let waited = start.elapsed();
-            manager.unlock(&lock).await;
-            Ok(waited)
-        }
-    })
-    .await
-}
-
-/// Lets each worker take turns, which return how long they waited, until the time is over.
-async fn work<F, T>(turn: F) -> Outcome<Served>
-where
-    F: Fn() -> T + Send + Sync + 'static,
-    T: Future<Output = Result<Duration, String>> + Send,
-{
-    let (turn, start) = (Arc::new(turn), Instant::now());
-    let tasks = (0..WORKERS).map(|_| {
-        let turn = turn.clone();
-        tokio::spawn(async move {
-            let (mut grants, mut longest) = (0.0, Duration::ZERO);
-            while start.elapsed() < CONTENDED {
-                longest = longest.max(turn().await?);
-                grants += 1.0;
-            }
-            Ok::<_, String>((grants, longest))
-        })
-    });
-    let tasks: Vec<_> = tasks.collect();
-    let (mut grants, mut longest) = (Vec::new(), Duration::ZERO);
-    for task in tasks {
-        let (count, wait) = task.await??;
-        grants.push(count);
-        longest = longest.max(wait);
-    }
-    Ok(Served {
-        grants,
-        longest,
-        seconds: start.elapsed().as_secs_f64(),
-    })
 }

@@ -5,11 +5,13 @@
 //! all of them. It prints tables and adds every round to `target/bench/results.json`, or with
 //! `--keep` to `bench/results.json`, which docs/PERFORMANCE.md shows. The figures do not affect the
 //! exit code: it is 0 unless something could not be measured. A tool that is missing (valgrind, cc)
-//! is not a failure: a line says so.
+//! is not a failure: a line says so. `REDISLOCK_SO` is the module; if `REDISLOCK_UNTRAINED` names
+//! another one, built without a profile, that is measured beside it.
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
 //! docs/PERFORMANCE.md from `bench/results.json` and from what `bench/peers/run.py` has found.
-//! `redislock-bench peers file` prints the tables of what it has found.
+//! `redislock-bench peers file` prints the tables of what it has found. `redislock-bench train` uses
+//! the module as `make trained` needs it.
 
 mod client;
 mod deadlock;
@@ -36,6 +38,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use hosts::Host;
 use redislock_testkit::project_folder;
 use results::{Chart, Results, Run};
 
@@ -233,6 +236,7 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
         let run = Run {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: commit.clone(),
+            trained: Some(Host::Untrained.exists()),
             date: date.clone(),
             alternatives: section.alternatives.map(str::to_owned),
             machine: measured::machine(),

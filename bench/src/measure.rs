@@ -11,6 +11,9 @@ use crate::Outcome;
 /// Rounds of each comparison.
 pub const ROUNDS: usize = 7;
 
+/// From so many rounds on, the lowest and the highest one say little.
+const MANY: usize = 20;
+
 /// One figure of many rounds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Figures(Vec<f64>);
@@ -46,6 +49,16 @@ impl Figures {
             len if len % 2 == 1 => sorted[len / 2],
             len => f64::midpoint(sorted[len / 2 - 1], sorted[len / 2]),
         }
+    }
+
+    /// Its spread: the lowest and the highest round, or, of so many rounds that some are disturbed,
+    /// the quartiles.
+    pub fn range(&self) -> [f64; 2] {
+        if self.count() < MANY {
+            return [self.least(), self.most()];
+        }
+        let sorted = self.sorted();
+        [sorted.len() / 4, sorted.len() * 3 / 4].map(|place| sorted[place])
     }
 
     pub fn least(&self) -> f64 {
@@ -167,6 +180,13 @@ mod tests {
         let medians: Vec<_> = found.unwrap().iter().map(Figures::median).collect();
         assert_eq!(medians, [0.0, 1.0, 2.0]);
         assert_eq!(order[..6], [0, 1, 2, 1, 2, 0]);
+    }
+
+    #[test]
+    fn a_few_disturbed_rounds_of_many_are_not_in_the_range() {
+        let rounds = |count: u8| Figures((1..=count).map(f64::from).collect());
+        assert_eq!(rounds(19).range(), [1.0, 19.0]);
+        assert_eq!(rounds(21).range(), [6.0, 16.0]);
     }
 
     #[test]

@@ -1,6 +1,8 @@
 //! Memory of a held lock, compared with the same lock as a string with PX; and of a connection
 //! that waits, compared with one in BLPOP.
 
+use std::time::Duration;
+
 use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
@@ -8,6 +10,7 @@ use crate::hosts::connect_unix;
 use crate::measure::alternate;
 use crate::measured::{await_blocked, check_yes, pipeline};
 use crate::results::{Chart, OURS, Unit, counted};
+use crate::waiters::allow_files;
 use crate::ways::{Way, Ways, name, token};
 
 /// The titles of the charts.
@@ -19,11 +22,17 @@ pub const BLPOP: &str = "BLPOP";
 
 const LOCKS: usize = 200_000;
 const PIPELINE: usize = 1_000;
-const WAITERS: [usize; 4] = [10, 100, 1_000, 10_000];
+const WAITERS: [usize; 3] = [100, 1_000, 10_000];
 /// The figures hardly vary.
 const ROUNDS: usize = 3;
+/// How long the used memory must stay the same, and by how much it may change: for a while, the
+/// server makes the buffers of new connections smaller.
+const STILL: Duration = Duration::from_millis(700);
+const CHANGE: f64 = 2_000.0;
 
 pub fn measure() -> Outcome<Vec<Chart>> {
+    // Connections, and what else this process and the server have open.
+    allow_files(WAITERS[WAITERS.len() - 1] + 200)?;
     let ways = [Way::Ours, Way::Script, Way::Bare];
     let ways: Vec<_> = ways.into_iter().filter(|way| way.host().exists()).collect();
     let found = alternate("memory of a lock", ROUNDS, ways.len(), |way| {
@@ -67,7 +76,11 @@ fn lock(way: Way) -> Outcome<f64> {
 
 /// Bytes per waiting connection, minus those that it needs before it waits.
 fn waiter(way: Way, number: usize) -> Outcome<f64> {
-    let server = way.host().start(&["maxclients 10200"])?;
+    let mut settings = vec!["maxclients 10200"];
+    if way == Way::Ours {
+        settings.push("lock.max-waiters 20000");
+    }
+    let server = way.host().start(&settings)?;
     let mut control = server.try_connect()?;
     let mut connections = connections(&server, number)?;
     let held = match way {
@@ -78,27 +91,47 @@ fn waiter(way: Way, number: usize) -> Outcome<f64> {
     if let Some(acquire) = held {
         check_yes(&control.try_call(&[acquire, &name(0), "holder", "600000"])?)?;
     }
-    let before = used_memory(&mut control)?;
-    for (place, connection) in connections.iter_mut().enumerate() {
+    let wait = |connection: &mut Connection, place| {
         let (name, token) = (name(0), token(place));
         connection.try_send_raw(&match way {
             Way::Ours => encode(&["LOCK.ACQUIRE", &name, &token, "600000", "BLOCK", "0"]),
             Way::Bare => encode(&["BARE.WAIT", &name, &token]),
             _ => encode(&["BLPOP", "list", "0"]),
-        })?;
+        })
+    };
+    // What the first waiter allocates for all of them does not count.
+    let mut first = connect(&server)?;
+    wait(&mut first, number)?;
+    await_blocked(&mut control, 1)?;
+    let before = still_memory(&mut control)?;
+    for (place, connection) in connections.iter_mut().enumerate() {
+        wait(connection, place)?;
     }
-    await_blocked(&mut control, number)?;
-    Ok((used_memory(&mut control)? - before) / number as f64)
+    await_blocked(&mut control, number + 1)?;
+    Ok((still_memory(&mut control)? - before) / number as f64)
 }
 
-/// Connections that have already sent a long request, so that their buffers grow no more.
-fn connections(server: &Server, number: usize) -> Outcome<Vec<Connection>> {
+/// The used memory when it changes no more.
+fn still_memory(control: &mut Connection) -> Outcome<f64> {
+    let mut before = used_memory(control)?;
+    loop {
+        std::thread::sleep(STILL);
+        let now = used_memory(control)?;
+        if (now - before).abs() < CHANGE {
+            return Ok(now);
+        }
+        before = now;
+    }
+}
+
+/// A connection that has already sent a long request, so that its buffers grow no more.
+fn connect(server: &Server) -> Outcome<Connection> {
     let filler = format!("{:0200}", 0);
-    (0..number)
-        .map(|_| {
-            let mut connection = connect_unix(server)?;
-            connection.try_call(&["PING", &filler])?;
-            Ok(connection)
-        })
-        .collect()
+    let mut connection = connect_unix(server)?;
+    connection.try_call(&["PING", &filler])?;
+    Ok(connection)
+}
+
+fn connections(server: &Server, number: usize) -> Outcome<Vec<Connection>> {
+    (0..number).map(|_| connect(server)).collect()
 }

@@ -121,7 +121,7 @@ impl Drawing {
                 top + 4.0
             ));
             let spread = format!("spread {class}");
-            let ends = [rounds.least(), rounds.most()].map(x);
+            let ends = rounds.range().map(x);
             self.line(&spread, (ends[0], middle), (ends[1], middle));
             let mut figure = chart.unit.show(rounds.median());
             if number > 0 {

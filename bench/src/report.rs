@@ -29,7 +29,9 @@ fn origin(section: &str, server: &str, run: &Run) -> String {
         load,
         ..
     } = run;
-    let code = [&run.commit, &run.date].into_iter().flatten();
+    let build = run.trained.filter(|trained| !trained);
+    let build = build.map(|_| "built without a profile".to_owned());
+    let code = [&run.commit, &run.date, &build].into_iter().flatten();
     let code: Vec<_> = code.map(String::as_str).collect();
     let code = if code.is_empty() {
         String::new()
@@ -60,13 +62,7 @@ const SPREAD: usize = 3;
 
 /// Each alternative with its figure, its spread, and its ratio to redislock.
 fn bars(charts: &[&Chart]) -> Vec<Line> {
-    let heads = [
-        "",
-        "",
-        "median",
-        "lowest – highest",
-        "relative to redislock",
-    ];
+    let heads = ["", "", "median", "spread", "relative to redislock"];
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
     for chart in charts {
         let Some(first) = chart.alternatives.first() else {
@@ -157,7 +153,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
 
 /// The figures, compared with the targets.
 pub fn targets(results: &Results) -> String {
-    let heads = ["what", "server", "figure", "lowest – highest", "target", ""];
+    let heads = ["what", "server", "figure", "spread", "target", ""];
     let mut lines = vec![heads.map(str::to_owned).to_vec()];
     let order = crate::SECTIONS.iter().map(|section| section.name);
     for name in order {

@@ -34,6 +34,9 @@ pub struct Run {
     /// The commit that was measured, with a "+" if the working tree had changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
+    /// Whether the module was built with a profile; none in older results: without.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub trained: Option<bool>,
     /// The day: "2026-11-18".
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub date: Option<String>,

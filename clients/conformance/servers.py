@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = Path(os.environ.get("REDISLOCK_SO") or ROOT / "redislock.so")
+MODULE = Path(os.environ.get("REDISLOCK_SO") or ROOT / "redislock.so").resolve()
 SERVER = (
     os.environ.get("REDIS_SERVER")
     or shutil.which("redis-server")
