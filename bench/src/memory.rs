@@ -1,8 +1,6 @@
 //! Memory of a held lock, compared with the same lock as a string with PX; and of a connection
 //! that waits, compared with one in BLPOP.
 
-use std::time::Duration;
-
 use redislock_testkit::{Connection, Server, encode};
 
 use crate::Outcome;
@@ -25,10 +23,6 @@ const PIPELINE: usize = 1_000;
 const WAITERS: [usize; 3] = [100, 1_000, 10_000];
 /// The figures hardly vary.
 const ROUNDS: usize = 3;
-/// How long the used memory must stay the same, and by how much it may change: for a while, the
-/// server makes the buffers of new connections smaller.
-const STILL: Duration = Duration::from_millis(700);
-const CHANGE: f64 = 2_000.0;
 
 pub fn measure() -> Outcome<Vec<Chart>> {
     // Connections, and what else this process and the server have open.
@@ -76,12 +70,14 @@ fn lock(way: Way) -> Outcome<f64> {
 
 /// Bytes per waiting connection, minus those that it needs before it waits.
 fn waiter(way: Way, number: usize) -> Outcome<f64> {
-    let mut settings = vec!["maxclients 10200"];
+    let mut settings = vec!["maxclients 10200", "hz 1", "dynamic-hz no"];
     if way == Way::Ours {
         settings.push("lock.max-waiters 20000");
     }
     let server = way.host().start(&settings)?;
     let mut control = server.try_connect()?;
+    // The server would make the buffers of waiting connections smaller while others still connect.
+    check_yes(&control.try_call(&["DEBUG", "REPLYBUFFER", "RESIZING", "0"])?)?;
     let mut connections = connections(&server, number)?;
     let held = match way {
         Way::Ours => Some("LOCK.ACQUIRE"),
@@ -103,25 +99,12 @@ fn waiter(way: Way, number: usize) -> Outcome<f64> {
     let mut first = connect(&server)?;
     wait(&mut first, number)?;
     await_blocked(&mut control, 1)?;
-    let before = still_memory(&mut control)?;
+    let before = used_memory(&mut control)?;
     for (place, connection) in connections.iter_mut().enumerate() {
         wait(connection, place)?;
     }
     await_blocked(&mut control, number + 1)?;
-    Ok((still_memory(&mut control)? - before) / number as f64)
-}
-
-/// The used memory when it changes no more.
-fn still_memory(control: &mut Connection) -> Outcome<f64> {
-    let mut before = used_memory(control)?;
-    loop {
-        std::thread::sleep(STILL);
-        let now = used_memory(control)?;
-        if (now - before).abs() < CHANGE {
-            return Ok(now);
-        }
-        before = now;
-    }
+    Ok((used_memory(&mut control)? - before) / number as f64)
 }
 
 /// A connection that has already sent a long request, so that its buffers grow no more.

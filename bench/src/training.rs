@@ -17,6 +17,8 @@ use crate::ways::{Place, Way, name, token};
 const LOCKS: usize = 500;
 /// How often each of them is acquired and released.
 const TIMES: usize = 100;
+/// How often the other commands are used with them.
+const OTHERS: usize = 20;
 /// How many connections hand one lock over.
 const CONNECTIONS: usize = 16;
 /// Keys of a request for several.
@@ -55,7 +57,7 @@ pub fn run() -> Outcome<()> {
     Ok(())
 }
 
-/// Mostly pairs of acquire and release, and a few of everything else that is common.
+/// Mostly pairs of acquire and release, and some of everything else that is common.
 fn use_locks(place: &mut Place) -> Outcome<()> {
     for commands in [
         place.ways.acquires(Way::Ours, 0..LOCKS, "30000"),
@@ -63,6 +65,10 @@ fn use_locks(place: &mut Place) -> Outcome<()> {
     ] {
         pipeline(&mut place.connection, &commands, LOCKS)?;
     }
+    (0..OTHERS).try_for_each(|_| use_other_commands(&mut place.connection))
+}
+
+fn use_other_commands(connection: &mut Connection) -> Outcome<()> {
     let (name, token, other) = (name(0), token(0), token(1));
     let mut commands = Vec::new();
     put(&mut commands, &["LOCK.ACQUIRE", &name, &token, "30000"]);
@@ -85,9 +91,9 @@ fn use_locks(place: &mut Place) -> Outcome<()> {
     let release = [&["LOCK.MRELEASE", &number], &keys[..], &[&token]].concat();
     put(&mut commands, &acquire);
     put(&mut commands, &release);
-    place.connection.try_send_raw(&commands)?;
-    (0..11).try_for_each(|_| check_yes(&place.connection.try_receive()?))?;
-    refuse(&mut place.connection, &name, [&token, &other])
+    connection.try_send_raw(&commands)?;
+    (0..11).try_for_each(|_| check_yes(&connection.try_receive()?))?;
+    refuse(connection, &name, [&token, &other])
 }
 
 /// Two requests of another owner that are refused: for a lock, and for its release.
