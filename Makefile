@@ -18,7 +18,7 @@ build: setup ## Build the module: ./redislock.so
 	cargo build --release -p redislock-module --lib
 	@cmp -s $(LIBRARY) redislock.so || { cp $(LIBRARY) redislock.so.new && mv redislock.so.new redislock.so; }
 
-trained: build ## Build ./redislock-trained.so, as make release does: the module, optimized with a recorded profile of its use (about an eighth less CPU time)
+trained: build ## Build ./redislock-trained.so, as make release does: the module, optimized with a recorded profile of its use (about a tenth less CPU time)
 	@REDIS_SERVER="$$(scripts/server.sh)" scripts/trained.sh $(LIBRARY)
 
 run: build ## Start a server with the module in the foreground (port 6379, the next free one, or PORT=...)

@@ -8,7 +8,7 @@ released=${CARGO_TARGET_DIR:-target}/release/redislock.so
 # If something fails, no older module is installed.
 rm -f "$released"
 module=redislock.so
-plain() { echo "release: $1, the module is built without a profile: it needs about an eighth more CPU time"; }
+plain() { echo "release: $1, the module is built without a profile: it needs about a tenth more CPU time"; }
 if [ "${TRAINED:-}" = no ]; then
     plain "with TRAINED=no"
 elif ! command -v rustup >/dev/null; then
