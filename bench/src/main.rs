@@ -10,8 +10,8 @@
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
 //! docs/PERFORMANCE.md from `bench/results.json` and from what `bench/peers/run.py` has found.
-//! `redislock-bench peers file` prints the tables of what it has found. `redislock-bench train` uses
-//! the module as `make trained` needs it.
+//! `redislock-bench peers file` prints the tables of what it has found, and `redislock-bench train`
+//! uses the module as `make trained` needs it.
 
 mod client;
 mod deadlock;
