@@ -286,6 +286,7 @@ ok "make install works with its drop-in, and would not without"
 
 # ---- 9. the tar.gz over it, with the commands of docs/OPERATIONS.md ------------------------------
 
+# shellcheck disable=SC2016 # backquotes of Markdown
 extract=$(sed -n 's/.*`sudo \(tar -xzf [^`]*\)`.*/\1/p' docs/OPERATIONS.md)
 keep=$(sed -n "s/^For an upgrade, add \`\([^\`]*\)\`.*/\1/p" docs/OPERATIONS.md)
 [ -n "$extract" ] && [ -n "$keep" ] || fail "docs/OPERATIONS.md does not name the commands"

@@ -4,6 +4,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+# shellcheck disable=SC2016 # fields of awk
 double=$(git ls-files '*.md' | xargs awk '
     FNR == 1 { code = 0 }
     /^ *```/ { code = !code }
