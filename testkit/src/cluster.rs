@@ -109,10 +109,13 @@ impl Cluster {
             });
         }
         for c in connections.iter_mut() {
+            // Without full coverage, a node is ok before it knows who has every slot.
             wait_patiently("the cluster is ready", || {
                 let nodes = c.call("CLUSTER NODES").text().to_owned();
                 let state = c.call("CLUSTER INFO").text().to_owned();
-                nodes.matches("slave").count() == replicas && state.contains("cluster_state:ok")
+                nodes.matches("slave").count() == replicas
+                    && state.contains("cluster_state:ok")
+                    && state.contains(&format!("cluster_slots_ok:{SLOTS}\r"))
             });
         }
         for n in 0..replicas {
