@@ -405,6 +405,8 @@ impl Drop for Attempt {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use redislock_testkit::{Proxy, Server};
+
     use super::*;
     use crate::redlock::Redlock;
 
@@ -430,6 +432,65 @@ pub(crate) mod tests {
             attempt.count(question, Reply::Yes(FENCE));
             let end = lease_end(sent, lease);
             assert_eq!(attempt.ballot.grant_of(place), Some((FENCE, end)));
+        }
+    }
+
+    async fn until(what: &str, mut so: impl FnMut() -> bool) {
+        for _ in 0..3_000 {
+            if so() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("never came to be: {what}");
+    }
+
+    /// The connection had ended when the node was asked, so nothing was sent on that one.
+    #[tokio::test]
+    async fn a_request_that_was_sent_on_a_later_connection_is_released() {
+        let server = Server::start();
+        let proxy = Proxy::to(server.port());
+        let redlock = Redlock::builder().node(proxy.url());
+        let redlock = redlock.node_timeout(Duration::from_secs(60));
+        let redlock = redlock.connect().await.unwrap();
+        let node = Arc::clone(&redlock.client.fleet.nodes[0]);
+        let first = node.standing().generation;
+        node.ended(first, Verdict::unreachable("closed"));
+        proxy.silence("LOCK.ACQUIRE");
+        let spec = Spec {
+            ttl: Duration::from_secs(600),
+            ..Spec::new(vec![b"x".to_vec()])
+        };
+        let mut attempt = Attempt::new(Arc::clone(&redlock.client), Arc::new(spec));
+        tokio::select! {
+            biased;
+            outcome = attempt.try_all(false) => panic!("{outcome:?}"),
+            () = until("it is granted", || !server.is_free("x")) => {}
+        }
+        assert_eq!(attempt.unsent, [(0, first)]);
+        drop(attempt);
+        proxy.heal();
+        until("it is released", || server.is_free("x")).await;
+    }
+
+    /// The grant may belong to the connection that has ended.
+    #[tokio::test]
+    async fn an_ephemeral_grant_from_before_a_new_connection_is_confirmed_on_it() {
+        for ephemeral in [true, false] {
+            let mut attempt = unconnected(1);
+            attempt.spec = Arc::new(Spec {
+                ephemeral,
+                ..Spec::clone(&attempt.spec)
+            });
+            let mut round = attempt.client.fleet.round();
+            let (sent, ttl) = (Moment::now(), attempt.spec.ttl);
+            attempt.ballot = Ballot::new(1, std::iter::once(0).collect());
+            attempt.ballot.grant(0, FENCE, lease_end(sent, ttl));
+            let current = attempt.client.fleet.nodes[0].standing().generation;
+            attempt.generation = current + 1;
+            let decided = attempt.decided(&mut round, NodeSet::default());
+            assert_eq!(decided.is_none(), ephemeral, "{decided:?}");
+            assert_eq!(round.leave().len(), usize::from(ephemeral));
         }
     }
 }

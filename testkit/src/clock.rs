@@ -1,4 +1,4 @@
-//! A server whose clocks a test can step: a library that is preloaded reads the shifts from a
+//! Processes whose clocks a test can step: a library that is preloaded reads the shifts from a
 //! shared file. Only on Linux.
 
 use std::fs;
@@ -14,12 +14,65 @@ use crate::{Options, Server};
 /// The library, as the build script has compiled it.
 const SHIM: &str = concat!(env!("OUT_DIR"), "/clock_shim.so");
 
+/// How far the clocks of a process are from the true ones.
+pub struct Shifts {
+    file: PathBuf,
+    _folder: Option<TempDir>,
+}
+
+impl Shifts {
+    /// The true time.
+    #[expect(clippy::new_without_default, reason = "it creates a file")]
+    pub fn new() -> Shifts {
+        let folder = tempfile::tempdir().expect("a temporary folder");
+        let file = folder.path().join("shifts");
+        fs::write(&file, [0; 16]).expect("the shifts are written");
+        Shifts {
+            file,
+            _folder: Some(folder),
+        }
+    }
+
+    /// The shifts of this process, if it was started with this environment.
+    pub fn of_this_process() -> Option<Shifts> {
+        let file = std::env::var_os("CLOCK_SHIFT")?.into();
+        Some(Shifts {
+            file,
+            _folder: None,
+        })
+    }
+
+    /// The environment of a process that has these clocks.
+    pub fn environment(&self) -> [(&'static str, String); 2] {
+        [
+            ("LD_PRELOAD", SHIM.to_owned()),
+            ("CLOCK_SHIFT", self.file.display().to_string()),
+        ]
+    }
+
+    /// From now on it looks as if the host had been suspended for this long in total: its monotonic
+    /// clock stood still during that time.
+    pub fn suspended_for(&self, seconds: i64) {
+        self.write(8, seconds * 1_000_000);
+    }
+
+    fn step_micros(&self, micros: i64) {
+        self.write(0, micros);
+    }
+
+    fn write(&self, at: u64, micros: i64) {
+        let file = fs::OpenOptions::new().write(true).open(&self.file);
+        let file = file.expect("the shifts can be opened");
+        file.write_all_at(&micros.to_ne_bytes(), at)
+            .expect("the shift is written");
+    }
+}
+
 /// A server whose clocks a test can step.
 pub struct SteppedServer {
     /// The server itself.
     pub server: Server,
-    shifts: PathBuf,
-    _folder: TempDir,
+    shifts: Shifts,
 }
 
 impl SteppedServer {
@@ -30,45 +83,39 @@ impl SteppedServer {
 
     /// A server whose wall clock is ahead from its start on.
     pub fn start_ahead(options: Options, ahead: Duration) -> SteppedServer {
-        let folder = tempfile::tempdir().expect("a temporary folder");
-        let shifts = folder.path().join("shifts");
-        fs::write(&shifts, [0; 16]).expect("the shifts are written");
+        let shifts = Shifts::new();
         let micros = i64::try_from(ahead.as_micros()).expect("a short time");
-        write_shift(&shifts, 0, micros);
-        let server = options
-            .environment("LD_PRELOAD", SHIM)
-            .environment("CLOCK_SHIFT", &shifts.display().to_string())
-            .start();
-        let stepped = SteppedServer {
-            server,
-            shifts,
-            _folder: folder,
-        };
+        shifts.step_micros(micros);
+        let environment = shifts.environment();
+        let options = environment.iter().fold(options, |options, (name, value)| {
+            options.environment(name, value)
+        });
+        let server = options.start();
+        let stepped = SteppedServer { server, shifts };
         stepped.assert_that_the_shim_works(micros);
         stepped
     }
 
     /// Puts the server's wall clock this far from the true one.
     pub fn step(&self, seconds: i64) {
-        write_shift(&self.shifts, 0, seconds * 1_000_000);
+        self.shifts.step_micros(seconds * 1_000_000);
     }
 
     /// The same in milliseconds.
     pub fn step_millis(&self, millis: i64) {
-        write_shift(&self.shifts, 0, millis * 1_000);
+        self.shifts.step_micros(millis * 1_000);
     }
 
-    /// From now on it looks as if the server's host had been suspended for this long in total: its
-    /// monotonic clock stood still during that time.
+    /// See [`Shifts::suspended_for`].
     pub fn suspended_for(&self, seconds: i64) {
-        write_shift(&self.shifts, 8, seconds * 1_000_000);
+        self.shifts.suspended_for(seconds);
     }
 
     /// Checks that the shim works: without it, every test of the clock would pass.
     fn assert_that_the_shim_works(&self, initial: i64) {
         let mut c = self.server.connect();
         for shift in [3_600_000_000, -3_600_000_000, initial] {
-            write_shift(&self.shifts, 0, shift);
+            self.shifts.step_micros(shift);
             let ahead = c.call("LOCK.NODE").number("time") - wall_micros();
             assert!(
                 ahead.abs_diff(shift) < 60_000_000,
@@ -76,11 +123,4 @@ impl SteppedServer {
             );
         }
     }
-}
-
-fn write_shift(shifts: &PathBuf, at: u64, micros: i64) {
-    let file = fs::OpenOptions::new().write(true).open(shifts);
-    let file = file.expect("the shifts can be opened");
-    file.write_all_at(&micros.to_ne_bytes(), at)
-        .expect("the shift is written");
 }

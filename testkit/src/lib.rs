@@ -36,7 +36,7 @@ pub mod tmux;
 
 use std::time::Duration;
 
-pub use clock::SteppedServer;
+pub use clock::{Shifts, SteppedServer};
 pub use connection::{Connection, encode};
 pub use disk::Disk;
 pub use fragile::fragile_module;

@@ -89,6 +89,7 @@ pub type Ownership = (usize, &'static [u8], &'static [u8]);
 pub fn arrange(connection: &mut Connection) -> Vec<Ownership> {
     let acquisitions: &[(usize, &'static [u8], &'static [u8], &str)] = &[
         (0, b"plain", b"token-a", ""),
+        (0, b"uuid", b"67e55044-10b1-426f-9247-bb680e5fe0c8", ""),
         (0, b"reentered", b"token-a", ""),
         (0, b"reentered", b"token-a", ""),
         (0, b"reentered", b"token-a", ""),

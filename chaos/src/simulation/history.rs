@@ -28,8 +28,8 @@ pub enum Check {
     FenceOrder,
     /// A write to a register that compares fences has overwritten one that it had not read.
     LostUpdate,
-    /// After a release, a majority of the nodes still has the lock; or after everybody has released
-    /// and every lease is over, a node has a lock or a waiter.
+    /// After a release, a majority of the nodes still has the lock, or any node has it although
+    /// there is no fault any more; or after everybody has released, a node has a lock or a waiter.
     Orphan,
     /// After the faults, a lock cannot be acquired.
     Liveness,
@@ -126,6 +126,8 @@ pub struct History {
     pub trace: Option<Vec<(Time, String)>>,
     /// Machines that have acquired every lock after the faults.
     pub recovered: BTreeSet<usize>,
+    /// Machines that have released every lock once more, when nothing was left of the faults.
+    pub settled: BTreeSet<usize>,
 }
 
 impl History {
@@ -138,6 +140,7 @@ impl History {
             counts: Counts::default(),
             trace: tracing.then(Vec::new),
             recovered: BTreeSet::new(),
+            settled: BTreeSet::new(),
         }
     }
 
@@ -252,6 +255,17 @@ impl World {
         }
     }
 
+    /// An extension has succeeded: the guard must be valid, and a majority must keep the lock.
+    pub fn extended(&mut self, id: usize, until: Option<u64>) {
+        match until {
+            Some(until) => self.observe(id, until),
+            None => {
+                let problem = format!("claim {id} was extended, and its guard is not valid");
+                self.violated(Check::Unbacked, problem);
+            }
+        }
+    }
+
     fn is_claimed(&self, id: usize) -> bool {
         let claim = &self.history.claims[id];
         let clock = self.machines[claim.machine].clock.at(self.now());
@@ -351,11 +365,20 @@ impl World {
 
     /// A lock was released, and no fault prevents it: a majority must have forgotten this owner.
     pub fn check_gone(&mut self, lock: usize, token: &[u8]) {
+        self.check_holders(lock, token, self.nodes.len() / 2);
+    }
+
+    /// The same when nothing is left of the faults: every node must have forgotten this owner.
+    pub fn check_gone_everywhere(&mut self, lock: usize, token: &[u8]) {
+        self.check_holders(lock, token, 0);
+    }
+
+    fn check_holders(&mut self, lock: usize, token: &[u8], most: usize) {
         let token = Token::new(token).expect("the token that a guard shows");
         let (key, now) = (key_of(lock), self.now());
         let holds = |place: &usize| self.nodes[*place].holds(&key, &token, now);
         let holders: Vec<_> = (0..self.nodes.len()).filter(holds).collect();
-        if holders.len() > self.nodes.len() / 2 {
+        if holders.len() > most {
             let problem = format!("lock {lock} was released, and nodes {holders:?} still have it");
             self.violated(Check::Orphan, problem);
         }
@@ -398,6 +421,11 @@ impl World {
                 self.violated(Check::Liveness, problem);
             }
         }
+        self.check_nothing_left();
+    }
+
+    /// Everybody has released: no node may have a lock or a waiter.
+    pub fn check_nothing_left(&mut self) {
         for place in 0..self.nodes.len() {
             let (locks, waiters) = {
                 let table = &self.nodes[place].table;

@@ -17,6 +17,14 @@ use super::world::Shared;
 /// and pauses before retries end, and every client acquires every lock once.
 const RECOVERY: Time = LENGTH - HEALED - 6_000 * MILLI;
 
+/// When nothing is left of the faults: clients that were able to work until then have found every
+/// connection that had ended.
+const SETTLED: Time = 20_000 * MILLI;
+const ABLE_BY: Time = 8_000 * MILLI;
+
+/// The lease of the locks that are acquired then: it outlasts the checks.
+const LONG_LEASE: Duration = Duration::from_secs(3);
+
 /// How long a lock is held after the faults.
 const USE: Duration = Duration::from_millis(50);
 
@@ -173,7 +181,11 @@ impl Worker {
                 }
             }
             if steps < MANY_STEPS && self.rng.u8(0..8) == 0 {
-                let _ = guard.extend().await;
+                let extended = guard.extend().await;
+                if extended.is_ok() {
+                    let until = valid_until(guard);
+                    self.world.lock().extended(claim, until);
+                }
             }
             self.write(wish, claim, &read);
         }
@@ -256,7 +268,55 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
             }
         }
     }
-    world.lock().history.recovered.insert(machine);
+    let recovered = {
+        let mut world = world.lock();
+        world.history.recovered.insert(machine);
+        world.now()
+    };
+    if recovered < HEALED + ABLE_BY {
+        sleep_until(healed + Duration::from_micros(SETTLED)).await;
+        release_everywhere(&world, &client, machine, &plan).await;
+    }
+}
+
+/// Acquires every lock once more, at the same time as the other clients. Now a release reaches
+/// every node at once, however it is given: nothing may be left until its lease ends.
+async fn release_everywhere(world: &Shared, client: &Redlock, machine: usize, plan: &Plan) {
+    let delivery = millis(4 * plan.latency.1 + 2 * plan.node_timeout);
+    for lock in 0..plan.locks {
+        let request = client.lock(name_of(lock)).ttl(LONG_LEASE).wait(LONG_LEASE);
+        let patience = millis(plan.latency.1 * (1 + machine as u64));
+        // The first request is dropped while it waits for replies or for its turn.
+        if let Ok(Ok(guard)) = timeout(patience, request.acquire()).await {
+            guard.release().await;
+        }
+        let Ok(guard) = request.acquire().await else {
+            continue;
+        };
+        let token = token_of(&guard);
+        for _ in 0..2 {
+            // Also asks the nodes that did not grant at first.
+            let _ = guard.extend().await;
+            sleep(USE).await;
+        }
+        match machine % 2 {
+            0 => drop(guard),
+            _ => {
+                guard.release().await;
+            }
+        }
+        sleep(delivery).await;
+        world.lock().check_gone_everywhere(lock, &token);
+    }
+    let is_last = {
+        let mut world = world.lock();
+        world.history.settled.insert(machine);
+        world.history.settled.len() == plan.machines
+    };
+    if is_last {
+        sleep(delivery).await;
+        world.lock().check_nothing_left();
+    }
 }
 
 /// Increments the register of a lock that was acquired after the faults, as a worker does, and

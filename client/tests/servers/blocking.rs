@@ -9,9 +9,15 @@ use tokio::runtime::{Builder, Runtime};
 /// Longer than any test: a lock that is free was released.
 const LONG: Duration = Duration::from_secs(600);
 
+/// A client that waits for a node of a busy machine.
+fn patient(url: &str) -> Redlock {
+    let builder = Redlock::builder().nodes([url]);
+    builder.node_timeout(LONG / 10).connect().unwrap()
+}
+
 /// A guard that is the last handle of its client.
 fn last_guard(server: &Server) -> Guard {
-    let client = Redlock::connect([server.url()]).unwrap();
+    let client = patient(&server.url());
     client.lock("x").ttl(LONG).acquire().unwrap()
 }
 
@@ -20,7 +26,7 @@ fn guards_that_are_dropped_in_spawn_blocking_are_released() {
     let server = Server::start();
     let url = server.url();
     let work = move || {
-        let client = Redlock::connect([url]).unwrap();
+        let client = patient(&url);
         let hold = |number: u32| client.lock(number.to_string()).ttl(LONG).acquire();
         let guards: Vec<_> = (0..50).map(|number| hold(number).unwrap()).collect();
         drop(client);
@@ -64,7 +70,7 @@ fn requests_work_inside_another_runtime_too() {
     let url = server.url();
     let runtime = Runtime::new().unwrap();
     runtime.block_on(async move {
-        let client = Redlock::connect([url]).unwrap();
+        let client = patient(&url);
         let guard = client.lock("x").ttl(LONG).acquire().unwrap();
         assert!(guard.extend().is_ok() && guard.is_valid());
     });

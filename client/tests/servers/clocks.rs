@@ -1,11 +1,12 @@
 //! Servers whose wall clocks are off, or step while locks are held.
 
+use std::slice::from_ref;
 use std::time::Duration;
 
-use redislock_client::{Moment, Redlock, Released};
+use redislock_client::{Moment, Released};
 use redislock_testkit::{Server, SteppedServer};
 
-use crate::{TTL, builder, log, until};
+use crate::{TTL, builder, connect, log, until};
 
 const HOUR: i64 = 3_600;
 const DAY: i64 = 24 * HOUR;
@@ -65,7 +66,7 @@ async fn a_node_whose_clock_is_off_by_an_hour_stops_nobody_and_fences_grow() {
 #[tokio::test]
 async fn a_hold_neither_ends_nor_lasts_longer_when_the_servers_clock_steps() {
     let stepped = SteppedServer::start(Server::options());
-    let client = Redlock::connect([stepped.server.url()]).await.unwrap();
+    let client = connect(from_ref(&stepped.server)).await;
     let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
     for shift in [DAY, -DAY, 0] {
         stepped.step(shift);

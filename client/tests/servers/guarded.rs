@@ -43,7 +43,12 @@ async fn runs_once_though_its_reply_is_lost(guard: &Guard, server: &Server, link
 async fn a_command_whose_connection_breaks_may_have_run() {
     let server = Server::start();
     let link = Proxy::to(server.port());
-    let client = Redlock::connect([link.url()]).await.unwrap();
+    let client = Redlock::builder()
+        .node(link.url())
+        .node_timeout(Duration::from_secs(2))
+        .connect()
+        .await
+        .unwrap();
     let guard = client.lock("{job}").ttl(LONG).acquire().await.unwrap();
     runs_once_though_its_reply_is_lost(&guard, &server, &link).await;
 }

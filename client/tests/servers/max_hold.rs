@@ -1,6 +1,7 @@
 //! A lock whose holds may last no longer than one lease: nodes refuse an extension by the whole
 //! ttl, and nothing that the client extends on the way to a guard may need one.
 
+use std::slice::from_ref;
 use std::time::Duration;
 
 use redislock_client::{Lock, Owner, Redlock, Released};
@@ -8,7 +9,7 @@ use redislock_testkit::{Flow, Proxy, Server};
 
 use crate::acquire::{ahead, once_replicas_confirm};
 use crate::contention::waiters;
-use crate::{TTL, connect, patient, until};
+use crate::{TTL, builder, connect, patient, until};
 
 /// Waits for so long that the client extends the lease before it relies on the lock.
 async fn waits_for_more_than_half_of_its_ttl(client: &Redlock, lock: Lock, server: &Server) {
@@ -25,7 +26,7 @@ async fn waits_for_more_than_half_of_its_ttl(client: &Redlock, lock: Lock, serve
 #[tokio::test]
 async fn a_wait_for_longer_than_half_of_it_succeeds() {
     let server = Server::start();
-    let client = Redlock::connect([server.url()]).await.unwrap();
+    let client = connect(from_ref(&server)).await;
     let lock = client.lock("x").ttl(TTL).max_hold(TTL);
     waits_for_more_than_half_of_its_ttl(&client, lock, &server).await;
 }
@@ -33,7 +34,8 @@ async fn a_wait_for_longer_than_half_of_it_succeeds() {
 #[tokio::test]
 async fn a_wait_succeeds_where_the_node_has_the_limit() {
     let server = Server::with([format!("lock.max-hold {}", TTL.as_millis())]);
-    let client = Redlock::connect([server.url()]).await.unwrap();
+    let client = builder(from_ref(&server)).node_timeout(TTL / 10);
+    let client = client.connect().await.unwrap();
     let holder = client.lock("x").ttl(TTL / 2).renew(false);
     let _first = holder.acquire().await.unwrap();
     let guard = client.lock("x").ttl(TTL).wait(TTL * 10).acquire().await;
@@ -98,7 +100,7 @@ async fn the_last_extension_succeeds_though_it_takes_longer_than_the_grant() {
 async fn an_extension_that_the_node_refuses_is_followed_by_a_shorter_one() {
     let limit = TTL * 4 / 3;
     let server = Server::with([format!("lock.max-hold {}", limit.as_millis())]);
-    let client = Redlock::connect([server.url()]).await.unwrap();
+    let client = connect(from_ref(&server)).await;
     let lock = client.lock("x").ttl(TTL).renew(false);
     let guard = lock.acquire().await.unwrap();
     let before = guard.valid_until();
@@ -113,7 +115,7 @@ async fn an_extension_that_the_node_refuses_is_followed_by_a_shorter_one() {
 async fn an_owner_that_tries_once_enters_again_where_the_node_has_the_limit() {
     let limit = TTL * 4 / 3;
     let server = Server::with([format!("lock.max-hold {}", limit.as_millis())]);
-    let client = Redlock::connect([server.url()]).await.unwrap();
+    let client = connect(from_ref(&server)).await;
     let owner = Owner::new();
     let lock = client.lock("x").owner(&owner).ttl(TTL).renew(false);
     let guard = lock.acquire().await.unwrap();

@@ -2,11 +2,12 @@
 //! acquires.
 
 use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, Stdio};
+use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use redislock_testkit::{Flow, Proxy, Server};
+use redislock_client::Redlock;
+use redislock_testkit::{Flow, Proxy, Server, Shifts};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contention::waiters;
@@ -157,4 +158,34 @@ async fn a_pause_while_acquiring(servers: &[Server]) {
 async fn grants_that_are_read_after_a_long_pause_give_no_lock() {
     a_pause_while_acquiring(&Server::start_many::<1>()).await;
     a_pause_while_acquiring(&Server::start_many::<3>()).await;
+}
+
+/// The host is suspended, which stops its monotonic clock but not the lease. The test runs itself
+/// again with a clock that it can shift.
+#[test]
+fn a_hold_ends_while_the_host_is_suspended() {
+    let Some(clocks) = Shifts::of_this_process() else {
+        let clocks = Shifts::new();
+        let again = Command::new(std::env::current_exe().unwrap())
+            .args(["pauses::a_hold_ends_while_the_host_is_suspended", "--exact"])
+            .envs(clocks.environment())
+            .output()
+            .unwrap();
+        let text = String::from_utf8_lossy(&again.stdout);
+        assert!(
+            again.status.success() && text.contains("1 passed"),
+            "{text}"
+        );
+        return;
+    };
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let server = Server::start();
+        let client = Redlock::connect([server.url()]).await.unwrap();
+        let ttl = Duration::from_secs(600);
+        let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
+        clocks.suspended_for(500);
+        assert!(guard.is_valid());
+        clocks.suspended_for(601);
+        assert!(!guard.is_valid());
+    });
 }

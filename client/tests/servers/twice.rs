@@ -46,6 +46,8 @@ async fn a_node_whose_release_may_still_arrive_is_not_counted() {
     assert!(!waiting.is_finished(), "it counts the last node");
     run(c, "LOCK.RELEASE x first");
     let guard = waiting.await.unwrap();
+    guard.extend().await.unwrap();
+    assert!(e.is_free("x"), "a renewal asks the last node");
     to_last.heal();
     until("the first release has arrived", || {
         e.calls("lock.release") == 3

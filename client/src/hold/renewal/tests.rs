@@ -1,5 +1,9 @@
+use redislock_testkit::Server;
+
 use super::*;
 use crate::attempt::tests::unconnected;
+use crate::attempt::{Attempt, Outcome};
+use crate::redlock::Redlock;
 
 const FENCE: u64 = 7;
 const SECOND: Duration = Duration::from_secs(1);
@@ -77,6 +81,32 @@ async fn a_renewal_does_not_extend_a_hold_that_is_over() {
         assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
         assert_eq!(hold.valid_until(), told);
     }
+}
+
+/// The guard is released while a renewal waits for its turn.
+#[tokio::test]
+async fn a_renewal_that_begins_after_the_end_sends_nothing() {
+    let server = Server::start();
+    let redlock = Redlock::builder().node(server.url());
+    let redlock = redlock.node_timeout(Duration::from_secs(1));
+    let redlock = redlock.connect().await.unwrap();
+    let spec = Arc::new(Spec::new(vec![b"x".to_vec()]));
+    let mut attempt = Attempt::new(Arc::clone(&redlock.client), spec);
+    let outcome = attempt.try_all(false).await;
+    let Outcome::Won { fence, .. } = outcome else {
+        panic!("{outcome:?}");
+    };
+    let hold = Hold::begin(&mut attempt, fence);
+    let turn = hold.turn.lock().await;
+    let release = async {
+        assert_eq!(hold.end(), Some(true));
+        // What notifies a renewal in progress reaches only the one that has the turn.
+        hold.leaving.notified().await;
+        drop(turn);
+    };
+    let (renewed, ()) = tokio::join!(biased; hold.renew_now(), release);
+    assert!(matches!(renewed, Err(Error::Lost { .. })), "{renewed:?}");
+    assert_eq!(server.calls("lock.extend"), 0);
 }
 
 #[test]
