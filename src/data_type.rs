@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use redis_module::raw;
 use redislock_core::payload::{Origin, Rejected};
+use redislock_core::slots::LockId;
 use redislock_core::time::{Micros, MonoTime, Now};
 use redislock_core::wire;
 
@@ -106,7 +107,11 @@ fn rdb_save(io: *mut raw::RedisModuleIO, value: *mut c_void) {
     if bytes.is_empty() {
         return refuse_to_save(io);
     }
-    save_bytes(io, &bytes);
+    let (first, second) = wire::strings(&bytes);
+    save_bytes(io, first);
+    if !second.is_empty() {
+        save_bytes(io, second);
+    }
     // Do not keep the large buffer of a lock with very many holders.
     if bytes.capacity() <= KEPT {
         bytes.clear();
@@ -144,12 +149,22 @@ fn can_load(version: c_int) -> bool {
 }
 
 fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
+    load(io, version).map_or(std::ptr::null_mut(), value_of)
+}
+
+fn load(io: *mut raw::RedisModuleIO, version: c_int) -> Option<LockId> {
     // While core decides, nothing can be added to the table: a RESTORE is refused.
     if !can_load(version) || node::is_lent() {
-        return std::ptr::null_mut();
+        return None;
     }
-    let Some(bytes) = LoadedBytes::of(io) else {
-        return std::ptr::null_mut();
+    let first = LoadedBytes::of(io)?;
+    let both;
+    let bytes = if wire::is_first_of_two(first.get()) {
+        let second = LoadedBytes::of(io)?;
+        both = wire::join(first.get(), second.get()).ok()?;
+        &both[..]
+    } else {
+        first.get()
     };
     // SAFETY: the io of this callback; the name is valid during it.
     let (db, name) = unsafe {
@@ -169,15 +184,11 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
         } else {
             (origin(), clock::now())
         };
-        node.table.restore(db, name, bytes.get(), origin, now)
+        node.table.restore(db, name, bytes, origin, now)
     });
-    match restored {
-        Ok(id) => value_of(id),
-        Err(rejected) => {
-            log_rejection(rejected);
-            std::ptr::null_mut()
-        }
-    }
+    restored
+        .inspect_err(|rejected| log_rejection(*rejected))
+        .ok()
 }
 
 /// Where the value that is being loaded comes from.

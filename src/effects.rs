@@ -85,7 +85,10 @@ impl<'o> Effects<'o> {
             &self.more
         };
         let before = ctx.db();
-        ctx.select(self.db);
+        // Nearly always the same one.
+        if self.db != before {
+            ctx.select(self.db);
+        }
         if self.changes == (*header_len..effect.len()) {
             ctx.replicate(APPLY, effect, keys);
         } else {
@@ -93,7 +96,9 @@ impl<'o> Effects<'o> {
             let parts = parts.map(|part| effect.get(part).unwrap_or_default());
             ctx.replicate(APPLY, &parts.concat(), keys);
         }
-        ctx.select(before);
+        if self.db != before {
+            ctx.select(before);
+        }
         self.more.clear();
     }
 }

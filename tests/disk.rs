@@ -15,7 +15,7 @@ use redislock_testkit::{
 const SOON: i64 = 1000;
 
 /// A server with an AOF on its own disk. Drop the disk first.
-fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
+pub fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
     Disk::ignore_the_signal();
     let mut server = Server::options()
         .config("auto-aof-rewrite-percentage 0")
@@ -35,7 +35,7 @@ fn on_a_small_disk(fsync: &str) -> (Server, Disk) {
     (server, disk)
 }
 
-fn status(c: &mut Connection) -> String {
+pub fn status(c: &mut Connection) -> String {
     info_field(c, "persistence", "aof_last_write_status")
 }
 
@@ -72,24 +72,22 @@ fn hold_and_wait(server: &Server, c: &mut Connection) -> Connection {
     waiter
 }
 
-#[test]
-fn a_full_disk_grants_nothing_until_there_is_room_again() {
-    let (mut server, disk) = on_a_small_disk("everysec");
-    let mut c = server.connect();
-    let mut waiter = hold_and_wait(&server, &mut c);
+pub fn fill_until_a_write_fails(disk: &Disk, c: &mut Connection) {
     disk.fill();
     // What is left of the last page must not be enough.
     let value = "x".repeat(5000);
     wait_until("a write fails", || {
         c.call(&format!("SET string {value}"));
-        status(&mut c) == "err"
+        status(c) == "err"
     });
-    // In one step, as a server that fails to write under `always` gives up at the next attempt.
-    c.ok("MULTI");
-    c.ok("CONFIG SET appendfsync always");
-    c.ok("LOCK.NODE");
-    c.ok("CONFIG SET appendfsync everysec");
-    assert_eq!(c.call("EXEC").items()[1].number("durable"), 0);
+}
+
+#[test]
+fn a_full_disk_grants_nothing_until_there_is_room_again() {
+    let (mut server, disk) = on_a_small_disk("everysec");
+    let mut c = server.connect();
+    let mut waiter = hold_and_wait(&server, &mut c);
+    fill_until_a_write_fails(&disk, &mut c);
     nothing_is_granted(&mut c, &mut waiter);
     disk.free();
     wait_until("writing works again", || status(&mut c) == "ok");

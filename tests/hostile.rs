@@ -113,7 +113,7 @@ fn dumps() -> Vec<Vec<u8>> {
     let server = Server::start();
     let mut c = server.connect();
     arrange(&mut c);
-    ["plain", "labelled", "capped", "shared", "semaphore"]
+    ["plain", "uuid", "labelled", "capped", "shared", "semaphore"]
         .iter()
         .map(|key| c.call(&format!("DUMP {key}")).bytes().to_vec())
         .collect()

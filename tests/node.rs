@@ -269,3 +269,28 @@ fn node_works_on_a_stale_replica() {
     assert_eq!(node.fields(), FIELDS);
     assert_eq!(node.field("role").text(), "replica");
 }
+
+/// What the node reports under `always`, in one step: a server that fails to write gives up at the
+/// next attempt.
+fn durable_under_always(c: &mut Connection) -> i64 {
+    c.ok("MULTI");
+    c.ok("CONFIG SET appendfsync always");
+    c.ok("LOCK.NODE");
+    c.ok("CONFIG SET appendfsync everysec");
+    c.call("EXEC").items()[1].number("durable")
+}
+
+/// The node has granted nothing yet, so no earlier grant is a reason for this.
+#[test]
+fn a_node_whose_disk_is_full_is_not_durable() {
+    let (server, disk) = crate::disk::on_a_small_disk("everysec");
+    let mut c = server.connect();
+    assert_eq!(durable_under_always(&mut c), 1);
+    crate::disk::fill_until_a_write_fails(&disk, &mut c);
+    assert_eq!(durable_under_always(&mut c), 0);
+    disk.free();
+    wait_until("writing works again", || {
+        crate::disk::status(&mut c) == "ok"
+    });
+    assert_eq!(durable_under_always(&mut c), 1);
+}

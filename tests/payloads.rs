@@ -168,3 +168,47 @@ fn a_payload_cannot_use_up_the_fence_counter_of_a_writable_replica() {
     r.ok("REPLICAOF NO ONE");
     assert!(granted(&r.call("LOCK.ACQUIRE other me 1000")).unsigned_abs() > ahead);
 }
+
+/// The length of the header: the type of the value, and the id of the module's type.
+const HEADER: usize = 10;
+/// An opcode and a length come before each string. The first string has 20 bytes, the second 16.
+const SECOND: usize = HEADER + 2 + 20;
+const END: usize = SECOND + 2 + 16;
+
+#[test]
+fn a_payload_whose_second_string_is_missing_or_of_another_length_is_refused() {
+    let server = Server::start();
+    let mut c = server.connect();
+    let uuid = "67e55044-10b1-426f-9247-bb680e5fe0c8";
+    granted(&c.call(&format!("LOCK.ACQUIRE job {uuid} 60000")));
+    let payload = c.call("DUMP job").bytes().to_vec();
+    c.ok("DEBUG SET-SKIP-CHECKSUM-VALIDATION 1");
+    // The end of the value, the version of RDB and the checksum.
+    let (head, end) = (&payload[..SECOND], &payload[END..]);
+    assert_eq!(end.len(), 1 + 2 + 8);
+    let string = |length: u8| [&[5, length][..], &vec![7; length.into()]].concat();
+    let as_one = [&payload[HEADER + 2..SECOND], &payload[SECOND + 2..END]].concat();
+    let as_one = [&payload[..HEADER], &[5, 36], &as_one, end].concat();
+    let with = |second: &[u8]| [head, second, end].concat();
+    let fence = counter(&mut c);
+    for (what, payload) in [
+        ("no second string", with(&[])),
+        ("an empty one", with(&string(0))),
+        ("a short one", with(&string(15))),
+        ("a long one", with(&string(17))),
+        ("a number", with(&[2, 7])),
+        ("a third one", with(&[string(16), string(16)].concat())),
+        ("both as one", as_one),
+    ] {
+        for key in ["other", "job"] {
+            let restore = [b"RESTORE", key.as_bytes(), b"0", &payload, b"REPLACE"];
+            refused(&c.call_args(&restore), "ERR");
+            assert_eq!(c.call("EXISTS other"), Value::Integer(0), "{what}");
+            assert_ne!(c.call(&format!("LOCK.INFO job {uuid}")), Value::Null);
+        }
+    }
+    let node = c.call("LOCK.NODE");
+    assert_eq!((node.number("locks"), counter(&mut c)), (1, fence));
+    let restored = restore(&mut c, "other", &with(&string(16)));
+    assert_eq!(restored, Value::Status("OK".into()));
+}

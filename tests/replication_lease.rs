@@ -369,6 +369,40 @@ fn a_lag_of_zero_turns_the_rule_off_and_a_higher_one_does_not_count() {
     assert!(left <= 1740, "{left}");
 }
 
+/// A replica may have followed a master that granted such leases. The quarantine alone is shorter.
+#[test]
+fn a_lowered_quarantine_does_not_shorten_the_wait() {
+    let mut master = needs_replicas(60_000, 1).start();
+    master.connect().ok("SAVE");
+    master.kill();
+    master.reconfigure(|options| options.config("lock.quarantine 100"));
+    master.start_again();
+    let mut c = master.connect();
+    wait_until("the wait covers the saved value", || {
+        let left = c.call("LOCK.NODE").number("quarantine");
+        assert!(left > 55_000, "{left}");
+        left > 61_500
+    });
+}
+
+#[test]
+fn no_heartbeat_is_sent_while_writes_are_paused() {
+    let master = protected().config("repl-ping-replica-period 3600").start();
+    let _replica = protected().replica_of(&master).start();
+    wait_until_it_grants(&master);
+    let mut c = master.connect();
+    wait_until_gone(&mut c, "probe");
+    let sent = |c: &mut Connection| info_number(c, "replication", "master_repl_offset");
+    let before = sent(&mut c);
+    wait_until("a heartbeat is sent", || sent(&mut c) > before);
+    c.ok("CLIENT PAUSE 2000 WRITE");
+    let before = sent(&mut c);
+    // Time for several heartbeats.
+    std::thread::sleep(Duration::from_secs(1));
+    assert_eq!(sent(&mut c), before);
+    wait_until("heartbeats are sent again", || sent(&mut c) > before);
+}
+
 /// A heartbeat is for replicas only. It counts as a change, though: docs/OPERATIONS.md says what
 /// that means for `save`.
 #[test]

@@ -1,5 +1,6 @@
 //! What each version since 0.2.0 has saved is loaded by this one: an RDB file, an AOF with effects,
-//! DUMP payloads. compatibility.rs does the same for 0.1.0.
+//! DUMP payloads. compatibility.rs does the same for 0.1.0. Builds of 0.2.0 before its release have
+//! also saved format 2: those files are in 0.2.0-format-2.
 //!
 //! Before a release, its files are made on Redis 7.0, and never again after it:
 //! `FIXTURES=0.2.0 cargo test -p redislock-module --test main -- --ignored saved_forms::make_files`

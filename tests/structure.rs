@@ -299,6 +299,10 @@ fn arrows_of(folder: &Path) -> Arrows {
         if parts.last().is_some_and(|last| last == "mod") {
             parts.pop();
         }
+        // Unit tests in a file of their own may use everything, like those in other files.
+        if parts.last().is_some_and(|last| last == "tests") {
+            continue;
+        }
         let module = parts[0].to_string();
         let is_root = roots.contains(&file) || file.starts_with(folder.join("bin"));
         if !is_root && !in_tests_only(&module) {

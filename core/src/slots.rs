@@ -101,8 +101,7 @@ impl<T: Numbered> Slots<T> {
         self.len == 0
     }
 
-    /// Adds a value, which is made with the generation of its handle. It is made as late as
-    /// possible, which saves copies of it.
+    /// Adds a value, which is made with the generation of its handle.
     #[inline]
     pub fn insert(&mut self, make: impl FnOnce(u32) -> T) -> LockId {
         // Generation 0 is never given out, so that no handle's bits are zero.

@@ -2,14 +2,18 @@
 //!
 //! A *change* describes how a lock has changed: its mode, its limit, and the holds that are new or
 //! different (with a count) or gone (count 0). A *whole* change contains all holds of the lock. The
-//! saved form of a lock is a marker byte and a whole change; a lock with one exclusive holder has a
-//! shorter form (`one.rs`). Times are saved as remaining or elapsed time, never as a reading of a
-//! clock. Numbers are LEB128, and byte strings start with their length.
+//! saved form of a lock is a marker byte and a whole change; a lock with one exclusive holder has
+//! shorter forms (`one.rs`), one of which RDB files have as two strings (`strings.rs`). Times are
+//! saved as remaining or elapsed time, never as a reading of a clock. Numbers are LEB128, and byte
+//! strings start with their length.
 //!
 //! Every field is checked when it is read: the result is always a lock that the commands could have
 //! made.
 
 mod one;
+mod strings;
+
+pub use strings::{is_first_of_two, join, strings};
 
 use one::PlainHold;
 
@@ -19,8 +23,8 @@ use crate::time::{LeaseTime, Micros, Millis};
 use crate::token::{MAX_OWNER, Token};
 
 /// The version of the saved form in RDB files and DUMP payloads. Version 1 had no form for one
-/// holder.
-pub const RDB_VERSION: u8 = 2;
+/// holder. Version 2 had none for a plain hold, so every lock was one string.
+pub const RDB_VERSION: u8 = 3;
 
 /// The versions that can be loaded.
 pub const RDB_VERSIONS: std::ops::RangeInclusive<u8> = 1..=RDB_VERSION;
@@ -29,6 +33,9 @@ pub const RDB_VERSIONS: std::ops::RangeInclusive<u8> = 1..=RDB_VERSION;
 const WHOLE_CHANGE: u8 = 1;
 /// The first byte of a saved lock: one exclusive hold follows.
 const ONE_HOLD: u8 = 2;
+/// The first byte of a saved lock: one exclusive hold follows, with only the fields that nearly all
+/// have.
+const PLAIN_HOLD: u8 = 3;
 
 /// The version of an effect, in the AOF and for replicas.
 pub const EFFECT_VERSION: u8 = 1;
@@ -134,7 +141,6 @@ pub fn begin_effect(header: Header, out: &mut Vec<u8>) {
 /// Writes the whole of `lock`.
 pub fn save(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
     if let Lock::Exclusive(hold) = lock {
-        out.push(ONE_HOLD);
         one::put(hold, now, out);
     } else {
         out.push(WHOLE_CHANGE);
@@ -149,6 +155,7 @@ pub fn save(lock: &Lock, now: LeaseTime, out: &mut Vec<u8>) {
 pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     let mut reader = Reader(bytes);
     let lock = match reader.byte()? {
+        PLAIN_HOLD => Lock::Exclusive(PlainHold::read(&mut reader, now)?.into_hold()),
         ONE_HOLD => Lock::Exclusive(one::read(&mut reader, now)?),
         WHOLE_CHANGE => {
             let change = reader.change(now)?;
@@ -168,12 +175,14 @@ pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
     }
 }
 
-/// The only hold in the saved form of a lock, if it has only the fields that nearly all have. None
-/// also if it is malformed: then [`load`] refuses it.
+/// The only hold in the saved form of a lock, if it is a plain one. None also if it is malformed:
+/// then [`load`] refuses it.
 #[inline]
 pub(crate) fn plain_hold(bytes: &[u8], now: LeaseTime) -> Option<PlainHold<'_>> {
     let (&form, hold) = bytes.split_first()?;
-    PlainHold::read(hold, now).filter(|_| form == ONE_HOLD)
+    let mut reader = Reader(hold);
+    let hold = PlainHold::read(&mut reader, now).ok()?;
+    (form == PLAIN_HOLD && reader.0.is_empty()).then_some(hold)
 }
 
 /// Writes a whole change: the current state of `lock`.
@@ -317,6 +326,7 @@ impl<'a> Reader<'a> {
         self.header()
     }
 
+    #[inline]
     fn chunk<const LEN: usize>(&mut self) -> Result<&'a [u8; LEN], Malformed> {
         let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
         self.0 = rest;

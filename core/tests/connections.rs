@@ -133,3 +133,34 @@ fn all_holds_of_a_connection_end_before_anybody_is_granted_one() {
         .map(|hold| hold.count());
     assert_eq!(count, Some(1), "granted again, not re-entered");
 }
+
+/// A lock of `a` that was granted before the node was a replica for a while.
+fn hold_of_an_earlier_role() -> Node {
+    let mut node = node();
+    let terms = ephemeral(&token("a"), SECOND, 1);
+    node.acquire(&[key("k")], &terms, Wait::No);
+    node.table.role_changed();
+    node.table.role_changed();
+    node
+}
+
+#[test]
+fn a_hold_of_an_earlier_role_does_not_end_with_its_connection() {
+    let mut node = hold_of_an_earlier_role();
+    node.acquire(&[key("l")], &ephemeral(&token("b"), SECOND, 1), Wait::No);
+    node.hang_up(1, Micros::ZERO);
+    // Before anything is done in the background, a request looks at the connection of the holder.
+    node.acquire(&[key("k")], &terms(&token("c"), SECOND), Wait::No);
+    assert!(node.holds("a", "k"), "an ordinary lease");
+    node.tick();
+    assert!(node.holds("a", "k") && !node.holds("b", "l"));
+}
+
+#[test]
+fn an_extension_does_not_tie_a_hold_of_an_earlier_role_again() {
+    let mut node = hold_of_an_earlier_role();
+    node.extend(&key("k"), &token("a"), SECOND, None, Some(2));
+    node.hang_up(2, Micros::ZERO);
+    node.tick();
+    assert!(node.holds("a", "k"), "an ordinary lease");
+}

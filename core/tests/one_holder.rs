@@ -1,6 +1,7 @@
-//! The short saved form of a lock with one exclusive holder. `wire.rs` tests what holds for every
+//! The short saved forms of a lock with one exclusive holder. `wire.rs` tests what holds for every
 //! form.
 
+use proptest::prelude::*;
 use redislock_core::Table;
 use redislock_core::fence::MAX_FENCE;
 use redislock_core::lock::{Hold, Lock, Mode};
@@ -8,7 +9,9 @@ use redislock_core::payload::{Origin, Rejected};
 use redislock_core::table::Limits;
 use redislock_core::time::{LeaseTime, Micros, Millis, MonoTime, Now, WallTime};
 use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
-use redislock_core::wire::{MAX_TTL, Malformed, load, put_number, put_whole, save};
+use redislock_core::wire::{
+    MAX_TTL, Malformed, is_first_of_two, join, load, put_number, put_whole, save, strings,
+};
 
 use crate::node::{Node, ROOMY, key};
 
@@ -35,7 +38,7 @@ fn saved(lock: &Lock) -> Vec<u8> {
 #[test]
 fn a_token_that_is_the_text_of_a_uuid_takes_16_bytes() {
     let bytes = saved(&lock(UUID));
-    assert_eq!(bytes.len(), 2 + 7 + 5 + 7 + 16);
+    assert_eq!(bytes.len(), 1 + 7 + 5 + 7 + 16);
     assert_eq!(
         bytes.last_chunk(),
         Some(&0x67e5_5044_10b1_426f_9247_bb68_0e5f_e0c8_u128.to_be_bytes())
@@ -150,13 +153,66 @@ fn a_hold_that_is_loaded_where_somebody_waits_may_cause_a_deadlock() {
 }
 
 #[test]
-fn the_form_of_the_version_before_is_still_read() {
+fn the_forms_of_the_versions_before_are_still_read() {
     for token in [UUID, "t"] {
         let mut before = vec![1];
         put_whole(&lock(token), NOW, &mut before);
-        let loaded = load(&before, NOW).expect("the form of 0.1.0");
+        let loaded = load(&before, NOW).expect("version 1");
         assert_eq!(saved(&loaded), saved(&lock(token)));
     }
+}
+
+proptest! {
+    #[test]
+    fn any_plain_hold_comes_back_from_its_form_and_that_of_version_2(
+        uuid: [u8; 16],
+        fence in 1..=MAX_FENCE,
+        left in 0..=MAX_TTL.to_micros().0,
+        age in 0..=NOW.0,
+    ) {
+        let bytes = plain(fence, left, age, &uuid);
+        for form in [&bytes, &form(PACKED, fence, left, age, &uuid)] {
+            let loaded = load(form, NOW).expect("a plain hold");
+            prop_assert_eq!(&saved(&loaded), &bytes);
+        }
+        let (first, second) = strings(&bytes);
+        prop_assert!(is_first_of_two(first));
+        prop_assert_eq!(join(first, second).map(Vec::from), Ok(bytes));
+    }
+}
+
+#[test]
+fn a_plain_hold_is_saved_as_two_strings_that_no_server_compresses() {
+    let plain = saved(&lock(UUID));
+    let (first, second) = strings(&plain);
+    assert_eq!((first.len(), second.len()), (20, 16));
+    let mut entered = lock(UUID);
+    let again = entered.holds().next().expect("a hold").token.clone();
+    entered.grant(Hold::restored(again, 9, NOW, NOW, 2), Mode::Exclusive);
+    for lock in [lock("t"), entered] {
+        let bytes = saved(&lock);
+        assert_eq!(strings(&bytes), (&bytes[..], &[][..]));
+        assert!(!is_first_of_two(&bytes));
+    }
+}
+
+#[test]
+fn strings_of_other_lengths_are_not_put_together() {
+    let long = [3; 40];
+    for first in 0..40 {
+        for second in 0..20 {
+            let joined = join(&long[..first], &long[..second]);
+            assert_eq!(joined.is_ok(), (first, second) == (20, 16));
+        }
+        assert_eq!(strings(&long[..first]).0.len(), first.min(20));
+    }
+}
+
+/// A fence, what is left, what has passed, and a UUID: a plain hold.
+fn plain(fence: u64, left: u64, age: u64, uuid: &[u8]) -> Vec<u8> {
+    let mut bytes = form(0, fence, left, age, uuid);
+    bytes.splice(..2, [3]);
+    bytes
 }
 
 /// Flags, a fence, what is left, what has passed, and what follows.
@@ -197,6 +253,9 @@ fn what_no_command_could_have_made_is_malformed() {
         form(COUNT, 1, 5, 0, &count(u32::MAX.into())),
         form(EXTRA, 1, 5, 0, &extra(MAX_TTL.0, b"label")),
         form(PACKED, 1, 5, 0, &[7; 16]),
+        form(PACKED | COUNT, 1, 5, 0, &[7; 17]),
+        plain(1, 0, 0, &[7; 16]),
+        plain(MAX_FENCE, week, MAX_FENCE, &[7; 16]),
     ] {
         assert!(load(&good, NOW).is_ok(), "{good:?}");
     }
@@ -225,6 +284,27 @@ fn what_no_command_could_have_made_is_malformed() {
         ("a part of a UUID", form(PACKED, 1, 5, 0, &[7; 15])),
         ("more than a UUID", form(PACKED, 1, 5, 0, &[7; 17])),
         ("no token", form(0, 1, 5, 0, &[])),
+        ("a plain hold without a fence", plain(0, 5, 0, &[7; 16])),
+        (
+            "a plain hold with a fence above all",
+            plain(MAX_FENCE + 1, 5, 0, &[7; 16]),
+        ),
+        (
+            "a plain hold with a lease above all",
+            plain(1, week + 1, 0, &[7; 16]),
+        ),
+        (
+            "a plain hold with an age above all",
+            plain(1, 5, MAX_FENCE + 1, &[7; 16]),
+        ),
+        (
+            "a plain hold with a part of a UUID",
+            plain(1, 5, 0, &[7; 15]),
+        ),
+        (
+            "a plain hold with more than a UUID",
+            plain(1, 5, 0, &[7; 17]),
+        ),
     ];
     for (what, bytes) in bad {
         assert_eq!(load(&bytes, NOW).err(), Some(Malformed), "{what}");

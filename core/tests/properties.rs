@@ -128,3 +128,20 @@ fn a_string_that_has_moved_away_does_not_hold_up_a_later_waiter() {
         },
     ]);
 }
+
+/// The check expected the replies in the order of the keys, which no client can see.
+#[test]
+fn a_release_of_several_keys_may_end_several_waits_of_its_token() {
+    goes_well(vec![
+        acquires(exclusive(2, &[(0, 3), (0, 1)]), true),
+        acquires(exclusive(4, &[(0, 1)]), true),
+        acquires(exclusive(0, &[(0, 0)]), false),
+        acquires(exclusive(1, &[(0, 0), (0, 2)]), true),
+        acquires(exclusive(4, &[(0, 0)]), true),
+        Step::Release {
+            keys: vec![(0, 2), (0, 0), (0, 1)],
+            token: 9,
+            all: true,
+        },
+    ]);
+}

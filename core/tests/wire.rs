@@ -13,6 +13,7 @@ use redislock_core::wire::{
 use crate::node::{SHARED, semaphore};
 
 const NOW: LeaseTime = LeaseTime(1 << 40);
+const UUID: &[u8] = b"67e55044-10b1-426f-9247-bb680e5fe0c8";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Seen {
@@ -100,9 +101,13 @@ fn shapes(length: usize) -> Vec<Lock> {
         lock(Mode::Exclusive, &[plain(b"a", 9)]),
         lock(Mode::Exclusive, std::slice::from_ref(&least)),
         lock(Mode::Exclusive, &[most(1)]),
+        lock(Mode::Exclusive, &[plain(UUID, 9)]),
         lock(
             Mode::Exclusive,
-            &[plain(b"67e55044-10b1-426f-9247-bb680e5fe0c8", 9)],
+            &[Seen {
+                count: 2,
+                ..plain(UUID, 9)
+            }],
         ),
         lock(SHARED, &[plain(b"a", 9)]),
         lock(SHARED, &[plain(b"a", 9), most(1), least, plain(b"b", 9)]),
@@ -321,7 +326,7 @@ fn what_no_command_could_have_made_is_malformed() {
         ),
         (
             "another version",
-            [&[3], &form(EXCLUSIVE_WHOLE, 0, 1, &good)[1..]].concat(),
+            [&[4], &form(EXCLUSIVE_WHOLE, 0, 1, &good)[1..]].concat(),
         ),
     ];
     for (what, bytes) in bad {

@@ -6,6 +6,7 @@
 use std::cell::RefCell;
 
 use libfuzzer_sys::fuzz_target;
+use redislock_core::wire::strings;
 use redislock_testkit::{Connection, Server, Value, encode, granted};
 
 struct Target {
@@ -31,19 +32,27 @@ impl Target {
         Self { server, c, dump }
     }
 
-    /// The type, the opcode of a string, the bytes as one string, the end; version and checksum.
+    /// The type, the bytes as the strings that they are saved as, the end; version and checksum.
     fn payload(&self, bytes: &[u8]) -> Vec<u8> {
         let mut payload = self.dump[..10].to_vec();
-        // 5 is the opcode of a string in a module's value, and 0x80 a length of 32 bits.
-        payload.extend([5, 0x80]);
-        payload.extend((bytes.len() as u32).to_be_bytes());
-        payload.extend(bytes);
+        let (first, second) = strings(bytes);
+        put_string(first, &mut payload);
+        if !second.is_empty() {
+            put_string(second, &mut payload);
+        }
         payload.push(0);
         payload.extend(&self.dump[self.dump.len() - 10..self.dump.len() - 8]);
         let crc = crc64(&payload);
         payload.extend(crc.to_le_bytes());
         payload
     }
+}
+
+/// 5 is the opcode of a string in a module's value, and 0x80 a length of 32 bits.
+fn put_string(bytes: &[u8], payload: &mut Vec<u8>) {
+    payload.extend([5, 0x80]);
+    payload.extend((bytes.len() as u32).to_be_bytes());
+    payload.extend(bytes);
 }
 
 /// CRC-64/Jones, as the server puts it at the end of a DUMP.

@@ -19,6 +19,11 @@ fuzz_target!(|bytes: &[u8]| {
         let mut saved = Vec::new();
         wire::save(&lock, now, &mut saved);
         let again = wire::load(&saved, now).expect("what was saved can be loaded");
+        let (first, second) = wire::strings(&saved);
+        if wire::is_first_of_two(first) {
+            let joined = wire::join(first, second).expect("what was cut can be joined");
+            assert_eq!(saved, joined);
+        }
         let mut twice = Vec::new();
         wire::save(&again, now, &mut twice);
         assert_eq!(saved, twice, "saving is stable");

@@ -3,8 +3,7 @@
 //! `LOCK.MRELEASE numkeys key [key …] token [ALL]` and `LOCK.MEXTEND numkeys key [key …] token
 //! ttl-ms [FENCE at-least]`: reply with an array of the replies that each key would get by itself.
 
-use std::collections::HashSet;
-
+use foldhash::{HashSet, HashSetExt};
 use redislock_core::table::{Denial, Extended};
 
 use super::acquire::Request;
@@ -94,6 +93,7 @@ fn keys(args: Args<'_>) -> Result<(Args<'_>, usize), Failure> {
     if keys.len() != numkeys {
         return Err("ERR numkeys is larger than the number of keys that follow".into());
     }
+    // The hash is fast and resists no attack: the names are few, and each set has its own seed.
     let mut seen = HashSet::with_capacity(numkeys);
     if numkeys > 1 && !keys.iter().all(|key| seen.insert(key.bytes())) {
         return Err("ERR a key is named twice".into());
@@ -103,9 +103,11 @@ fn keys(args: Args<'_>) -> Result<(Args<'_>, usize), Failure> {
 
 fn open<'a>(ctx: Ctx, keys: Args<'a>) -> Result<Vec<Opened<'a>>, Failure> {
     unchanged(|| {
-        keys.iter()
-            .map(|key| open_one(ctx, key, keys.len()).map_err(Failure::from))
-            .collect()
+        let mut own = Vec::with_capacity(keys.len());
+        for key in keys.iter() {
+            own.push(open_one(ctx, key, keys.len())?);
+        }
+        Ok(own)
     })
 }
 

@@ -44,6 +44,13 @@ pub struct Followup<'a> {
 }
 
 impl<'a> Followup<'a> {
+    /// Makes room for the events of so many keys.
+    pub(super) fn make_room(&mut self, keys: usize) {
+        if keys > 1 {
+            self.more.reserve(keys - 1);
+        }
+    }
+
     pub(super) fn add(&mut self, events: KeyEvents<'a>) {
         if self.first.is_none() {
             self.first = Some(events);

@@ -93,7 +93,8 @@ impl Node {
     /// Applies flushes and swaps that happened while core looked up keys. Returns whether there
     /// were any.
     pub fn have_databases_moved(&mut self) -> bool {
-        // Not a swap, which is a locked instruction: this runs in every decision.
+        // Not a swap, which is a locked instruction and takes 7 ns instead of 1: this runs in every
+        // decision.
         let moved = MOVED.load(Ordering::Relaxed);
         if moved {
             MOVED.store(false, Ordering::Relaxed);

@@ -206,7 +206,8 @@ pub struct Table {
     sweep: Option<Place>,
     /// How many such checks have begun.
     sweeps: u32,
-    /// Boxed, so that it is handed over without a copy.
+    /// Boxed, so that it is handed over without a copy: saves 270 instructions of an acquire
+    /// and its release.
     output: Box<Output>,
 }
 

@@ -124,10 +124,13 @@ impl Driver {
             node.serve();
         }
         let (changes, answers) = self.suspect.take();
-        let answers: Vec<_> = answers
+        let mut answers: Vec<_> = answers
             .iter()
             .map(|(id, told)| (id.0, answer(told)))
             .collect();
+        if let Step::Release { keys, .. } = step {
+            self.sort_by_keys(keys, &mut answers);
+        }
         self.replica.now = self.suspect.node.now;
         for change in &changes {
             // Every effect has the counter in front.
@@ -152,6 +155,22 @@ impl Driver {
         self.models = found;
         self.note_grants(&answers)?;
         self.compare_events(&changes, &answers)
+    }
+
+    /// A release of several keys ends the waits of its token at each of them. The replies go to
+    /// different connections, so that their order does not matter: here they get that of the keys.
+    fn sort_by_keys(&self, keys: &[Key], answers: &mut [(u64, Answer)]) {
+        let place = |id: u64| {
+            let mut queue = self.model().queue.iter();
+            let waiter = queue.find(|waiter| waiter.id == id)?;
+            let is_waited_for = |key| waiter.request.keys.contains(key);
+            keys.iter().position(is_waited_for)
+        };
+        let is_end = |answer: &(u64, Answer)| answer.1 == Answer::Nothing;
+        let mut ends: Vec<_> = answers.iter().filter(|end| is_end(end)).cloned().collect();
+        ends.sort_by_key(|(id, _)| place(*id));
+        let places = answers.iter_mut().filter(|answer| is_end(answer));
+        places.zip(ends).for_each(|(place, end)| *place = end);
     }
 
     /// Does the step to the core; returns what it is for the model, with the core's replies.
