@@ -89,9 +89,11 @@ MEASURED = REDISLOCK_SO='$(abspath $(RELEASED))' REDISLOCK_UNTRAINED='$(CURDIR)/
 BENCH_SECTIONS = $(MEASURED) cargo run --release -p redislock-bench -- $(filter-out peers,$(BENCH)) \
 	$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(KEEP),--keep)
 bench: release ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000, TRAINED=no; PEERS=1: also with the locks of other languages, BENCH=peers: only with these, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
-	@$(if $(filter-out peers,$(or $(BENCH),all)),$(BENCH_SECTIONS))
-	@$(if $(PEERS)$(filter peers,$(BENCH)),$(MEASURED) python3 bench/peers/run.py $(CLIENTS) && \
-		cargo run -q --release -p redislock-bench -- peers $(TARGET)/peers/results.json)
+	@failed=0; \
+	$(if $(filter-out peers,$(or $(BENCH),all)),$(BENCH_SECTIONS) || failed=1;) \
+	$(if $(PEERS)$(filter peers,$(BENCH)),{ $(MEASURED) python3 bench/peers/run.py $(CLIENTS) && \
+		cargo run -q --release -p redislock-bench -- peers $(TARGET)/peers/results.json; } || failed=1;) \
+	exit $$failed
 
 bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json and bench/peers/results.json
 	cargo run -q --release -p redislock-bench -- report

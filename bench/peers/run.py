@@ -24,6 +24,7 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack, closing
+from functools import cache
 from pathlib import Path
 from statistics import median
 
@@ -255,7 +256,7 @@ def contest(peers: list[Peer], masters: int, workers: int) -> list[dict]:
 
     Ours use servers with the module, the others servers without it.
     """
-    load = os.getloadavg()[0]
+    load, before = os.getloadavg()[0], processor_times()
     with ExitStack() as stack:
         with_module, plain = (
             [stack.enter_context(closing(Server(module=module))) for _ in range(masters)]
@@ -274,6 +275,9 @@ def contest(peers: list[Peer], masters: int, workers: int) -> list[dict]:
             "server": name_of(with_module[0]),
             "machine": machine(),
             "load": round(load, 1),
+            "stolen": stolen_since(before),
+            "commit": commit(),
+            "trained": is_trained(),
             "seconds": SECONDS,
             "rounds": ROUNDS,
             "apart": True,  # the usual locks on servers without the module
@@ -295,6 +299,48 @@ def machine() -> str:
     models = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else os.uname().machine
     return f"{len(os.sched_getaffinity(0))} cores of {model}"
+
+
+def processor_times() -> list[int]:
+    """How long all processors wanted to run, and how much of it the host gave to others."""
+    line = Path("/proc/stat").read_text().split("\n")[0]
+    user, nice, system, _, _, irq, softirq, stolen = map(int, line.split()[1:9])
+    return [user + nice + system + irq + softirq + stolen, stolen]
+
+
+def stolen_since(before: list[int]) -> float:
+    """The share of that time that the host of a virtual machine gave to others."""
+    wanted, stolen = (now - then for now, then in zip(processor_times(), before, strict=True))
+    return short(stolen / max(wanted, 1))
+
+
+@cache
+def commit() -> str | None:
+    """That of the working tree, with a "+" if tracked files have changes; None without git.
+
+    Changes of documents and results do not count.
+    """
+    code = [".", ":!*.md", ":!docs", ":!bench/results.json", ":!bench/peers/results.json"]
+
+    def git(*words: str) -> str:
+        return subprocess.run(
+            ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
+        ).stdout.strip()
+
+    try:
+        changes = git("status", "--porcelain", "--untracked-files=no", "--", *code)
+        return git("rev-parse", "--short", "HEAD") + ("+" if changes else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+@cache
+def is_trained() -> bool | None:
+    """Whether the module was built with a profile; None if it is not a build of this project."""
+    for build, trained in [("redislock-trained.so", True), ("redislock.so", False)]:
+        if (ROOT / build).exists() and (ROOT / build).read_bytes() == MODULE.read_bytes():
+            return trained
+    return None
 
 
 def keep(found: list[dict]) -> None:
@@ -327,6 +373,10 @@ def main() -> int:
     if not MODULE.exists():
         print(f"{MODULE} is missing: make build", file=sys.stderr)
         return 2
+    if os.environ.get("KEEP") and not is_trained():
+        print("KEEP=1 needs the module with a profile: make bench, with rustup", file=sys.stderr)
+        return 2
+    commit(), is_trained()  # now: a build may change them meanwhile
     # Each waiter is a connection: both sides need a file for it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     TARGET.mkdir(parents=True, exist_ok=True)

@@ -38,6 +38,8 @@ const FEW_ROUNDS: usize = 11;
 /// Acquires of a round whose median counts.
 const ACQUIRES: usize = 500;
 const TTL: Duration = Duration::from_secs(10);
+/// How long a round may take.
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub fn measure() -> Outcome<Vec<Chart>> {
     let runtime = tokio::runtime::Runtime::new()?;
@@ -70,6 +72,16 @@ impl Masters {
     fn urls(&self) -> impl Iterator<Item = String> {
         self.servers.iter().map(Server::url)
     }
+
+    /// How many commands each of them has run.
+    fn commands(&mut self) -> Outcome<Vec<u64>> {
+        let controls = self.controls.iter_mut();
+        let commands = controls.map(|control| {
+            let stats = control.try_info("stats")?;
+            Ok(stats.number("total_commands_processed")?)
+        });
+        commands.collect()
+    }
 }
 
 /// CPU time and commands so far.
@@ -81,11 +93,10 @@ struct Meters {
 
 impl Meters {
     fn read(masters: &mut Masters) -> Outcome<Self> {
-        let (mut servers, mut commands) = (0.0, 0.0);
+        let commands = masters.commands()?.into_iter().sum::<u64>() as f64;
+        let mut servers = 0.0;
         for control in &mut masters.controls {
             servers += server_cpu(control)?;
-            let stats = control.try_info("stats")?;
-            commands += stats.number::<f64>("total_commands_processed")?;
         }
         Ok(Self {
             client: own_cpu(),
@@ -150,7 +161,7 @@ impl Contenders {
         };
         // Some connect and load their scripts only now: not measured.
         for way in Way::ALL {
-            contenders.pair(way).await?;
+            within_patience(way, contenders.pair(way)).await?;
         }
         Ok(contenders)
     }
@@ -208,12 +219,15 @@ impl Contenders {
 
     /// How many pairs one worker makes in a round, and in how many seconds.
     async fn rate(&self, way: Way) -> Outcome<(f64, f64)> {
-        let (start, mut pairs) = (Instant::now(), 0.0);
-        while start.elapsed() < ROUND {
-            self.pair(way).await?;
-            pairs += 1.0;
-        }
-        Ok((pairs, start.elapsed().as_secs_f64()))
+        within_patience(way, async {
+            let (start, mut pairs) = (Instant::now(), 0.0);
+            while start.elapsed() < ROUND {
+                self.pair(way).await?;
+                pairs += 1.0;
+            }
+            Ok((pairs, start.elapsed().as_secs_f64()))
+        })
+        .await
     }
 
     /// One worker without competition.
@@ -282,6 +296,26 @@ impl Contenders {
         Ok(Chart::new(ACQUIRE, Unit::Micros, found.into()))
     }
 
+    /// Works with our client until it uses all masters.
+    async fn until_all_masters_are_used(&mut self) -> Outcome<()> {
+        let start = Instant::now();
+        while start.elapsed() < PATIENCE {
+            let before = self.with_module.commands()?;
+            self.pair(Way::Ours).await?;
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            let after = self.with_module.commands()?;
+            // INFO itself is a command.
+            if before
+                .iter()
+                .zip(&after)
+                .all(|(before, after)| after - before > 1)
+            {
+                return Ok(());
+            }
+        }
+        Err("the client does not use all masters again".into())
+    }
+
     /// Our client while none, one or two of the masters are stopped.
     async fn without_some_masters(&mut self) -> Outcome<Chart> {
         let mut chart = Chart::curve(STOPPED, Unit::PerSecond, "running masters", [OURS]);
@@ -301,12 +335,17 @@ impl Contenders {
                 pair?;
                 let (pairs, seconds) = rate?;
                 chart.add(0, (MASTERS - stopped) as u64, pairs / seconds);
-                // Until the client uses them again.
-                tokio::time::sleep(ROUND).await;
+                self.until_all_masters_are_used().await?;
             }
         }
         Ok(chart)
     }
+}
+
+/// The work, or an error if it does not end: rslock waits for replies without a limit.
+async fn within_patience<T>(way: Way, work: impl Future<Output = Outcome<T>>) -> Outcome<T> {
+    let done = tokio::time::timeout(PATIENCE, work).await;
+    done.map_err(|_| format!("{}: an acquire or a release does not end", way.name()))?
 }
 
 fn micros_since(start: Instant) -> f64 {

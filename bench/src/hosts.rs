@@ -123,6 +123,19 @@ fn untrained_module() -> Option<&'static Path> {
     LIBRARY.get_or_init(find).as_deref()
 }
 
+/// Whether the measured module was built with a profile: it is compared with the builds of this
+/// project. None if it is neither.
+pub fn is_trained() -> Option<bool> {
+    let measured = std::fs::read(find_module().ok()?).ok()?;
+    let is = |build: &str| {
+        let build = std::fs::read(project_folder().join(build));
+        build.is_ok_and(|build| build == measured)
+    };
+    let builds = [("redislock-trained.so", true), ("redislock.so", false)];
+    let mut builds = builds.into_iter();
+    builds.find_map(|(build, trained)| is(build).then_some(trained))
+}
+
 /// The library of the bare module, which is compiled by the first call; none without a C compiler.
 pub fn bare_module() -> Option<&'static Path> {
     static LIBRARY: OnceLock<Option<PathBuf>> = OnceLock::new();

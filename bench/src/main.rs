@@ -38,7 +38,6 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use hosts::Host;
 use redislock_testkit::project_folder;
 use results::{Chart, Results, Run};
 
@@ -210,6 +209,17 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
     } else {
         target_folder().join(results::LAST)
     };
+    let trained = hosts::is_trained();
+    if keep && trained != Some(true) {
+        return Err(
+            "--keep needs the module with a profile: make bench KEEP=1, with rustup".into(),
+        );
+    }
+    if trained.is_none() {
+        eprintln!(
+            "the module is not a build of this project: the tables do not say how it was built"
+        );
+    }
     let server = measured::server_name()?;
     // At the start: the results change the working tree.
     let (commit, date) = (measured::commit(), measured::date());
@@ -219,6 +229,7 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
         let Section { name, .. } = section;
         measure::set_part(format!("[{}/{} {name}] ", number + 1, sections.len()));
         let (start, load) = (Instant::now(), measured::load());
+        let times = measured::Times::now();
         let found = (section.measure)(scale);
         measure::progress("");
         let charts = match found {
@@ -236,11 +247,12 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
         let run = Run {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             commit: commit.clone(),
-            trained: Some(Host::Untrained.exists()),
+            trained,
             date: date.clone(),
             alternatives: section.alternatives.map(str::to_owned),
             machine: measured::machine(),
             load,
+            stolen: times.and_then(measured::Times::stolen_since),
             charts,
         };
         // Written at once: a later section may not end.

@@ -96,10 +96,19 @@ pub fn machine() -> String {
     format!("{cores} {plural} of {model}")
 }
 
-/// The commit of the working tree, with a "+" if tracked files have changes; none without git.
+/// The commit of the working tree, with a "+" if tracked files have changes, except for documents
+/// and results; none without git.
 pub fn commit() -> Option<String> {
     let hash = output("git", &["rev-parse", "--short", "HEAD"])?;
-    let changes = output("git", &["status", "--porcelain", "--untracked-files=no"])?;
+    let tracked = ["status", "--porcelain", "--untracked-files=no", "--"];
+    let code = [
+        ".",
+        ":!*.md",
+        ":!docs",
+        ":!bench/results.json",
+        ":!bench/peers/results.json",
+    ];
+    let changes = output("git", &[&tracked[..], &code].concat())?;
     let mark = if changes.is_empty() { "" } else { "+" };
     Some(format!("{hash}{mark}"))
 }
@@ -123,4 +132,54 @@ pub fn load() -> f64 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
     let load = text.split(' ').next().and_then(|load| load.parse().ok());
     load.unwrap_or(0.0)
+}
+
+/// How long all processors wanted to run since the machine was started, in its own unit.
+#[derive(Clone, Copy)]
+pub struct Times {
+    wanted: u64,
+    /// Of it, what the host of a virtual machine gave to others.
+    stolen: u64,
+}
+
+impl Times {
+    /// None where the system does not report it.
+    pub fn now() -> Option<Self> {
+        Self::read(&std::fs::read_to_string("/proc/stat").ok()?)
+    }
+
+    /// The first line: user, nice, system, idle, iowait, irq, softirq, steal.
+    fn read(stat: &str) -> Option<Self> {
+        let line = stat.lines().next()?.strip_prefix("cpu ")?;
+        let fields = line.split_whitespace().take(8).map(str::parse);
+        let fields: Vec<u64> = fields.collect::<Result<_, _>>().ok()?;
+        let [user, nice, system, _, _, irq, softirq, stolen] = fields[..] else {
+            return None;
+        };
+        Some(Self {
+            wanted: user + nice + system + irq + softirq + stolen,
+            stolen,
+        })
+    }
+
+    /// The share of the time since then that the host gave to others.
+    pub fn stolen_since(self) -> Option<f64> {
+        let now = Self::now()?;
+        let wanted = now.wanted.checked_sub(self.wanted);
+        let wanted = wanted.filter(|wanted| *wanted > 0)?;
+        Some(now.stolen.saturating_sub(self.stolen) as f64 / wanted as f64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_stolen_time_is_the_eighth_field() {
+        let times = Times::read("cpu  10 1 20 60 4 0 2 3 0 0\ncpu0 1 2\n").unwrap();
+        assert_eq!((times.wanted, times.stolen), (36, 3));
+        assert!(Times::read("cpu  10 1 20").is_none());
+        assert!(Times::read("").is_none());
+    }
 }

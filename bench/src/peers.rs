@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::Outcome;
 use crate::measure::Figures as Rounds;
-use crate::report::{Line, table};
+use crate::report::{Line, table, taken_by_host};
 use crate::results::grouped;
 use crate::targets::spread;
 
@@ -39,6 +39,12 @@ struct Found {
     machine: String,
     /// The load average at the start; none: the machine was idle.
     load: Option<f64>,
+    /// The commit that was measured; none in older results.
+    commit: Option<String>,
+    /// Whether the module was built with a profile; none if it is not a build of this project.
+    trained: Option<bool>,
+    /// The share of the time in which the machine wanted to run that its host gave to others.
+    stolen: Option<f64>,
     seconds: u64,
     rounds: u64,
     language: String,
@@ -175,7 +181,7 @@ impl Peers {
             .iter()
             .find(|(_, usuals)| usuals.contains(&usual.lock))?;
         let reference = self.at(usual.place()).find(|found| found.lock == *ours)?;
-        let ratio = usual.rates()?.over(&reference.rates()?);
+        let ratio = usual.rates_over(reference)?;
         let range = spread(&ratio, |ratio| format!("{ratio:.2}"));
         let range = if range.is_empty() {
             range
@@ -189,22 +195,13 @@ impl Peers {
     pub fn targets(&self) -> String {
         let heads = ["library", "what", "figure", "target", ""];
         let mut lines = vec![heads.map(str::to_owned).to_vec()];
-        let figures = |name: &str| {
-            let mut found = self.at(TARGET);
-            found
-                .find(|found| found.lock == name)
-                .and_then(|found| found.figures.as_ref())
-        };
         for found in self.at(TARGET) {
             let beside = self.languages.get(&found.language);
             let beside = beside.and_then(|language| language.beside.get(&found.lock));
-            let (Some(own), Some(beside)) = (&found.figures, beside) else {
-                continue;
-            };
-            let usual = beside
-                .iter()
-                .filter_map(|name| Some((name.as_str(), figures(name)?)));
-            for check in checks(own, usual) {
+            let Some(beside) = beside else { continue };
+            let usual = self.at(TARGET);
+            let usual = usual.filter(|usual| beside.contains(&usual.lock));
+            for check in checks(found, usual).unwrap_or_default() {
                 let [what, figure, target, verdict] = check;
                 lines.push(vec![found.lock.clone(), what, figure, target, verdict]);
             }
@@ -246,18 +243,24 @@ fn servers(masters: u64) -> String {
 /// What, the figure, the target, and whether it is met.
 type Check = [String; 4];
 
-fn checks<'a>(own: &Figures, beside: impl Iterator<Item = (&'a str, &'a Figures)>) -> Vec<Check> {
+/// None if it has no figures.
+fn checks<'a>(ours: &Found, beside: impl Iterator<Item = &'a Found>) -> Option<Vec<Check>> {
+    let own = ours.figures.as_ref()?;
     let mut checks = vec![
         at_least("least/most served".to_owned(), own.share, 0.9),
         at_most("commands per grant".to_owned(), own.commands_per_grant, 2.5),
     ];
-    for (name, usual) in beside {
-        let rate = own.grants_per_second / usual.grants_per_second;
+    for found in beside {
+        let (Some(usual), Some(rate)) = (&found.figures, ours.rates_over(found)) else {
+            continue;
+        };
+        let name = &found.lock;
+        let rate = rate.median();
         checks.push(at_least(format!("grants/s over {name}"), rate, 1.0));
         let wait = own.wait_max_ms / usual.wait_max_ms;
         checks.push(at_most(format!("longest wait over {name}"), wait, 0.5));
     }
-    checks
+    Some(checks)
 }
 
 fn at_least(what: String, figure: f64, bound: f64) -> Check {
@@ -303,6 +306,10 @@ impl Found {
             apart,
             ..
         } = self;
+        let build = self.trained.filter(|trained| !trained);
+        let build = build.map(|_| "built without a profile".to_owned());
+        let code = [&self.commit, &build].into_iter().flatten();
+        let code: String = code.map(|part| format!("{part}, ")).collect();
         let apart = if *apart {
             ", the usual locks without the module"
         } else {
@@ -316,7 +323,8 @@ impl Found {
             || "idle".to_owned(),
             |load| format!("load average {load:.1} at the start"),
         );
-        format!("{server}, {machine}, {load}, {rounds}{apart}")
+        let stolen = taken_by_host(self.stolen);
+        format!("{server}, {code}{machine}, {load}{stolen}, {rounds}{apart}")
     }
 
     /// Grants a second: of each round, or only their median in older results.
@@ -330,6 +338,18 @@ impl Found {
         each.iter()
             .for_each(|figures| rates.push(figures.grants_per_second));
         Some(rates)
+    }
+
+    /// Grants a second over those of another lock: round by round if both took turns in one run,
+    /// otherwise the ratio of the medians.
+    fn rates_over(&self, other: &Self) -> Option<Rounds> {
+        let (rates, others) = (self.rates()?, other.rates()?);
+        let took_turns = self.origin() == other.origin() && rates.count() == others.count();
+        Some(if took_turns {
+            rates.over(&others)
+        } else {
+            Rounds::one(rates.median() / others.median())
+        })
     }
 
     /// Grants a second, with the lowest and the highest round.
@@ -418,6 +438,9 @@ mod tests {
         let lines = peers.lines(TARGET);
         assert_eq!(lines[2][2], "0.75 × (0.50 – 1.00) redislock on x");
         assert_eq!(lines[1][1], "200 (100 – 200)");
+        // In another run, only the medians can be compared.
+        peers.found[1].load = None;
+        assert_eq!(peers.lines(TARGET)[2][2], "0.67 × redislock on x");
     }
 
     #[test]
@@ -458,7 +481,8 @@ mod tests {
     fn every_library_has_been_measured() {
         let peers = Peers::read(&project_folder()).unwrap();
         for language in peers.languages.values() {
-            for name in language.beside.keys() {
+            let usual = language.beside.values().flatten();
+            for name in language.beside.keys().chain(usual) {
                 assert!(peers.at(TARGET).any(|found| found.lock == *name), "{name}");
             }
         }

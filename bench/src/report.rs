@@ -45,10 +45,20 @@ fn origin(section: &str, server: &str, run: &Run) -> String {
         format!("; {alternatives}")
     });
     let alternatives = alternatives.unwrap_or_default();
+    let stolen = taken_by_host(run.stolen);
     format!(
         "{server}, redislock {version}{code}, {machine}, load average {load:.1} at the start\
-         {alternatives}:"
+         {stolen}{alternatives}:"
     )
+}
+
+/// What the host of a virtual machine gave to others, if it is half a percent or more.
+pub fn taken_by_host(stolen: Option<f64>) -> String {
+    let stolen = stolen.filter(|stolen| *stolen >= 0.005);
+    stolen.map_or_else(String::new, |stolen| {
+        let percent = stolen * 100.0;
+        format!(", {percent:.0} % of the time taken by the host")
+    })
 }
 
 /// Where the alternatives of older results ran.

@@ -34,7 +34,7 @@ pub struct Run {
     /// The commit that was measured, with a "+" if the working tree had changes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub commit: Option<String>,
-    /// Whether the module was built with a profile; none in older results: without.
+    /// Whether the module was built with a profile; none if it is not a build of this project.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trained: Option<bool>,
     /// The day: "2026-11-18".
@@ -47,6 +47,9 @@ pub struct Run {
     pub machine: String,
     /// The load average of the last minute, at the start.
     pub load: f64,
+    /// The share of the time in which the machine wanted to run that its host gave to others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stolen: Option<f64>,
     /// What was found.
     pub charts: Vec<Chart>,
 }

@@ -294,6 +294,7 @@ mod tests {
                 alternatives: None,
                 machine: String::new(),
                 load: 0.0,
+                stolen: None,
                 charts: vec![chart],
             }
         };

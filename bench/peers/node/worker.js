@@ -16,13 +16,20 @@ const MOST_WAITING = 100; // requests of one client that redislock lets wait at 
 
 // A lock that polls, as many programs write it by hand.
 const RELEASE = 'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end';
-async function polled(client, work) {
+const onIoredis = (client) => ({
+    take: (token) => client.set("bench", token, "PX", TTL, "NX"),
+    release: (token) => client.eval(RELEASE, 1, "bench", token),
+});
+const onNodeRedis = (client) => ({
+    take: (token) => client.set("bench", token, { PX: TTL, NX: true }),
+    release: (token) => client.eval(RELEASE, { keys: ["bench"], arguments: [token] }),
+});
+const polled = (lock) => async (work) => {
     const token = randomUUID();
-    while (!(await client.set("bench", token, "PX", TTL, "NX")))
-        await sleep(50 + Math.random() * 50);
+    while (!(await lock.take(token))) await sleep(50 + Math.random() * 50);
     work();
-    await client.eval(RELEASE, 1, "bench", token);
-}
+    await lock.release(token);
+};
 
 // Runs work under a lock of redislock. The workers share as many clients as let all of them wait.
 async function queued(connect) {
@@ -37,8 +44,10 @@ async function locking() {
     if (peer === "redislock on node-redis")
         return queued(() => createClient({ socket: { port } }).connect());
     if (peer === "redislock on ioredis") return queued(() => new Redis({ port }));
+    if (peer === "SET NX on node-redis")
+        return polled(onNodeRedis(await createClient({ socket: { port } }).connect()));
     const clients = ports.map((port) => new Redis({ port }));
-    if (peer === "SET NX on ioredis") return (work) => polled(clients[0], work);
+    if (peer === "SET NX on ioredis") return polled(onIoredis(clients[0]));
     const redlock = new Redlock(clients, { retryCount: -1 });
     return async (work) => {
         const lock = await redlock.acquire(["bench"], TTL);
