@@ -153,7 +153,8 @@ fn rdb_load(io: *mut raw::RedisModuleIO, version: c_int) -> *mut c_void {
 }
 
 fn load(io: *mut raw::RedisModuleIO, version: c_int) -> Option<LockId> {
-    // While core decides, nothing can be added to the table: a RESTORE is refused.
+    // While core decides, nothing can be added to the table: a RESTORE is refused. The version is
+    // not needed any more: the first byte says how a lock is saved.
     if !can_load(version) || node::is_lent() {
         return None;
     }

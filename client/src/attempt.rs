@@ -442,7 +442,7 @@ pub(crate) mod tests {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("never came to be: {what}");
+        panic!("timed out: {what}");
     }
 
     /// The connection had ended when the node was asked, so nothing was sent on that one.

@@ -205,12 +205,13 @@ fn change_only_key<'a>(ctx: Ctx, opened: &Opened<'a>, output: &Output) -> Option
     let [touched] = &output.touched[..] else {
         return None;
     };
-    // After a re-entry, replicas may have to create the key again.
-    let is_reentry = touched.presence == Presence::Kept && touched.events.acquired > 0;
-    if is_reentry || !opened.key.is_open() || !output.ended_before.is_empty() {
+    // Then replicas may have to create the key again.
+    let is_granted_in_place = touched.presence == Presence::Kept && touched.events.acquired > 0;
+    if is_granted_in_place || !opened.key.is_open() || !output.ended_before.is_empty() {
         return None;
     }
-    change_key(ctx, touched, opened.name, &opened.key);
+    let applied = change_key(ctx, touched, opened.name, &opened.key);
+    debug_assert!(matches!(applied, Applied::Changed));
     if output.effect.is_empty() {
         ctx.replicate_as_is();
     } else {

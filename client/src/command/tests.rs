@@ -112,6 +112,16 @@ fn a_token_is_never_shown() {
     assert!(!format!("{token:?}").contains(&text));
 }
 
+/// Servers save only this text of a UUID in the short form.
+#[test]
+fn a_token_is_a_lower_case_hyphenated_uuid() {
+    let token = Token::fresh();
+    let text = std::str::from_utf8(token.as_bytes()).unwrap();
+    let uuid = uuid::Uuid::parse_str(text).unwrap();
+    assert_eq!(uuid.get_version_num(), 4);
+    assert_eq!(uuid.hyphenated().to_string(), text);
+}
+
 #[test]
 fn every_token_is_another() {
     assert_ne!(Token::fresh().0, Token::fresh().0);

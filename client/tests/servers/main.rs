@@ -74,7 +74,7 @@ async fn until(what: &str, mut so: impl FnMut() -> bool) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    panic!("never came to be: {what}");
+    panic!("timed out: {what}");
 }
 
 /// Waits until no server holds the lock. A lease that is left to run out does not count as
