@@ -3,25 +3,26 @@
 //! text and repeats no long word of the request, and a lock that nobody named stays held.
 #![no_main]
 
+#[path = "../share.rs"]
+mod share;
+
 use std::cell::RefCell;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use redislock_testkit::{Connection, Server, Value, encode, granted};
+use share::Share;
 
 struct Target {
     // Ends with the program: the guard stops it.
     server: Server,
     c: Connection,
-    /// How many requests were sent, how many the server passed to the module, and how many of
-    /// these got no error.
-    sent: u64,
-    ran: u64,
-    succeeded: u64,
 }
 
-/// From this many requests on, the shares of those that ran and that succeeded are checked.
-const MANY: u64 = 20_000;
+/// Requests that the server passed to the module, and those of them that got no error: half, and a
+/// third.
+static RAN: Share = Share::new("requests that ran", 4);
+static SUCCEEDED: Share = Share::new("requests that succeeded", 50);
 
 thread_local! {
     static TARGET: RefCell<Option<Target>> = const { RefCell::new(None) };
@@ -118,13 +119,7 @@ impl Target {
         let server = Server::start();
         let mut c = server.connect();
         granted(&c.call("LOCK.ACQUIRE bystander me 86400000"));
-        Self {
-            server,
-            c,
-            sent: 0,
-            ran: 0,
-            succeeded: 0,
-        }
+        Self { server, c }
     }
 
     fn receive(&mut self) -> Value {
@@ -135,35 +130,18 @@ impl Target {
     fn check(&mut self, request: &[Vec<u8>]) {
         assert_eq!(self.receive(), Value::Status("OK".into()));
         let (queued, done) = (self.receive(), self.receive());
-        self.sent += 1;
         let reply = match (&queued, &done) {
             (Value::Status(queued), Value::Array(replies)) if queued == "QUEUED" => {
                 assert_eq!(replies.len(), 1, "{request:?} got {replies:?}");
-                self.ran += 1;
-                self.succeeded += u64::from(!replies[0].is_error());
                 &replies[0]
             }
             (Value::Error(_), Value::Error(aborted)) if aborted.starts_with("EXECABORT") => &queued,
             other => panic!("{request:?} got {other:?}"),
         };
+        let ran = matches!(done, Value::Array(_));
+        RAN.count(ran);
+        SUCCEEDED.count(ran && !reply.is_error());
         check_errors(reply, request);
-    }
-
-    /// Without this, a mistake in this file could leave nothing to test.
-    fn check_shares(&self) {
-        if self.sent >= MANY {
-            let Self {
-                sent,
-                ran,
-                succeeded,
-                ..
-            } = self;
-            assert!(ran * 4 >= *sent, "only {ran} of {sent} requests ran");
-            assert!(
-                succeeded * 50 >= *sent,
-                "only {succeeded} of {sent} succeeded"
-            );
-        }
     }
 }
 
@@ -226,7 +204,6 @@ fuzz_target!(|requests: Vec<Request<'_>>| {
         if target.receive() == Value::Null {
             granted(&target.c.call("LOCK.ACQUIRE bystander me 86400000"));
         }
-        target.check_shares();
         assert!(target.server.is_alive());
     });
 });

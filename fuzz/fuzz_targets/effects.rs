@@ -1,19 +1,26 @@
-//! Any bytes as effects, as LOCK._APPLY takes them from the master and the AOF, between requests
-//! of clients: each is refused, or leaves a table that saves, loads and serves.
+//! Any bytes as effects, and effects of a master with some bytes changed, as LOCK._APPLY takes them
+//! from the master and the AOF, between requests of clients: each is refused, or leaves a table
+//! that saves, loads and serves.
 #![no_main]
 #![allow(dead_code, unused_imports)]
 
 #[path = "../../core/tests/node/mod.rs"]
 mod node;
+#[path = "../share.rs"]
+mod share;
 
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use node::{Node, ROOMY, SHARED, Value, key, semaphore, terms, token};
 use redislock_core::lock::{Mode, Terms};
 use redislock_core::table::Loaded;
-use redislock_core::time::{Micros, Wait};
+use redislock_core::time::{Micros, Millis, Wait};
 use redislock_core::token::{Key, Token};
-use redislock_core::wire::Reader;
+use redislock_core::wire::{Header, Reader, begin_effect};
+use share::Share;
+
+/// A quarter in the first minute.
+static APPLIED: Share = Share::new("inputs with an effect that changed a lock", 10);
 
 #[derive(Arbitrary, Debug)]
 enum Step<'a> {
@@ -21,6 +28,11 @@ enum Step<'a> {
         bytes: &'a [u8],
         first: u8,
         keys: u8,
+    },
+    /// A master serves a request, and its effect arrives with some bytes changed.
+    Altered {
+        request: Request,
+        edits: Vec<(u8, u8)>,
     },
     Acquire {
         key: u8,
@@ -51,6 +63,13 @@ enum Step<'a> {
     Reload,
 }
 
+#[derive(Arbitrary, Debug)]
+enum Request {
+    Acquire { key: u8, owner: u8, mode: u8 },
+    Release { key: u8, owner: u8 },
+    Force { key: u8 },
+}
+
 fn named(at: u8) -> Key {
     key(["a", "b", "c"][usize::from(at) % 3])
 }
@@ -60,11 +79,13 @@ fn owner(at: u8) -> Token {
 }
 
 fuzz_target!(|steps: Vec<Step<'_>>| {
-    let mut node = Node::new(ROOMY);
+    let (mut node, mut master) = (Node::new(ROOMY), Node::new(ROOMY));
+    let mut applied = false;
     for step in &steps {
-        take(&mut node, step);
+        applied |= take(&mut node, &mut master, step);
         node.tick();
     }
+    APPLIED.count(applied);
     let highest = node.keys.0.keys().filter_map(|key| node.lock(key));
     let highest = highest.flat_map(|lock| lock.holds().map(|hold| hold.fence).collect::<Vec<_>>());
     assert!(
@@ -82,22 +103,34 @@ fuzz_target!(|steps: Vec<Step<'_>>| {
     assert_eq!(node.table.waiters(), 0, "somebody waits for a free lock");
 });
 
-fn take(node: &mut Node, step: &Step<'_>) {
+/// Returns whether an effect was applied to a lock.
+fn take(node: &mut Node, master: &mut Node, step: &Step<'_>) -> bool {
     match step {
-        Step::Effect { bytes, first, keys } => apply(node, bytes, *first, *keys % 3),
+        Step::Effect { bytes, first, keys } => {
+            return apply(node, bytes, *first, *keys % 3).unwrap_or(false);
+        }
+        Step::Altered { request, edits } => {
+            let Some((first, sent)) = effect_of(master, request) else {
+                return false;
+            };
+            let mut effect = sent.clone();
+            for (place, bits) in edits {
+                let place = usize::from(*place) % effect.len();
+                effect[place] ^= bits;
+            }
+            let applied = apply(node, &effect, first, 1);
+            let is_refused = applied.is_none() && effect == sent;
+            assert!(!is_refused, "what a master sends is refused");
+            return applied.unwrap_or(false);
+        }
         Step::Acquire {
             key,
             owner: who,
             mode,
             waits,
         } => {
-            let mode = [Mode::Exclusive, SHARED, semaphore(2)][usize::from(*mode) % 3];
-            let terms = Terms {
-                mode,
-                ..terms(&owner(*who), node::SECOND)
-            };
             let wait = if *waits { Wait::Forever } else { Wait::No };
-            node.acquire(&[named(*key)], &terms, wait);
+            node.acquire(&[named(*key)], &terms_of(*who, *mode), wait);
         }
         Step::Release {
             key,
@@ -120,30 +153,71 @@ fn take(node: &mut Node, step: &Step<'_>) {
         Step::Pass { millis } => node.advance(Micros(u64::from(*millis) * 1000)),
         Step::Reload => node.reload(Micros(1000)),
     }
+    false
 }
 
-/// Reads and applies an effect as the module does: all of it, or nothing.
-fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) {
-    let mut reader = Reader(bytes);
-    let Ok(header) = reader.effect_header() else {
-        return;
+/// What a client asks for.
+fn terms_of(who: u8, mode: u8) -> Terms {
+    let mode = [Mode::Exclusive, SHARED, semaphore(2)][usize::from(mode) % 3];
+    Terms {
+        mode,
+        ..terms(&owner(who), node::SECOND)
+    }
+}
+
+/// The key that a master has changed for a request, and what it sends; none if it refuses it.
+fn effect_of(master: &mut Node, request: &Request) -> Option<(u8, Vec<u8>)> {
+    let key = match request {
+        Request::Acquire {
+            key,
+            owner: who,
+            mode,
+        } => {
+            master.acquire(&[named(*key)], &terms_of(*who, *mode), Wait::No);
+            *key
+        }
+        Request::Release { key, owner: who } => {
+            master.release(&named(*key), &owner(*who), false);
+            *key
+        }
+        Request::Force { key } => {
+            master.force(&named(*key));
+            *key
+        }
     };
+    let header = Header {
+        fence: master.table.fence(),
+        quarantine: Millis(0),
+    };
+    let mut effect = Vec::new();
+    begin_effect(header, &mut effect);
+    let (changes, _) = master.take();
+    effect.extend(&changes.first()?.bytes);
+    Some((key, effect))
+}
+
+/// Reads and applies an effect as the module does: all of it, or nothing. Returns whether it was
+/// applied to a lock; none if it is refused.
+fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) -> Option<bool> {
+    let mut reader = Reader(bytes);
+    let header = reader.effect_header().ok()?;
     let now = node.table.lease_now(node.now.mono);
     let changes: Result<Vec<_>, _> = (0..keys).map(|_| reader.change(now)).collect();
-    let Some(changes) = changes.ok().filter(|_| reader.0.is_empty()) else {
-        return;
-    };
+    let changes = changes.ok().filter(|_| reader.0.is_empty())?;
     node.table.take_in(header);
+    let mut applied = false;
     for (at, change) in changes.into_iter().enumerate() {
         let at = named(first.wrapping_add(at as u8));
         match node.table.apply(at.clone(), node.at(&at), change) {
             Loaded::New(id) => {
                 node.keys.0.insert(at, Value::Lock(id));
+                applied = true;
             }
-            Loaded::Kept => {}
+            Loaded::Kept => applied = true,
             Loaded::Gone => {
                 node.keys.0.remove(&at);
             }
         }
     }
+    Some(applied)
 }

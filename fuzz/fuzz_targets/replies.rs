@@ -2,6 +2,9 @@
 //! says that it holds a lock that no majority of the nodes can have granted.
 #![no_main]
 
+#[path = "../share.rs"]
+mod share;
+
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::rc::{Rc, Weak};
@@ -11,9 +14,13 @@ use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use redislock_client::Redlock;
 use redislock_client::simulation::{self, Flaw, Host, Stream, Task};
+use share::Share;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::task::{LocalSet, spawn_local};
 use tokio::time::Instant;
+
+/// Two thirds.
+static ACQUIRED: Share = Share::new("attempts that acquired the lock", 10);
 
 /// What a node says to a request.
 #[derive(Debug)]
@@ -312,7 +319,9 @@ async fn use_client(machine: Rc<Machine>) {
             .connect_lazy()
             .expect("the addresses are fine");
         let lock = redlock.lock("k");
-        if let Ok(guard) = lock.try_acquire().await {
+        let acquired = lock.try_acquire().await;
+        ACQUIRED.count(acquired.is_ok());
+        if let Ok(guard) = acquired {
             assert!(guard.fence() > 0, "a fence that no node can have given");
             let granting = machine.granting.borrow().len();
             assert!(

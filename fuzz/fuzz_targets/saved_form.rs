@@ -5,16 +5,26 @@
 
 #[path = "../../core/tests/node/mod.rs"]
 mod node;
+#[path = "../share.rs"]
+mod share;
 
 use libfuzzer_sys::fuzz_target;
 use node::{Node, ROOMY, SECOND, key, token};
 use redislock_core::payload::Origin;
 use redislock_core::time::{LeaseTime, Millis, Wait};
 use redislock_core::wire;
+use share::Share;
+
+/// One in thirty of the first 50,000, more later.
+static LOADED: Share = Share::new("saved forms loaded", 200);
+/// One in forty.
+static CLIENTS: Share = Share::new("saved forms accepted from a client", 200);
 
 fuzz_target!(|bytes: &[u8]| {
     let now = LeaseTime(1 << 40);
-    if let Ok(lock) = wire::load(bytes, now) {
+    let loaded = wire::load(bytes, now);
+    LOADED.count(loaded.is_ok());
+    if let Ok(lock) = loaded {
         assert!(!lock.is_free(), "a saved lock has a holder");
         let mut saved = Vec::new();
         wire::save(&lock, now, &mut saved);
@@ -28,19 +38,17 @@ fuzz_target!(|bytes: &[u8]| {
         wire::save(&again, now, &mut twice);
         assert_eq!(saved, twice, "saving is stable");
     }
-    for origin in [
-        Origin::Trusted,
-        Origin::MasterOrClient,
-        Origin::Client {
-            longest_lease: Some(Millis(1000)),
-        },
-    ] {
-        use_it(bytes, origin);
-    }
+    use_it(bytes, Origin::Trusted);
+    use_it(bytes, Origin::MasterOrClient);
+    let client = |longest| Origin::Client {
+        longest_lease: Some(Millis(longest)),
+    };
+    use_it(bytes, client(1000));
+    CLIENTS.count(use_it(bytes, client(86_400_000)));
 });
 
-/// Brings a lock in, and makes every kind of request of it.
-fn use_it(bytes: &[u8], origin: Origin) {
+/// Brings a lock in, and makes every kind of request of it. Returns whether it was accepted.
+fn use_it(bytes: &[u8], origin: Origin) -> bool {
     let mut node = Node::new(ROOMY);
     let k = key("k");
     let before = node.table.fence();
@@ -50,7 +58,7 @@ fn use_it(bytes: &[u8], origin: Origin) {
     else {
         assert_eq!(node.table.locks(), 0, "what is refused leaves nothing");
         assert_eq!(node.table.fence(), before, "nor does it move the counter");
-        return;
+        return false;
     };
     node.keys.0.insert(k.clone(), node::Value::Lock(id));
     let highest = node.lock(&k).map_or(0, |lock| {
@@ -95,4 +103,5 @@ fn use_it(bytes: &[u8], origin: Origin) {
         (0, 0),
         "nothing is left"
     );
+    true
 }
