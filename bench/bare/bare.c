@@ -1,7 +1,7 @@
 /* A module that does nothing but the calls of the module API that a fair lock cannot do without.
  * It knows no tokens, leases or fences: what it costs is the least that a lock in a module can
- * cost. With an argument it replicates effects, as for an AOF. It saves the same
- * strings as a lock whose token is a UUID.
+ * cost. With an argument it replicates effects, as for an AOF. It saves
+ * strings of the same lengths as a lock whose token is a UUID.
  *
  * BARE.ACQUIRE key token ttl   makes a key of its own type
  * BARE.RELEASE key token       deletes the key

@@ -17,12 +17,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
 import sys
 import tempfile
 import threading
+import time
 from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
@@ -38,9 +40,18 @@ KEPT = HERE / "results.json"
 SECONDS, ROUNDS = int(os.environ.get("SECONDS") or 5), int(os.environ.get("ROUNDS") or 3)
 WORKERS = [int(number) for number in (os.environ.get("WORKERS") or "16").split()]
 MASTERS = [int(number) for number in (os.environ.get("MASTERS") or "1").split()]
+DATE = time.strftime("%Y-%m-%d", time.gmtime())
 # Seconds beside SECONDS that a worker program gets: to start, to warm up, and for the waits that
 # go on when the time is over. What needs longer has failed.
 PATIENCE = 30
+# How the file with the versions of a language names a package and its version.
+VERSIONS = {
+    "rust": r'name = "{}"\nversion = "([^"]+)"',
+    "python": r"^{}==(\S+)",
+    "node": r'"{}": "([^"]+)"',
+    "go": r"^\s{} v(\S+)",
+    "java": r"<artifactId>{}</artifactId>\s*<version>([^<]+)<",
+}
 TOOLS = {
     "python": ["python3"],
     "node": ["node", "npm"],
@@ -112,9 +123,10 @@ class Program:
 class Peer:
     """One lock of one language, and what it came to in each round."""
 
-    def __init__(self, language: str, name: str, command: list[str]) -> None:
+    def __init__(self, language: str, entry: dict, name: str) -> None:
         self.language, self.name = language, name
-        self._command = [filled(word) for word in command]
+        self.library = library(language, entry["versions"], name)
+        self._command = [filled(word) for word in entry["command"]]
         self._rounds: list[dict] = []
         self._failure: str | None = None
 
@@ -135,7 +147,7 @@ class Peer:
 
     def result(self) -> dict:
         """The median of the rounds, the worst wait and share of all of them, and every round."""
-        about = {"language": self.language, "lock": self.name}
+        about = {"language": self.language, "lock": self.name, "library": self.library}
         if self._failure:
             return {**about, "failed": self._failure}
         worst = {"wait_max_ms": max, "share": min}
@@ -239,8 +251,18 @@ def peers_of(languages: dict, masters: int) -> list[Peer]:
             names = dict.fromkeys([*entry["beside"], *usual, *entry.get("also", [])])
         else:
             names = entry.get("majority", [])
-        peers += [Peer(language, name, entry["command"]) for name in names]
+        peers += [Peer(language, entry, name) for name in names]
     return peers
+
+
+def library(language: str, versions: dict, lock: str) -> str:
+    """The package that a lock belongs to, or is built on, and its version."""
+    package = versions["packages"][lock]
+    text = (HERE / language / versions["file"]).read_text()
+    found = re.search(VERSIONS[language].format(re.escape(package)), text, re.MULTILINE)
+    if not found:
+        sys.exit(f"peers: {versions['file']} of {language} has no version of {package}")
+    return f"{package} {found[1]}"
 
 
 def progress(line: str) -> None:
@@ -277,6 +299,7 @@ def contest(peers: list[Peer], masters: int, workers: int) -> list[dict]:
             "load": round(load, 1),
             "stolen": stolen_since(before),
             "commit": commit(),
+            "date": DATE,
             "trained": is_trained(),
             "seconds": SECONDS,
             "rounds": ROUNDS,

@@ -1,7 +1,7 @@
 //! docs/PERFORMANCE.md and its pictures, written from the results.
 //!
 //! A block of the document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
-//! `name` is a section, `targets`, `peers`, or `peers-targets`.
+//! `name` is a section, `targets`, `peers`, `peers-summary`, or `peers-targets`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -35,6 +35,7 @@ fn with_tables(text: &str, results: &Results, peers: &Peers) -> Outcome<String> 
     for name in sections {
         text = with_block(&text, name, &report::section(results, name))?;
     }
+    text = with_block(&text, "peers-summary", &peers.summary())?;
     text = with_block(&text, "peers", &peers.tables())?;
     text = with_block(&text, "peers-targets", &peers.targets())?;
     with_block(&text, "targets", &report::targets(results))

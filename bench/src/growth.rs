@@ -25,7 +25,7 @@ const ROUNDS: usize = 3;
 const ONCE_FROM: usize = 10_000_000;
 const PIPELINE: usize = 1_000;
 /// Locks that are acquired and released among the others.
-const PAIRS: usize = 10_000;
+const PAIRS: usize = 50_000;
 const WAYS: [Way; 2] = [Way::Ours, Way::Script];
 /// Loads what SAVE has saved into a server that is empty.
 pub const RELOAD: [&str; 4] = ["DEBUG", "RELOAD", "NOSAVE", "NOFLUSH"];

@@ -15,7 +15,7 @@ use crate::hosts::{AOF_SETTINGS, Host, Hosts};
 use crate::measure::{Figures, alternate, progress};
 use crate::measured::{await_blocked, check_yes, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
-use crate::ways::{Way, Ways, name, token};
+use crate::ways::{OTHERS, Way, Ways, name, token};
 
 pub use saving::{LOAD, SAVE};
 
@@ -42,9 +42,6 @@ const HANDOVERS: usize = 1_000;
 /// How often they are counted: how many iterations of its event loop the server needs for a
 /// hand-over depends on when the commands arrive.
 const HANDOVER_ROUNDS: usize = 5;
-/// Other locks, which are held all the time: so many that the tables of the server neither grow nor
-/// shrink while counting.
-const OTHERS: std::ops::Range<usize> = 100_000..113_000;
 /// Connections that wait elsewhere.
 const WAITERS: usize = 100;
 /// How long valgrind may take to write its counts.
@@ -104,7 +101,8 @@ impl Counters {
     }
 
     fn fill_with_locks(&mut self) -> Outcome<()> {
-        self.0.all_mut().try_for_each(Counter::fill_with_locks)
+        let mut counters = self.0.all_mut();
+        counters.try_for_each(|counter| counter.ways.fill_with_locks(&mut counter.connection))
     }
 
     /// Instructions of an acquire, of a release, and of both, each way.
@@ -288,13 +286,6 @@ impl Counter {
             );
         }
         pipeline(&mut self.connection, &buffer, OTHERS.len())
-    }
-
-    /// Fills the server with other locks of the kind that is measured on it, and with nothing else.
-    fn fill_with_locks(&mut self) -> Outcome<()> {
-        check_yes(&self.connection.try_call(&["FLUSHALL"])?)?;
-        let locks = self.ways.acquires(self.ways.all[0], OTHERS, "6000000");
-        pipeline(&mut self.connection, &locks, OTHERS.len())
     }
 
     fn acquires(&mut self, way: Way, locks: usize) -> Outcome<()> {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::Outcome;
 use crate::measure::Figures as Rounds;
-use crate::report::{Line, table, taken_by_host};
+use crate::report::{Line, folded, missed_first, table, taken_by_host, with_spread};
 use crate::results::grouped;
 use crate::targets::spread;
 
@@ -41,6 +41,11 @@ struct Found {
     load: Option<f64>,
     /// The commit that was measured; none in older results.
     commit: Option<String>,
+    /// The day; none in older results.
+    date: Option<String>,
+    /// The library that the lock belongs to, or is built on, with its version; none in older
+    /// results.
+    library: Option<String>,
     /// Whether the module was built with a profile; none if it is not a build of this project.
     trained: Option<bool>,
     /// The share of the time in which the machine wanted to run that its host gave to others.
@@ -120,8 +125,7 @@ impl Peers {
             text += &if workers == TARGET.1 {
                 format!("**{title}** ({origins})\n\n{lines}\n")
             } else {
-                let title = format!("<summary>{title}</summary>");
-                format!("<details>{title}\n\n{origins}\n\n{lines}\n</details>\n\n")
+                folded(&title, &format!("{origins}\n\n{lines}"))
             };
         }
         text
@@ -155,17 +159,19 @@ impl Peers {
             "grants/s",
             "relative to ours",
             "hand-overs/s",
-            "wait p50 / p99 / longest, ms",
-            "least/most served",
+            "wait p50 / p99 / longest of the worst round, ms",
+            "least/most served in the worst round",
             "commands/grant",
             "server CPU, µs/grant",
             "client CPU, µs/grant",
         ];
         let heads = heads.map(str::to_owned).to_vec();
         let cells = |found: &Found| {
-            let mut line = vec![found.lock.clone()];
+            let library = found.library.as_ref();
+            let library = library.map_or_else(String::new, |library| format!(" ({library})"));
+            let mut line = vec![format!("{}{library}", found.lock)];
             line.extend(found.cells());
-            line.insert(2, self.relative_to_ours(found).unwrap_or_default());
+            line.insert(2, self.relative_to_ours(found));
             line
         };
         [heads]
@@ -174,27 +180,73 @@ impl Peers {
             .collect()
     }
 
-    /// The grants of a usual lock, compared with those of our library for the same language.
-    fn relative_to_ours(&self, usual: &Found) -> Option<String> {
-        let beside = &self.languages.get(&usual.language)?.beside;
-        let (ours, _) = beside
-            .iter()
-            .find(|(_, usuals)| usuals.contains(&usual.lock))?;
-        let reference = self.at(usual.place()).find(|found| found.lock == *ours)?;
-        let ratio = usual.rates_over(reference)?;
-        let range = spread(&ratio, |ratio| format!("{ratio:.2}"));
-        let range = if range.is_empty() {
-            range
-        } else {
-            format!(" ({range})")
+    /// The grants of a usual lock, compared with those of each of our libraries that
+    /// [`Peers::references`] names.
+    fn relative_to_ours(&self, usual: &Found) -> String {
+        let ratios = self.references(usual);
+        let ratios = ratios.filter_map(|ours| {
+            let ratio = with_spread(&usual.rates_over(ours)?);
+            Some(format!("{ratio} {}", ours.lock))
+        });
+        ratios.collect::<Vec<_>>().join("; ")
+    }
+
+    /// What a usual lock is compared with: our libraries for the same language; with several
+    /// masters, our only client for them.
+    fn references<'a>(&'a self, usual: &'a Found) -> impl Iterator<Item = &'a Found> {
+        let language = self.languages.get(&usual.language);
+        let is_beside = move |ours: &Found| {
+            let usuals = language.and_then(|language| language.beside.get(&ours.lock));
+            let is_listed = usuals.is_some_and(|usuals| usuals.contains(&usual.lock));
+            is_listed || usual.masters > 1 && ours.is_ours()
         };
-        Some(format!("{:.2} ×{range} {ours}", ratio.median()))
+        let ours = self.at(usual.place());
+        ours.filter(move |ours| !usual.is_ours() && is_beside(ours))
+    }
+
+    /// What the locks came to at each place: the lowest and the highest figure of ours, and of the
+    /// usual ones.
+    pub fn summary(&self) -> String {
+        let heads = [
+            "workers",
+            "grants/s of ours over each usual lock",
+            "longest wait of ours",
+            "longest wait of the usual locks",
+            "least/most served of ours",
+            "least/most served of the usual locks",
+        ];
+        let mut lines = vec![heads.map(str::to_owned).to_vec()];
+        for place in self.places() {
+            let all: Vec<_> = self.at(place).collect();
+            let ratios = all.iter().flat_map(|usual| {
+                let ratios = self.references(usual);
+                ratios.filter_map(|ours| Some(ours.rates_over(usual)?.median()))
+            });
+            let of = |is_ours: bool, figure: fn(&Figures) -> f64| {
+                let locks = all.iter().filter(|found| found.is_ours() == is_ours);
+                let figures = locks.filter_map(|found| found.figures.as_ref());
+                figures.map(figure).collect::<Vec<_>>()
+            };
+            let wait = |figures: &Figures| figures.wait_max_ms;
+            let share = |figures: &Figures| figures.share;
+            let waits = |wait: f64| format!("{} ms", short(wait));
+            let shares = |share: f64| format!("{share:.2}");
+            lines.push(vec![
+                format!("{}, {}", place.1, servers(place.0)),
+                ends(ratios.collect(), |ratio| format!("{ratio:.2} ×")),
+                ends(of(true, wait), waits),
+                ends(of(false, wait), waits),
+                ends(of(true, share), shares),
+                ends(of(false, share), shares),
+            ]);
+        }
+        table(&lines)
     }
 
     /// Each library, compared with the usual locks of its language.
     pub fn targets(&self) -> String {
         let heads = ["library", "what", "figure", "target", ""];
-        let mut lines = vec![heads.map(str::to_owned).to_vec()];
+        let mut lines = Vec::new();
         for found in self.at(TARGET) {
             let beside = self.languages.get(&found.language);
             let beside = beside.and_then(|language| language.beside.get(&found.lock));
@@ -206,7 +258,7 @@ impl Peers {
                 lines.push(vec![found.lock.clone(), what, figure, target, verdict]);
             }
         }
-        table(&lines)
+        missed_first(&heads, lines)
     }
 
     /// A picture for one server and one for several, with their names.
@@ -229,6 +281,7 @@ pub fn print(project: &Path, file: &Path) -> Outcome<()> {
             println!("{}", peers.targets());
         }
     }
+    println!("\nIn short\n\n{}", peers.summary());
     Ok(())
 }
 
@@ -276,6 +329,18 @@ fn verdict(what: String, figure: f64, target: String, is_met: bool) -> Check {
     [what, format!("{figure:.2}"), target, verdict.to_owned()]
 }
 
+/// The lowest and the highest of these figures.
+fn ends(mut figures: Vec<f64>, show: impl Fn(f64) -> String) -> String {
+    figures.sort_by(f64::total_cmp);
+    match (figures.first(), figures.last()) {
+        (Some(least), Some(most)) if show(*least) != show(*most) => {
+            format!("{} – {}", show(*least), show(*most))
+        }
+        (Some(only), _) => show(*only),
+        _ => String::new(),
+    }
+}
+
 /// Milliseconds, with more digits for short times.
 fn short(wait: f64) -> String {
     match wait {
@@ -308,7 +373,7 @@ impl Found {
         } = self;
         let build = self.trained.filter(|trained| !trained);
         let build = build.map(|_| "built without a profile".to_owned());
-        let code = [&self.commit, &build].into_iter().flatten();
+        let code = [&self.commit, &self.date, &build].into_iter().flatten();
         let code: String = code.map(|part| format!("{part}, ")).collect();
         let apart = if *apart {
             ", the usual locks without the module"
@@ -421,6 +486,30 @@ mod tests {
         let lines = peers((200.0, 5.0)).lines(TARGET);
         let column: Vec<_> = lines.iter().map(|line| line[2].as_str()).collect();
         assert_eq!(column, ["relative to ours", "", "0.50 × redislock on x"]);
+    }
+
+    #[test]
+    fn a_lock_is_compared_with_each_of_our_libraries() {
+        let mut peers = peers((200.0, 5.0));
+        peers.found.push(found("redislock on y", 400.0, 1.0));
+        let beside = &mut peers.languages.get_mut("go").unwrap().beside;
+        beside.insert("redislock on y".to_owned(), vec!["usual".to_owned()]);
+        assert_eq!(
+            peers.lines(TARGET)[2][2],
+            "0.50 × redislock on x; 0.25 × redislock on y"
+        );
+        let summary = peers.summary();
+        assert!(summary.contains("| 2.00 × – 4.00 ×"), "{summary}");
+    }
+
+    #[test]
+    fn with_several_masters_all_are_compared_with_our_only_client() {
+        let mut peers = peers((200.0, 5.0));
+        for found in &mut peers.found {
+            found.masters = 5;
+        }
+        peers.found[0].language = "rust".to_owned();
+        assert_eq!(peers.lines((5, 16))[2][2], "0.50 × redislock on x");
     }
 
     #[test]

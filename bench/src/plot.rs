@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 
 use crate::results::{Chart, Point, Run, Unit, grouped};
+use crate::{report, waiters};
 
 const WIDTH: f64 = 860.0;
 /// Left and right of the bars are names and figures.
@@ -45,7 +46,7 @@ pub fn picture(about: &str, servers: &BTreeMap<String, Run>) -> String {
     let mut drawing = Drawing::default();
     for (server, run) in servers {
         let (single, curves): (Vec<_>, Vec<_>) =
-            run.charts.iter().partition(|chart| chart.along.is_none());
+            report::shown(run).partition(|chart| chart.along.is_none());
         for chart in single {
             drawing.bars(server, chart);
         }
@@ -103,7 +104,7 @@ impl Drawing {
         let points: Vec<_> = points
             .filter_map(|alternative| Some((&alternative.name, alternative.points.first()?)))
             .collect();
-        let most = points.iter().map(|(_, point)| point.rounds.most());
+        let most = points.iter().map(|(_, point)| point.rounds.range()[1]);
         let most = most.fold(f64::MIN_POSITIVE, f64::max);
         let x = |figure: f64| BARS.start + (BARS.end - BARS.start) * figure / most;
         let Some((_, Point { rounds: ours, .. })) = points.first().copied() else {
@@ -145,8 +146,14 @@ impl Drawing {
     }
 
     fn curve(&mut self, server: &str, chart: &Chart, left: f64) {
+        let growth = waiters::compares_growth(chart).then(|| chart.growth());
+        let growth = growth.flatten();
+        let chart = growth.as_ref().unwrap_or(chart);
         let top = self.bottom;
-        let title = format!("{}: {}", chart.title, chart.unit.name());
+        let title = match chart.unit {
+            Unit::Times => chart.title.clone(),
+            unit => format!("{}: {}", chart.title, unit.name()),
+        };
         self.text("title", "start", (left, top + 16.0), &title);
         let places = Places::of(chart, left, top, INSIDE);
         let along = chart.along.as_deref().unwrap_or_default();
@@ -196,7 +203,7 @@ impl Drawing {
         for (at, rounds) in points {
             let (x, y) = (places.x(at), places.y(rounds.median()));
             let _ = write!(line, "{x:.1},{y:.1} ");
-            let ends = [rounds.least(), rounds.most()].map(|figure| places.y(figure));
+            let ends = rounds.range().map(|figure| places.y(figure));
             self.line(class, (x, ends[0]), (x, ends[1]));
             self.put(format_args!(
                 "<circle class=\"{class}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3.5\"/>"
@@ -224,7 +231,7 @@ impl Places {
         let mut along: Vec<_> = points().filter_map(|point| point.at).collect();
         along.sort_unstable();
         along.dedup();
-        let most = points().map(|point| point.rounds.most());
+        let most = points().map(|point| point.rounds.range()[1]);
         let [x1, y1, x2, y2] = inside;
         Self {
             inside: [left + x1, top + y1, left + x2, top + y2],

@@ -3,22 +3,42 @@
 use crate::measure::Figures;
 use crate::results::{Alternative, Chart, OURS, Results, Run, counted};
 use crate::targets::{self, spread};
+use crate::{handover, waiters};
 
-/// The tables of a section: one for each server and shape.
+/// The tables of a section: one for each server and shape. Those of all servers but the first one
+/// are folded.
 pub fn section(results: &Results, name: &str) -> String {
     let mut text = String::new();
-    for (server, run) in results.0.get(name).into_iter().flatten() {
+    let servers = results.0.get(name).into_iter().flatten();
+    for (number, (server, run)) in servers.enumerate() {
         let (single, curves): (Vec<_>, Vec<_>) =
-            run.charts.iter().partition(|chart| chart.along.is_none());
-        text += &format!("{}\n\n", origin(name, server, run));
+            shown(run).partition(|chart| chart.along.is_none());
+        let mut tables = format!("{}\n\n", origin(name, server, run));
         if !single.is_empty() {
-            text += &format!("{}\n", table(&bars(&single)));
+            tables += &format!("{}\n", table(&bars(&single)));
         }
         for chart in curves {
-            text += &format!("{}\n", table(&curve(chart)));
+            tables += &format!("{}\n", table(&curve(chart)));
         }
+        text += &if number == 0 {
+            tables
+        } else {
+            folded(server, &tables)
+        };
     }
     text
+}
+
+/// Text that a page shows only on demand.
+pub fn folded(summary: &str, text: &str) -> String {
+    let text = text.trim_end();
+    format!("<details><summary>{summary}</summary>\n\n{text}\n\n</details>\n\n")
+}
+
+/// The charts that tables and pictures show: fairness has only a target.
+pub fn shown(run: &Run) -> impl Iterator<Item = &Chart> {
+    let charts = run.charts.iter();
+    charts.filter(|chart| chart.title != handover::FAIRNESS)
 }
 
 /// Where the figures come from.
@@ -113,9 +133,13 @@ fn single(alternative: &Alternative) -> Option<&Figures> {
 }
 
 fn times(figures: &Figures, first: &Figures) -> String {
-    let ratio = figures.over(first);
+    with_spread(&figures.over(first))
+}
+
+/// A ratio with its spread.
+pub fn with_spread(ratio: &Figures) -> String {
     let show = |figure| format!("{figure:.2}");
-    let range = spread(&ratio, show);
+    let range = spread(ratio, show);
     let range = if range.is_empty() {
         range
     } else {
@@ -147,7 +171,17 @@ fn curve(chart: &Chart) -> Vec<Line> {
             Some(chart.unit.show(figures(name, at)?.median()))
         }));
     }
-    if chart
+    let growth = waiters::compares_growth(chart).then(|| chart.growth());
+    if let Some(growth) = growth.flatten() {
+        let first = places.first().map(|at| counted(*at, along));
+        let first = first.unwrap_or_default();
+        for Alternative { name, .. } in &growth.alternatives {
+            lines.push(cells(&format!("{name}, relative to {first}"), &|at| {
+                let figures = growth.figures(name, Some(at))?;
+                Some(with_spread(figures))
+            }));
+        }
+    } else if chart
         .alternatives
         .first()
         .is_some_and(|first| first.name == OURS)
@@ -161,10 +195,10 @@ fn curve(chart: &Chart) -> Vec<Line> {
     lines
 }
 
-/// The figures, compared with the targets.
+/// The figures, compared with the targets: those that miss them, then, folded, the others.
 pub fn targets(results: &Results) -> String {
     let heads = ["what", "server", "figure", "spread", "target", ""];
-    let mut lines = vec![heads.map(str::to_owned).to_vec()];
+    let mut lines = Vec::new();
     let order = crate::SECTIONS.iter().map(|section| section.name);
     for name in order {
         let Some(servers) = results.0.get(name) else {
@@ -189,7 +223,31 @@ pub fn targets(results: &Results) -> String {
             lines.push(line);
         }
     }
-    table(&lines)
+    missed_first(&heads, lines)
+}
+
+/// A table of the targets that are missed, and a folded one of those that are met. The last cell of
+/// a line is the verdict.
+pub fn missed_first(heads: &[&str], lines: Vec<Line>) -> String {
+    let is_met = |line: &Line| {
+        line.last()
+            .is_some_and(|verdict| verdict.starts_with("met"))
+    };
+    let (met, missed): (Vec<_>, Vec<_>) = lines.into_iter().partition(is_met);
+    let heads: Line = heads.iter().map(|head| (*head).to_owned()).collect();
+    let (missing, reached) = (missed.len(), met.len());
+    let of = |lines: Vec<Line>| table(&[vec![heads.clone()], lines].concat());
+    let mut text = format!(
+        "**Missed or not measured: {missing} of {}**\n\n",
+        missing + reached
+    );
+    if missing > 0 {
+        text += &format!("{}\n", of(missed));
+    }
+    if reached > 0 {
+        text += &folded(&format!("Met: {reached}"), &of(met));
+    }
+    text
 }
 
 /// A table whose columns are also aligned in a terminal.

@@ -109,6 +109,8 @@ pub enum Unit {
     PerSecond,
     /// A share of 1.
     Share,
+    /// How many times as much as something else.
+    Times,
 }
 
 impl Chart {
@@ -160,6 +162,22 @@ impl Chart {
         }
     }
 
+    /// The curves relative to their own first figures, round by round; none without a curve.
+    pub fn growth(&self) -> Option<Self> {
+        let along = self.along.as_ref()?;
+        let first = self.alternatives.first()?.points.first()?.at?;
+        let mut relative = self.clone();
+        relative.title += &format!(", relative to {}", counted(first, along));
+        relative.unit = Unit::Times;
+        for alternative in &mut relative.alternatives {
+            let own = self.figures(&alternative.name, Some(first))?;
+            for point in &mut alternative.points {
+                point.rounds = point.rounds.over(own);
+            }
+        }
+        Some(relative)
+    }
+
     /// The figures of an alternative.
     pub fn figures(&self, name: &str, at: Option<u64>) -> Option<&Figures> {
         let mut all = self.alternatives.iter();
@@ -181,6 +199,7 @@ impl Unit {
             Self::Bytes => format!("{} B", grouped(figure)),
             Self::PerSecond => format!("{}/s", grouped(figure)),
             Self::Share => format!("{figure:.2}"),
+            Self::Times => format!("{figure:.2} ×"),
         }
     }
 
@@ -196,6 +215,7 @@ impl Unit {
             Self::Bytes => "bytes",
             Self::PerSecond => "per second",
             Self::Share => "1 is best",
+            Self::Times => "ratio",
         }
     }
 }
@@ -285,6 +305,18 @@ mod tests {
         assert_eq!(Unit::PerSecond.show(999.6), "1,000/s");
         assert_eq!(counted(1, "waiting owners"), "1 waiting owner");
         assert_eq!(counted(10_000, "locks"), "10,000 locks");
+    }
+
+    #[test]
+    fn a_curve_is_compared_with_its_first_figure() {
+        let mut chart = Chart::curve("t", Unit::Micros, "locks", ["a"]);
+        for (at, figure) in [(10, 2.0), (100, 3.0)] {
+            chart.add(0, at, figure);
+        }
+        let growth = chart.growth().unwrap();
+        assert_eq!(growth.title, "t, relative to 10 locks");
+        let last = growth.figures("a", Some(100));
+        assert_eq!(last.map(Figures::median), Some(1.5));
     }
 
     #[test]

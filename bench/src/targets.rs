@@ -67,6 +67,7 @@ const COUNTED_LOAD: (&str, &str) = ("instructions", instructions::LOAD);
 const LOCK: (&str, &str) = ("memory", memory::LOCK);
 const RATE: (&str, &str) = ("handover", handover::RATE);
 const FAIRNESS: (&str, &str) = ("handover", handover::FAIRNESS);
+const AMONG: (&str, &str) = ("growth", growth::PAIR);
 const SAVE: (&str, &str) = ("growth", growth::SAVE);
 const LOAD: (&str, &str) = ("growth", growth::LOAD);
 const EXPIRY: (&str, &str) = ("growth", growth::EXPIRY);
@@ -79,6 +80,7 @@ const CLIENT_CPU: (&str, &str) = ("client", client::CLIENT_CPU);
 const ONE_ACQUIRE: (&str, &str) = ("client", client::ACQUIRE);
 const STOPPED: (&str, &str) = ("client", client::STOPPED);
 const MANY: Option<u64> = Some(10_000);
+const HUNDRED_THOUSAND: Option<u64> = Some(100_000);
 const MILLION: Option<u64> = Some(1_000_000);
 const TEN_MILLION: Option<u64> = Some(10_000_000);
 
@@ -87,6 +89,10 @@ const TARGETS: &[Target] = &[
     target(PAIRS, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
     target(PAIRS_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
     target(PAIRS_AOF, DELIFEQ, None, Over(OURS), AtLeast(0.95)),
+    target(AMONG, SCRIPT, Some(1_000), Over(OURS), AtLeast(1.8)),
+    target(AMONG, SCRIPT, MANY, Over(OURS), AtLeast(1.8)),
+    target(AMONG, SCRIPT, HUNDRED_THOUSAND, Over(OURS), AtLeast(1.8)),
+    target(AMONG, SCRIPT, MILLION, Over(OURS), AtLeast(1.8)),
     target(COUNTED, SCRIPT, None, Over(OURS), AtLeast(1.8)),
     target(COUNTED, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
     target(COUNTED_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
@@ -137,6 +143,7 @@ const TARGETS: &[Target] = &[
     target(LOAD, OURS, MILLION, Over(STRING), AtMost(1.0 / 0.8)),
     target(LOAD, OURS, TEN_MILLION, Over(STRING), AtMost(1.0 / 0.8)),
     target(EXPIRY, OURS, MILLION, Over(STRING), AtMost(1.0)),
+    target(SLICE, OURS, HUNDRED_THOUSAND, Nothing, AtMost(1_000.0)),
     target(SLICE, OURS, MILLION, Nothing, AtMost(1_000.0)),
     target(ONE_KEY, OURS, MANY, OverAt(10), AtMost(1.2)),
     target(KEY_EACH, OURS, MANY, OverAt(10), AtMost(1.2)),
@@ -320,7 +327,7 @@ mod tests {
     #[test]
     fn a_target_without_a_figure_is_named() {
         let missing = not_measured("growth", std::iter::empty());
-        assert_eq!(missing.len(), 6);
+        assert_eq!(missing.len(), 11);
         let save = "RDB save, 10,000,000: redislock over string with PX";
         assert!(missing.iter().any(|what| what == save), "{missing:?}");
     }

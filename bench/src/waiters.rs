@@ -26,6 +26,15 @@ const ROUNDS: usize = 5;
 /// Hand-overs of each round.
 const HANDOVERS: usize = 1_000;
 
+/// Whether only the growth of these curves can be compared: SLOWLOG does not contain the time in
+/// which the server passes an element on, after LPUSH.
+pub fn compares_growth(chart: &Chart) -> bool {
+    chart
+        .alternatives
+        .iter()
+        .any(|alternative| alternative.name == LPUSH)
+}
+
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
     let mut charts = with_connections(scale)?;
     charts.extend(in_core(scale)?);

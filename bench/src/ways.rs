@@ -2,13 +2,18 @@
 //! own commands, and a module that makes only the API calls that every lock needs.
 
 use std::fmt::Write;
+use std::ops::Range;
 
 use redislock_testkit::{Connection, Server, Value};
 
 use crate::Outcome;
 use crate::hosts::Host;
-use crate::measured::put;
+use crate::measured::{check_yes, pipeline, put};
 use crate::results::{OURS, UNTRAINED};
+
+/// Other locks of a server, which are held all the time: so many that the tables of the server
+/// neither grow nor shrink while the others are measured.
+pub const OTHERS: Range<usize> = 100_000..113_000;
 
 /// The usual script for a release.
 const SCRIPT: &str =
@@ -134,17 +139,24 @@ impl Ways {
     }
 
     /// Commands that acquire a range of locks.
-    pub fn acquires(&self, way: Way, numbers: std::ops::Range<usize>, ttl: &str) -> Vec<u8> {
+    pub fn acquires(&self, way: Way, numbers: Range<usize>, ttl: &str) -> Vec<u8> {
         let mut buffer = Vec::with_capacity(numbers.len() * 120);
         numbers.for_each(|number| self.acquire(way, &mut buffer, number, ttl));
         buffer
     }
 
     /// Commands that release a range of locks.
-    pub fn releases(&self, way: Way, numbers: std::ops::Range<usize>) -> Vec<u8> {
+    pub fn releases(&self, way: Way, numbers: Range<usize>) -> Vec<u8> {
         let mut buffer = Vec::with_capacity(numbers.len() * 120);
         numbers.for_each(|number| self.release(way, &mut buffer, number));
         buffer
+    }
+
+    /// Fills the server with [`OTHERS`] of the kind that is measured on it, and with nothing else.
+    pub fn fill_with_locks(&self, connection: &mut Connection) -> Outcome<()> {
+        check_yes(&connection.try_call(&["FLUSHALL"])?)?;
+        let locks = self.acquires(self.all[0], OTHERS, "6000000");
+        pipeline(connection, &locks, OTHERS.len())
     }
 }
 
@@ -167,5 +179,8 @@ impl Place {
             control,
             server,
         })
+    }
+    pub fn fill_with_locks(&mut self) -> Outcome<()> {
+        self.ways.fill_with_locks(&mut self.connection)
     }
 }
