@@ -76,12 +76,26 @@ fn every_test_that_the_page_names_is_there() {
     assert!(named > 0);
 }
 
+/// The files of `sabotage/`.
+fn protections() -> [String; 4] {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
+    ["client", "core", "module", "replication-lease"]
+        .map(|list| folder.join(list).with_extension("toml"))
+        .map(|list| fs::read_to_string(list).expect("a list of protections"))
+}
+
+#[test]
+fn the_page_says_how_many_protections_are_removed() {
+    let lists = protections();
+    let lines = lists.iter().flat_map(|list| list.lines());
+    let count = lines.filter(|line| *line == "[[sabotage]]").count();
+    let said = format!("The list has {count} protections.");
+    assert!(PAGE.contains(&said), "{said}");
+}
+
 #[test]
 fn every_entry_of_sabotage_that_the_page_names_is_there() {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("sabotage");
-    let lists = ["client", "core", "module", "replication-lease"]
-        .map(|list| folder.join(list).with_extension("toml"))
-        .map(|list| fs::read_to_string(list).expect("a list of protections"));
+    let lists = protections();
     let (_, section) = PAGE.split_once(SECTION).expect("the section");
     let mut named = 0;
     for line in section.lines().filter(|line| line.starts_with("| ")) {

@@ -395,11 +395,13 @@ fn no_heartbeat_is_sent_while_writes_are_paused() {
     let sent = |c: &mut Connection| info_number(c, "replication", "master_repl_offset");
     let before = sent(&mut c);
     wait_until("a heartbeat is sent", || sent(&mut c) > before);
-    c.ok("CLIENT PAUSE 2000 WRITE");
+    // Longer than the test.
+    c.ok("CLIENT PAUSE 600000 WRITE");
     let before = sent(&mut c);
     // Time for several heartbeats.
     std::thread::sleep(Duration::from_secs(1));
     assert_eq!(sent(&mut c), before);
+    c.ok("CLIENT UNPAUSE");
     wait_until("heartbeats are sent again", || sent(&mut c) > before);
 }
 

@@ -92,6 +92,7 @@ struct Report {
     failed: Vec<u64>,
     /// Faults in the plans; `counts` has those that happened.
     planned: u64,
+    machines: u64,
     events: u64,
     counts: Counts,
 }
@@ -111,6 +112,9 @@ impl Report {
         sum.writes += one.writes;
         sum.fenced_off += one.fenced_off;
         sum.recovery = sum.recovery.max(one.recovery);
+        sum.late = sum.late.max(one.late);
+        sum.settled += one.settled;
+        self.machines += plan.machines as u64;
         if let Some(violation) = &outcome.violation {
             println!("seed {} (N = {}): {violation}", plan.seed, plan.nodes);
             self.failed.push(plan.seed);
@@ -127,6 +131,8 @@ impl Report {
             writes,
             fenced_off,
             recovery,
+            late,
+            settled,
         } = self.counts;
         let [_, one, _, three, _, five] = self.by_nodes;
         let seeds: u64 = self.by_nodes.iter().sum();
@@ -142,8 +148,14 @@ impl Report {
         );
         println!(
             "{acquired} acquisitions, {refused} refused, {cancelled} cancelled, {lost} lost; \
-             {writes} writes, {fenced_off} fenced off; slowest recovery {} ms",
-            recovery / 1000
+             {writes} writes, {fenced_off} fenced off"
+        );
+        println!(
+            "slowest recovery {} ms; at most {} ms more than the longest lease and the quarantine; \
+             {settled} of {} machines used every lock once more",
+            recovery / 1000,
+            late / 1000,
+            self.machines
         );
         println!("the order of fences was checked in {} seeds", self.ordered);
         println!("{} seeds broke a promise", self.failed.len());

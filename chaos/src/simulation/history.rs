@@ -11,9 +11,13 @@ use std::fmt;
 use redislock_core::token::{Key, Token};
 use redislock_testkit::history::{self, Claims, Entry, What};
 
-use super::clock::{MILLI, Time};
+use super::clock::{MILLI, SECOND, Time};
 use super::plan::HEALED;
 use super::world::{Event, World};
+
+/// When leases and quarantines are over after the faults, every client must acquire every lock
+/// within this time: they may have to connect first, and use the locks one after the other.
+const LATE: Time = 3 * SECOND;
 
 /// A promise that can be broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,7 +35,7 @@ pub enum Check {
     /// After a release, a majority of the nodes still has the lock, or any node has it although
     /// there is no fault any more; or after everybody has released, a node has a lock or a waiter.
     Orphan,
-    /// After the faults, a lock cannot be acquired.
+    /// After the faults, a lock cannot be acquired or extended, or not soon enough.
     Liveness,
 }
 
@@ -113,6 +117,10 @@ pub struct Counts {
     pub fenced_off: u64,
     /// How long after the faults the last lock could be acquired, in microseconds.
     pub recovery: Time,
+    /// How much longer that took than the longest lease and the quarantine together.
+    pub late: Time,
+    /// Machines that have also used and released every lock when nothing was left of the faults.
+    pub settled: u64,
 }
 
 /// Described at the top of this file.
@@ -126,7 +134,9 @@ pub struct History {
     pub trace: Option<Vec<(Time, String)>>,
     /// Machines that have acquired every lock after the faults.
     pub recovered: BTreeSet<usize>,
-    /// Machines that have released every lock once more, when nothing was left of the faults.
+    /// Machines that begin to use every lock once more, when nothing is left of the faults.
+    pub settling: BTreeSet<usize>,
+    /// Those of them that have done it.
     pub settled: BTreeSet<usize>,
 }
 
@@ -140,6 +150,7 @@ impl History {
             counts: Counts::default(),
             trace: tracing.then(Vec::new),
             recovered: BTreeSet::new(),
+            settling: BTreeSet::new(),
             settled: BTreeSet::new(),
         }
     }
@@ -359,8 +370,17 @@ impl World {
     /// A lock was acquired after the faults.
     pub fn acquired_again(&mut self) {
         let recovery = self.now().saturating_sub(HEALED);
+        let late = recovery.saturating_sub(self.plan.longest_recovery());
         let counts = &mut self.history.counts;
         counts.recovery = counts.recovery.max(recovery);
+        counts.late = counts.late.max(late);
+        if late > LATE {
+            let problem = format!(
+                "a lock was acquired {} ms after the faults",
+                recovery / MILLI
+            );
+            self.violated(Check::Liveness, problem);
+        }
     }
 
     /// A lock was released, and no fault prevents it: a majority must have forgotten this owner.
@@ -421,6 +441,12 @@ impl World {
                 self.violated(Check::Liveness, problem);
             }
         }
+        let unsettled = self.history.settling.difference(&self.history.settled);
+        if let Some(machine) = unsettled.min().copied() {
+            let problem = format!("machine {machine} has not used every lock again by the end");
+            self.violated(Check::Liveness, problem);
+        }
+        self.history.counts.settled = self.history.settled.len() as u64;
         self.check_nothing_left();
     }
 

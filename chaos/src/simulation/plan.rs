@@ -210,6 +210,11 @@ impl Plan {
         self.memory == Memory::Durable || self.quarantine >= LONG_QUARANTINE
     }
 
+    /// After the faults, leases that nobody can release and quarantines end within this time.
+    pub fn longest_recovery(&self) -> Time {
+        (self.longest_ttl + self.quarantine) * MILLI
+    }
+
     /// The wall clock of a node is wrong by at most this, in microseconds, and a step of it is no
     /// larger. Nodes refuse fences that are 10 s ahead of their clocks, so without a majority of
     /// clocks that roughly agree no lock is granted.

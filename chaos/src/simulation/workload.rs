@@ -22,8 +22,11 @@ const RECOVERY: Time = LENGTH - HEALED - 6_000 * MILLI;
 const SETTLED: Time = 20_000 * MILLI;
 const ABLE_BY: Time = 8_000 * MILLI;
 
-/// The lease of the locks that are acquired then: it outlasts the checks.
-const LONG_LEASE: Duration = Duration::from_secs(3);
+/// The lease of the locks that are acquired then, unless the nodes allow less. It outlasts the
+/// checks, so that only a release ends it.
+const LONG_LEASE: u64 = 3_000;
+/// How long a client waits for such a lock.
+const PATIENCE: Duration = Duration::from_secs(3);
 
 /// How long a lock is held after the faults.
 const USE: Duration = Duration::from_millis(50);
@@ -262,41 +265,55 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
                 sleep(millis(2 * plan.latency.1 + 1)).await;
                 world.lock().check_gone(lock, &token);
             }
-            Err(error) => {
-                let problem = format!("machine {machine} cannot acquire lock {lock}: {error}");
-                return world.lock().violated(Check::Liveness, problem);
-            }
+            Err(error) => return cannot(&world, machine, "acquire", lock, &error),
         }
     }
-    let recovered = {
+    let settles = {
         let mut world = world.lock();
         world.history.recovered.insert(machine);
-        world.now()
+        let settles = world.now() < HEALED + ABLE_BY;
+        if settles {
+            world.history.settling.insert(machine);
+        }
+        settles
     };
-    if recovered < HEALED + ABLE_BY {
+    if settles {
         sleep_until(healed + Duration::from_micros(SETTLED)).await;
         release_everywhere(&world, &client, machine, &plan).await;
     }
+}
+
+/// Something that must be possible failed.
+fn cannot(world: &Shared, machine: usize, what: &str, lock: usize, error: &Error) {
+    let problem = format!("machine {machine} cannot {what} lock {lock}: {error}");
+    world.lock().violated(Check::Liveness, problem);
 }
 
 /// Acquires every lock once more, at the same time as the other clients. Now a release reaches
 /// every node at once, however it is given: nothing may be left until its lease ends.
 async fn release_everywhere(world: &Shared, client: &Redlock, machine: usize, plan: &Plan) {
     let delivery = millis(4 * plan.latency.1 + 2 * plan.node_timeout);
+    let ttl = millis(match plan.quarantine {
+        0 => LONG_LEASE,
+        quarantine => LONG_LEASE.min(quarantine),
+    });
     for lock in 0..plan.locks {
-        let request = client.lock(name_of(lock)).ttl(LONG_LEASE).wait(LONG_LEASE);
+        let request = client.lock(name_of(lock)).ttl(ttl).wait(PATIENCE);
         let patience = millis(plan.latency.1 * (1 + machine as u64));
         // The first request is dropped while it waits for replies or for its turn.
         if let Ok(Ok(guard)) = timeout(patience, request.acquire()).await {
             guard.release().await;
         }
-        let Ok(guard) = request.acquire().await else {
-            continue;
+        let guard = match request.acquire().await {
+            Ok(guard) => guard,
+            Err(error) => return cannot(world, machine, "acquire", lock, &error),
         };
         let token = token_of(&guard);
         for _ in 0..2 {
             // Also asks the nodes that did not grant at first.
-            let _ = guard.extend().await;
+            if let Err(error) = guard.extend().await {
+                return cannot(world, machine, "extend", lock, &error);
+            }
             sleep(USE).await;
         }
         match machine % 2 {
