@@ -2,7 +2,8 @@
 # Fuzzes what reads input: fuzz.sh [seconds for each target] [target ...]
 #
 # New inputs are collected in target/fuzz/corpus; fuzz/corpus has the ones to start with. An input that fails is
-# kept in fuzz/artifacts, and `cargo +nightly fuzz run TARGET FILE` repeats it.
+# kept in fuzz/artifacts, and `cargo +nightly fuzz run TARGET FILE` repeats it. Below each target are its shares of
+# inputs that reach what it tests (fuzz/share.rs): one below its floor fails too, and no single input is its cause.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -15,6 +16,28 @@ work=$PWD/target/fuzz
 export REDISLOCK_SO="$PWD/redislock.so" REDIS_SERVER="${REDIS_SERVER:-$(scripts/server.sh)}"
 export CARGO_TARGET_DIR="$work/build"
 cargo +nightly fuzz build
+
+# `cargo test` would build every dependency once more, and this file has none.
+rustc +nightly --edition 2024 --test fuzz/share.rs -o "$work/share"
+"$work/share" --quiet >"$work/share.log" 2>&1 || {
+    cat "$work/share.log"
+    echo "FAILED: the tests of fuzz/share.rs"
+    exit 1
+}
+
+# The last line of each share in a log, and whether its floor was checked.
+shares() {
+    awk '
+        !sub(/^share: /, "") || / only [0-9]+ of / { next }
+        { what = $0; sub(/:.*/, "", what) }
+        !(what in last) { order[++count] = what }
+        { last[what] = $0 }
+        END {
+            for (at = 1; at <= count; at++) print "            " last[order[at]]
+            if (!count) print "            too few inputs: no share was counted, and NO FLOOR WAS CHECKED"
+        }' "$1"
+}
+
 failed=
 for target; do
     mkdir -p "$work/corpus/$target" "fuzz/artifacts/$target"
@@ -29,6 +52,8 @@ for target; do
         failed="$failed $target"
         tail -n 40 "$log"
         printf '%-11s FAILED: %s\n' "$target" "$log"
+        grep '^share: .* only ' "$log" || :
     fi
+    shares "$log"
 done
 [ -z "$failed" ]

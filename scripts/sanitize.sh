@@ -12,7 +12,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 [ "$#" -gt 0 ] || set -- miri address valgrind
-SUBSET=${SUBSET:-acquire extend release shared fences}
+SUBSET=${SUBSET:-acquire extend release shared fences payloads saved_forms persistence}
 work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/sanitize
 reports=$work/reports
 mkdir -p "$work"

@@ -15,9 +15,9 @@ use redislock_core::time::{LeaseTime, Millis, Wait};
 use redislock_core::wire;
 use share::Share;
 
-/// One in thirty of the first 50,000, more later.
+/// One in 48 of the first 20,000, more later.
 static LOADED: Share = Share::new("saved forms loaded", 200);
-/// One in forty.
+/// One in 78 of them, more later.
 static CLIENTS: Share = Share::new("saved forms accepted from a client", 200);
 
 fuzz_target!(|bytes: &[u8]| {
