@@ -5,7 +5,7 @@ RELEASED = $(TARGET)/release/redislock.so
 LIBRARY = $(TARGET)/release/libredislock.$(if $(filter Darwin,$(shell uname)),dylib,so)
 
 .DEFAULT_GOAL = help
-.PHONY: help setup build trained run demo test pictures clients chaos rounds simulate sabotage mutants fuzz sanitize soak lint bench bench-report matrix release install package package-test container-test
+.PHONY: help setup build trained run demo test pictures clients chaos rounds simulate sabotage mutants fuzz sanitize soak lint bench check-bench bench-report matrix release install package package-test container-test
 
 help: ## List these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' Makefile
@@ -87,13 +87,20 @@ lint: ## Check format, width, clippy, documentation, licences and scripts; warni
 # It measures what make release makes, beside what make build makes.
 MEASURED = REDISLOCK_SO='$(abspath $(RELEASED))' REDISLOCK_UNTRAINED='$(CURDIR)/redislock.so' REDIS_SERVER="$$(scripts/server.sh)"
 BENCH_SECTIONS = $(MEASURED) cargo run --release -p redislock-bench -- $(filter-out peers,$(BENCH)) \
-	$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(KEEP),--keep)
-bench: release ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000, TRAINED=no; PEERS=1: also with the locks of other languages, BENCH=peers: only with these, CLIENTS='go rust', WORKERS='2 16 64 256', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
+	$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(filter 1 yes,$(KEEP)),--keep)
+ADD_PEERS = $(filter-out 0 no,$(PEERS))
+WITH_PEERS = $(ADD_PEERS)$(filter peers,$(BENCH))
+SIZES = $(if $(ADD_PEERS),WORKERS='$(or $(WORKERS),2 16 64 256)' MASTERS='$(or $(MASTERS),1 5)' SECONDS='$(or $(SECONDS),2)')
+bench: check-bench release ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000, TRAINED=no; PEERS=1: also the locks of other languages with 2 to 256 workers on one and five masters, BENCH=peers: only these, with 16 workers on one, CLIENTS='go rust', WORKERS='2 16', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
 	@failed=0; \
 	$(if $(filter-out peers,$(or $(BENCH),all)),$(BENCH_SECTIONS) || failed=1;) \
-	$(if $(PEERS)$(filter peers,$(BENCH)),{ $(MEASURED) python3 bench/peers/run.py $(CLIENTS) && \
-		cargo run -q --release -p redislock-bench -- peers $(TARGET)/peers/results.json; } || failed=1;) \
+	$(if $(WITH_PEERS),$(SIZES) $(MEASURED) python3 bench/peers/run.py $(CLIENTS) || failed=1; \
+		cargo run -q --release -p redislock-bench -- peers $(TARGET)/peers/results.json || failed=1;) \
 	exit $$failed
+
+# Wrong arguments end it before anything is built.
+check-bench:
+	@$(if $(WITH_PEERS),$(SIZES) python3 bench/peers/run.py --check $(CLIENTS),:)
 
 bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json and bench/peers/results.json
 	cargo run -q --release -p redislock-bench -- report

@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Each library against the usual locks of its language: run.py [language ...]
+"""Each library against the usual locks of its language: run.py [--check] [language ...]
 
 WORKERS workers of one process compete for one lock on MASTERS servers, and do nothing while they
 hold it. Libraries and usual locks take turns in one run; only ours use servers with the module.
 Both variables may be several numbers: WORKERS='2 16 64 256' MASTERS='1 5'. What was found goes to
 target/peers/results.json. With KEEP=1 it also replaces older figures of the same locks in
-bench/peers/results.json.
+bench/peers/results.json. --check only checks the arguments.
+
+The exit code is 1 if a lock or a build failed, and 2 if an argument or the module is wrong. A
+language without tools is not a failure.
 
 A worker program is started as `COMMAND PEER PORTS WORKERS SECONDS`, with a comma between two ports.
 It warms up, writes the line `ready`, waits for a line, works for SECONDS, and writes one line of
@@ -20,6 +23,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -29,17 +33,47 @@ from contextlib import ExitStack, closing
 from functools import cache
 from pathlib import Path
 from statistics import median
+from typing import NoReturn
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "clients/conformance"))
-from servers import MODULE, Server  # noqa: E402 the one harness for servers in Python
+from servers import MODULE, Server, killed_with_parent  # noqa: E402 the one harness for servers
+
+
+def refuse(reason: str) -> NoReturn:
+    print(f"peers: {reason}", file=sys.stderr)
+    sys.exit(2)
+
+
+def numbers(name: str, default: str) -> list[int]:
+    """The positive numbers of an environment variable, each of them once."""
+    text = os.environ.get(name, "").strip() or default
+    found = [int(word) if word.isascii() and word.isdigit() else 0 for word in text.split()]
+    if not all(found):
+        refuse(f"{name}='{text}': only whole numbers from 1 on are allowed")
+    return list(dict.fromkeys(found))
+
+
+def one_number(name: str, default: str) -> int:
+    found = numbers(name, default)
+    if len(found) > 1:
+        refuse(f"{name}='{os.environ[name]}': only one number is allowed")
+    return found[0]
+
+
+def switch(name: str) -> bool:
+    text = os.environ.get(name, "").strip()
+    if text not in ("", "0", "no", "1", "yes"):
+        refuse(f"{name}='{text}': only 1 or yes, and 0 or no, are allowed")
+    return text in ("1", "yes")
+
 
 HERE = Path(__file__).resolve().parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR") or ROOT / "target").absolute() / "peers"
 KEPT = HERE / "results.json"
-SECONDS, ROUNDS = int(os.environ.get("SECONDS") or 5), int(os.environ.get("ROUNDS") or 3)
-WORKERS = [int(number) for number in (os.environ.get("WORKERS") or "16").split()]
-MASTERS = [int(number) for number in (os.environ.get("MASTERS") or "1").split()]
+SECONDS, ROUNDS = one_number("SECONDS", "5"), one_number("ROUNDS", "3")
+WORKERS, MASTERS = numbers("WORKERS", "16"), numbers("MASTERS", "1")
+KEEP = switch("KEEP")
 DATE = time.strftime("%Y-%m-%d", time.gmtime())
 # Seconds beside SECONDS that a worker program gets: to start, to warm up, and for the waits that
 # go on when the time is over. What needs longer has failed.
@@ -81,9 +115,11 @@ class Program:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
+            preexec_fn=killed_with_parent(),
         )
         self._is_late = False
         self._timer = threading.Timer(SECONDS + PATIENCE, self._end)
+        self._timer.daemon = True  # nobody waits for it when a signal ends this program
         self._timer.start()
 
     def _end(self) -> None:
@@ -219,27 +255,34 @@ def figures(told: dict, calls: int, server_cpu: float, client_cpu: float) -> dic
     }
 
 
-def prepared(wanted: list[str]) -> dict:
-    """Builds the worker of every language whose tools are installed."""
+def chosen(wanted: list[str]) -> dict:
+    """The languages with these names; all of them without a name."""
     languages = json.loads((HERE / "peers.json").read_text())
     unknown = [language for language in wanted if language not in languages]
     if unknown:
-        sys.exit(f"peers: no language {unknown[0]}; there are: {', '.join(languages)}")
-    for language in list(languages):
-        missing = [tool for tool in TOOLS[language] if not shutil.which(tool)]
-        if language not in (wanted or languages):
-            del languages[language]
-        elif missing:
-            print(f"peers: skipping {language}: {' and '.join(missing)} is missing", flush=True)
-            del languages[language]
-        else:
-            print(f"peers: building {language}", flush=True)
-            build = filled(languages[language]["build"])
-            built = subprocess.run(["sh", "-ec", build], cwd=HERE / language)
-            if built.returncode != 0:
-                print(f"peers: skipping {language}: its build failed", flush=True)
-                del languages[language]
+        refuse(f"no language '{unknown[0]}'; there are: {', '.join(languages)}")
+    languages = {name: languages[name] for name in languages if name in (wanted or languages)}
+    if not any(peers_of(languages, masters) for masters in MASTERS):
+        refuse(f"{', '.join(languages)}: no lock for several masters; MASTERS=1 is allowed")
     return languages
+
+
+def prepared(languages: dict) -> tuple[dict, bool]:
+    """Builds the workers. Those that can run, and whether a build failed: no tool is no failure."""
+    ready, has_failed = {}, False
+    for language, entry in languages.items():
+        missing = [tool for tool in TOOLS[language] if not shutil.which(tool)]
+        if missing:
+            print(f"peers: skipping {language}: {' and '.join(missing)} is missing", flush=True)
+            continue
+        print(f"peers: building {language}", flush=True)
+        built = subprocess.run(["sh", "-ec", filled(entry["build"])], cwd=HERE / language)
+        if built.returncode == 0:
+            ready[language] = entry
+        else:
+            print(f"peers: skipping {language}: its build failed", file=sys.stderr, flush=True)
+            has_failed = True
+    return ready, has_failed
 
 
 def peers_of(languages: dict, masters: int) -> list[Peer]:
@@ -248,7 +291,7 @@ def peers_of(languages: dict, masters: int) -> list[Peer]:
     for language, entry in languages.items():
         if masters == 1:
             usual = [name for names in entry["beside"].values() for name in names]
-            names = dict.fromkeys([*entry["beside"], *usual, *entry.get("also", [])])
+            names = dict.fromkeys([*entry["beside"], *usual])
         else:
             names = entry.get("majority", [])
         peers += [Peer(language, entry, name) for name in names]
@@ -386,6 +429,23 @@ def write(file: Path, found: list[dict]) -> None:
     file.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
+def end_on_signals() -> None:
+    """A closed terminal or `kill` ends this program as an exception does: its servers stop."""
+    signals = [
+        one
+        for one in (signal.SIGTERM, signal.SIGHUP)
+        if signal.getsignal(one) != signal.SIG_IGN  # nohup has it ignored
+    ]
+
+    def end(received: int, _: object) -> None:
+        for one in signals:
+            signal.signal(one, signal.SIG_IGN)  # another one must not interrupt the clean-up
+        sys.exit(128 + received)
+
+    for one in signals:
+        signal.signal(one, end)
+
+
 def known(masters: int) -> list[str]:
     """The names of all locks, in the order of peers.json."""
     languages = json.loads((HERE / "peers.json").read_text())
@@ -393,18 +453,22 @@ def known(masters: int) -> list[str]:
 
 
 def main() -> int:
+    words = sys.argv[1:]
+    languages = chosen([word for word in words if word != "--check"])
+    if "--check" in words:
+        return 0
     if not MODULE.exists():
-        print(f"{MODULE} is missing: make build", file=sys.stderr)
-        return 2
-    if os.environ.get("KEEP") and not is_trained():
-        print("KEEP=1 needs the module with a profile: make bench, with rustup", file=sys.stderr)
-        return 2
+        refuse(f"{MODULE} is missing: make build")
+    if KEEP and not is_trained():
+        refuse("KEEP=1 needs the module with a profile: make bench, with rustup")
+    end_on_signals()
     commit(), is_trained()  # now: a build may change them meanwhile
     # Each waiter is a connection: both sides need a file for it.
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     TARGET.mkdir(parents=True, exist_ok=True)
-    languages = prepared(sys.argv[1:])
-    found = []
+    found: list[dict] = []
+    write(TARGET / "results.json", found)  # if nothing can run, nobody reads older ones instead
+    languages, has_failed = prepared(languages)
     for masters in MASTERS:
         for workers in WORKERS:
             peers = peers_of(languages, masters)
@@ -412,13 +476,13 @@ def main() -> int:
                 found += contest(peers, masters, workers)
                 # At once: a later one may fail.
                 write(TARGET / "results.json", found)
-                if os.environ.get("KEEP"):
+                if KEEP:
                     keep(found)
-    if not found:
-        print("peers: no lock to run", file=sys.stderr)
-        return 2
-    print(f"peers: written to {KEPT if os.environ.get('KEEP') else TARGET / 'results.json'}")
-    return 0
+    if found:
+        print(f"peers: written to {KEPT if KEEP else TARGET / 'results.json'}")
+    else:
+        print("peers: nothing was measured")
+    return 1 if has_failed or any("failed" in one for one in found) else 0
 
 
 if __name__ == "__main__":

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,6 +22,8 @@ SERVER = (
     or shutil.which("valkey-server")
     or "redis-server"
 )
+_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 
 
 class ReplyError(Exception):
@@ -90,20 +95,44 @@ def free_port() -> int:
     raise RuntimeError("no free port")
 
 
+def killed_with_parent() -> Callable[[], None] | None:
+    """A `preexec_fn`: a runner that is killed cannot stop its processes, so the kernel does it.
+
+    Only Linux has this. It ends with the thread that starts it, which must therefore live longer.
+    """
+    if _LIBC is None:
+        return None
+    parent = os.getpid()
+
+    def arrange() -> None:
+        _LIBC.prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL))
+        if os.getppid() != parent:  # killed before the call
+            os._exit(1)
+
+    return arrange
+
+
 class Server:
-    """A server process that ends with the scenario."""
+    """A server process that ends with the scenario, or with the thread that started it."""
 
     def __init__(self, *settings: str, module: bool = True, sentinel: bool = False) -> None:
         self._settings, self._module, self._sentinel = settings, module, sentinel
         self._directory = tempfile.mkdtemp(prefix="redislock-conformance-")
         self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self._start_at_a_free_port()
+        except BaseException:  # also the end of the runner: nobody owns this server yet
+            self.close()
+            raise
+
+    def _start_at_a_free_port(self) -> None:
         for _ in range(5):
             self.port = free_port()
             try:
-                self.start()
-                return
+                return self.start()
             except ConnectionError as error:
                 failure = error
+                self.kill()
         raise failure
 
     def start(self) -> None:
@@ -121,7 +150,13 @@ class Server:
             file.write_text("\n".join([*lines, *self._settings]) + "\n")
         log = open(Path(self._directory, "server.log"), "ab")
         command = [SERVER, str(file), *(["--sentinel"] if self._sentinel else [])]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            preexec_fn=killed_with_parent(),
+        )
         log.close()
         end = time.monotonic() + 60
         while time.monotonic() < end:

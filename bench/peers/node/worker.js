@@ -16,14 +16,21 @@ const MOST_WAITING = 100; // requests of one client that redislock lets wait at 
 
 // A lock that polls, as many programs write it by hand.
 const RELEASE = 'if redis.call("GET",KEYS[1])==ARGV[1] then return redis.call("DEL",KEYS[1]) end';
-const onIoredis = (client) => ({
-    take: (token) => client.set("bench", token, "PX", TTL, "NX"),
-    release: (token) => client.eval(RELEASE, 1, "bench", token),
-});
-const onNodeRedis = (client) => ({
-    take: (token) => client.set("bench", token, { PX: TTL, NX: true }),
-    release: (token) => client.eval(RELEASE, { keys: ["bench"], arguments: [token] }),
-});
+// The script is sent once, as libraries do it.
+async function onIoredis(client) {
+    const release = await client.script("LOAD", RELEASE);
+    return {
+        take: (token) => client.set("bench", token, "PX", TTL, "NX"),
+        release: (token) => client.evalsha(release, 1, "bench", token),
+    };
+}
+async function onNodeRedis(client) {
+    const release = await client.scriptLoad(RELEASE);
+    return {
+        take: (token) => client.set("bench", token, { PX: TTL, NX: true }),
+        release: (token) => client.evalSha(release, { keys: ["bench"], arguments: [token] }),
+    };
+}
 const polled = (lock) => async (work) => {
     const token = randomUUID();
     while (!(await lock.take(token))) await sleep(50 + Math.random() * 50);
@@ -45,9 +52,9 @@ async function locking() {
         return queued(() => createClient({ socket: { port } }).connect());
     if (peer === "redislock on ioredis") return queued(() => new Redis({ port }));
     if (peer === "SET NX on node-redis")
-        return polled(onNodeRedis(await createClient({ socket: { port } }).connect()));
+        return polled(await onNodeRedis(await createClient({ socket: { port } }).connect()));
     const clients = ports.map((port) => new Redis({ port }));
-    if (peer === "SET NX on ioredis") return polled(onIoredis(clients[0]));
+    if (peer === "SET NX on ioredis") return polled(await onIoredis(clients[0]));
     const redlock = new Redlock(clients, { retryCount: -1 });
     return async (work) => {
         const lock = await redlock.acquire(["bench"], TTL);
