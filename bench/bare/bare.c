@@ -1,7 +1,6 @@
 /* A module that does nothing but the calls of the module API that a fair lock cannot do without.
  * It knows no tokens, leases or fences: what it costs is the least that a lock in a module can
- * cost. With an argument it replicates effects, as for an AOF. It saves
- * strings of the same lengths as a lock whose token is a UUID.
+ * cost. With an argument it replicates effects, as for an AOF.
  *
  * BARE.ACQUIRE key token ttl   makes a key of its own type
  * BARE.RELEASE key token       deletes the key
@@ -79,25 +78,22 @@ static int blocks_on_keys;
 /* As long as the effect of a lock with a token of 36 bytes. */
 static const char effect[64];
 
-/* A server does not try to compress strings of up to 20 bytes. */
-static const char saved[20], saved_uuid[16];
-
-static int skip(Io *io) {
-    size_t length;
-    char *bytes = LoadStringBuffer(io, &length);
-    if (bytes) Free(bytes);
-    return bytes != NULL;
-}
+/* One value, and so short that a server does not try to compress it. A lock needs about 36 bytes
+ * for its token, its fence and the end of its lease: none can be saved or loaded at this cost. */
+static const char saved[20];
 
 static void *load(Io *io, int version) {
     (void)version;
-    return skip(io) && skip(io) ? (void *)++made : NULL;
+    size_t length;
+    char *bytes = LoadStringBuffer(io, &length);
+    if (!bytes) return NULL;
+    Free(bytes);
+    return (void *)++made;
 }
 
 static void save(Io *io, void *value) {
     (void)value;
     SaveStringBuffer(io, saved, sizeof saved);
-    SaveStringBuffer(io, saved_uuid, sizeof saved_uuid);
 }
 
 static void nothing(void *value) { (void)value; }
@@ -153,6 +149,11 @@ static int apply(Ctx *ctx, String **argv, int argc) {
     return ReplyWithLongLong(ctx, 1);
 }
 
+/* Places at the head of the queue whose waits have ended would fill it. */
+static void skip_gone(void) {
+    while (ready != next && !waiting[ready % MOST_WAITING]) ready++;
+}
+
 /* The server has ended this wait. It frees a client that is blocked on a key by itself. */
 static void leave(Ctx *ctx, Blocked *client) {
     (void)ctx;
@@ -162,6 +163,7 @@ static void leave(Ctx *ctx, Blocked *client) {
             if (!blocks_on_keys) UnblockClient(client, NULL);
         }
     }
+    skip_gone();
 }
 
 /* The reply to a waiter; nothing after CLIENT UNBLOCK. Its private data is its place plus one; none
@@ -194,7 +196,7 @@ static int wait(Ctx *ctx, String **argv, int argc) {
 }
 
 static int pass(Ctx *ctx, String **argv, int argc) {
-    while (ready != next && !waiting[ready % MOST_WAITING]) ready++;
+    skip_gone();
     if (argc != 3 || ready == next) return release(ctx, argv, argc);
     Key *key = OpenKey(ctx, argv[1], READ | WRITE);
     int held = is_held(key);

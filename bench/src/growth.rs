@@ -1,4 +1,5 @@
-//! The cost of each operation with more and more locks, compared with as many strings with PX.
+//! The cost of each operation with more and more locks, compared with as many strings with PX, and
+//! for an acquire and its release also with as many locks of the bare module.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ use crate::measured::{check_yes, pipeline};
 use crate::memory::{STRING, used_memory};
 use crate::results::{Chart, OURS, Unit};
 use crate::ways::{Place, Way, Ways};
-use crate::{Outcome, Scale};
+use crate::{Outcome, Scale, up_to};
 
 /// The titles of the charts; all figures are per lock.
 pub const PAIR: &str = "acquire + release among N locks";
@@ -19,14 +20,17 @@ pub const LOAD: &str = "RDB load";
 pub const EXPIRY: &str = "removing leases that end together, per lease";
 pub const SLICE: &str = "longest slice of removing ended leases";
 
-const SIZES: [usize; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
+pub const SIZES: [usize; 5] = [1_000, 10_000, 100_000, 1_000_000, 10_000_000];
 const ROUNDS: usize = 3;
 /// The largest size takes so long that it is measured once.
 const ONCE_FROM: usize = 10_000_000;
 const PIPELINE: usize = 1_000;
 /// Locks that are acquired and released among the others.
 const PAIRS: usize = 50_000;
-const WAYS: [Way; 2] = [Way::Ours, Way::Script];
+/// Those that are compared by an acquire and its release.
+const PAIRED: [Way; 4] = [Way::Ours, Way::Script, Way::Del, Way::Bare];
+/// What the servers are filled with.
+const FILLED: [Way; 3] = [Way::Ours, Way::Script, Way::Bare];
 /// Loads what SAVE has saved into a server that is empty.
 pub const RELOAD: [&str; 4] = ["DEBUG", "RELOAD", "NOSAVE", "NOFLUSH"];
 /// If the used memory has not fallen for this long, freeing is over.
@@ -37,27 +41,33 @@ const ROOM: f64 = 400_000.0;
 const FREEING: Duration = Duration::from_secs(300);
 
 pub fn measure(scale: &Scale) -> Outcome<Vec<Chart>> {
+    let is_there = |way: &Way| way.host().exists();
+    let filled: Vec<_> = FILLED.into_iter().filter(is_there).collect();
+    let names = PAIRED.into_iter().filter(is_there).map(Way::name);
     let curve = |title, unit| Chart::curve(title, unit, "locks", [OURS, STRING]);
     let mut charts = Charts {
-        // A string is kept by SET, and released by a script.
-        pair: Chart::curve(PAIR, Unit::MicrosOfCpu, "locks", WAYS.map(Way::name)),
+        pair: Chart::curve(PAIR, Unit::MicrosOfCpu, "locks", names),
         memory: curve(MEMORY, Unit::Bytes),
         save: curve(SAVE, Unit::MicrosOfCpu),
         load: curve(LOAD, Unit::MicrosOfCpu),
         expiry: curve(EXPIRY, Unit::Micros),
         slice: Chart::curve(SLICE, Unit::Micros, "locks", [OURS]),
     };
-    for size in SIZES.into_iter().filter(|size| *size <= scale.locks) {
+    for size in up_to(&SIZES, scale.locks) {
         let rounds = if size >= ONCE_FROM { 1 } else { ROUNDS };
         for round in 0..rounds {
-            for turn in 0..WAYS.len() {
-                let which = (round + turn) % WAYS.len();
+            for turn in 0..filled.len() {
+                let way = filled[(round + turn) % filled.len()];
                 progress(&format!(
                     "growth, {size} locks: round {} of {rounds}, {}",
                     round + 1,
-                    [OURS, STRING][which]
+                    if way == Way::Script {
+                        STRING
+                    } else {
+                        way.name()
+                    }
                 ));
-                charts.round(which, size)?;
+                charts.round(way, size, round)?;
             }
         }
     }
@@ -83,8 +93,7 @@ struct Charts {
 
 impl Charts {
     /// One way with this many locks, on a fresh server.
-    fn round(&mut self, which: usize, size: usize) -> Outcome<()> {
-        let way = WAYS[which];
+    fn round(&mut self, way: Way, size: usize, round: usize) -> Outcome<()> {
         let Place {
             server: _server,
             mut control,
@@ -98,12 +107,28 @@ impl Charts {
             Some("3600000".to_owned())
         })?;
         let used = used_memory(&mut control)? - before;
+
+        // A string can be released in two ways.
+        let mut paired: Vec<_> = PAIRED
+            .iter()
+            .enumerate()
+            .filter(|(_, paired)| paired.host() == way.host())
+            .collect();
+        let first = round % paired.len();
+        paired.rotate_left(first);
+        for (number, paired) in paired {
+            let among = pairs(&mut control, &mut connection, &ways, *paired, size)?;
+            self.pair.add(number, at, among);
+        }
+        let which = match way {
+            Way::Ours => 0,
+            Way::Script => 1,
+            // The bare module has no leases, and other sections have its memory and its files.
+            _ => return Ok(()),
+        };
         self.memory.add(which, at, used / each);
         // A little of what very many locks used stays.
         let before = before + used / 100.0;
-
-        let among = pairs(&mut control, &mut connection, &ways, way, size)?;
-        self.pair.add(which, at, among);
 
         let call = |control: &mut Connection, words: &[&str]| check_yes(&control.try_call(words)?);
         let save = cpu_of(&mut control, || call(&mut connection, &["SAVE"]))?;

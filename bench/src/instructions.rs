@@ -37,6 +37,8 @@ const WITHOUT: &str = "server without it";
 const COMMANDS: usize = 2_000;
 /// How often: each round begins with another way.
 const ROUNDS: usize = 3;
+/// How often plain commands are counted: their spread shows the error of the method.
+const PLAIN_ROUNDS: usize = 5;
 /// How many hand-overs are counted at once.
 const HANDOVERS: usize = 1_000;
 /// How often they are counted: how many iterations of its event loop the server needs for a
@@ -173,7 +175,7 @@ impl Counters {
         }
         alternate(
             "instructions, plain commands",
-            ROUNDS,
+            PLAIN_ROUNDS,
             hosts.len(),
             |which| {
                 let figures = self.of(hosts[which])?.plain_commands()?;

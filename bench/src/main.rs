@@ -3,10 +3,10 @@
 //!
 //! `redislock-bench [section ...] [--locks n] [--waiters n] [--keep]` measures; without a section,
 //! all of them. It prints tables and adds every round to `target/bench/results.json`, or with
-//! `--keep` to `bench/results.json`, which docs/PERFORMANCE.md shows. The figures do not affect the
-//! exit code: it is 0 unless something could not be measured. A tool that is missing (valgrind, cc)
-//! is not a failure: a line says so. `REDISLOCK_SO` is the module; if `REDISLOCK_UNTRAINED` names
-//! another one, built without a profile, that is measured beside it.
+//! `--keep` only to `bench/results.json`, which docs/PERFORMANCE.md shows. The figures do not
+//! affect the exit code: it is 0 unless something could not be measured. A tool that is missing
+//! (valgrind, cc) is not a failure: a line says so. `REDISLOCK_SO` is the module; if
+//! `REDISLOCK_UNTRAINED` names another one, built without a profile, that is measured beside it.
 //!
 //! `redislock-bench report` measures nothing: it writes the tables and pictures of
 //! docs/PERFORMANCE.md from `bench/results.json` and from what `bench/peers/run.py` has found.
@@ -19,6 +19,7 @@ mod document;
 mod growth;
 mod handover;
 mod hosts;
+mod in_core;
 mod instructions;
 mod measure;
 mod measured;
@@ -29,6 +30,7 @@ mod plot;
 mod report;
 mod results;
 mod several;
+mod sweeper;
 mod targets;
 mod training;
 mod waiters;
@@ -76,7 +78,7 @@ const fn section(
 
 const APART: Option<&str> = Some("the alternatives ran on a server without the module");
 const TOGETHER: Option<&str> =
-    Some("LPUSH ran on the server with the module, which is not called during an LPUSH");
+    Some("the alternatives ran on the server with the module, which is not called by them");
 
 const SECTIONS: &[Section] = &[
     section(
@@ -120,10 +122,10 @@ fn main() -> ExitCode {
             sections,
             scale,
             keep,
-        } => run(&sections, &scale, keep),
+        } => with_sweeper(|| run(&sections, &scale, keep)),
         Wishes::Report => document::write(&project_folder()),
         Wishes::Peers(file) => peers::print(&project_folder(), &file),
-        Wishes::Train => training::run(),
+        Wishes::Train => with_sweeper(training::run),
     });
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -132,6 +134,12 @@ fn main() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+/// Does the work, and leaves no temporary directory, also if a signal ends this process.
+fn with_sweeper(work: impl FnOnce() -> Outcome<()>) -> Outcome<()> {
+    let _sweeper = sweeper::Sweeper::start()?;
+    work()
 }
 
 /// What the command line asks for.
@@ -168,6 +176,7 @@ impl Wishes {
             waiters: 50_000,
         };
         let mut keep = false;
+        let mut limited = Vec::new();
         while let Some(word) = words.next() {
             let mut number = || -> Outcome<usize> {
                 let given = words
@@ -178,8 +187,14 @@ impl Wishes {
                     .map_err(|_| format!("{word} {given}: no number"))?)
             };
             match word.as_str() {
-                "--locks" => scale.locks = number()?,
-                "--waiters" => scale.waiters = number()?,
+                "--locks" => {
+                    scale.locks = allowed(&word, number()?, &growth::SIZES)?;
+                    limited.push((word, "growth"));
+                }
+                "--waiters" => {
+                    scale.waiters = allowed(&word, number()?, &waiters::SIZES)?;
+                    limited.push((word, "waiters"));
+                }
                 "--keep" => keep = true,
                 _ => {
                     let section = SECTIONS.iter().find(|section| section.name == word);
@@ -193,6 +208,11 @@ impl Wishes {
         if sections.is_empty() {
             sections = SECTIONS.iter().collect();
         }
+        for (word, name) in limited {
+            if !sections.iter().any(|section| section.name == name) {
+                return Err(format!("{word} is only for the section {name}").into());
+            }
+        }
         Ok(Self::Measure {
             sections,
             scale,
@@ -201,11 +221,25 @@ impl Wishes {
     }
 }
 
+/// A number within the measured sizes.
+fn allowed(word: &str, number: usize, sizes: &[usize]) -> Outcome<usize> {
+    let (least, most) = (sizes[0], sizes[sizes.len() - 1]);
+    if (least..=most).contains(&number) {
+        return Ok(number);
+    }
+    Err(format!("{word} {number}: {least} to {most} are allowed").into())
+}
+
+/// The sizes up to this number, and the number itself.
+fn up_to(sizes: &[usize], most: usize) -> Vec<usize> {
+    let smaller = sizes.iter().copied().filter(|size| *size < most);
+    smaller.chain([most]).collect()
+}
+
 /// Measures these sections. One that fails does not stop the others.
 fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
-    let kept = project_folder().join(results::FILE);
     let path = if keep {
-        kept.clone()
+        project_folder().join(results::FILE)
     } else {
         target_folder().join(results::LAST)
     };
@@ -256,9 +290,7 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
             charts,
         };
         // Written at once: a later section may not end.
-        let mut all = Results::read_newer(&path, &kept)?;
-        all.put(name, &server, run.clone());
-        all.write(&path)?;
+        Results::add_to(&path, name, &server, run.clone())?;
         now.put(name, &server, run);
         println!("## {}\n\n{}", section.about, report::section(&now, name));
     }
@@ -275,4 +307,42 @@ fn run(sections: &[&Section], scale: &Scale, keep: bool) -> Outcome<()> {
 fn target_folder() -> PathBuf {
     let chosen = std::env::var_os("CARGO_TARGET_DIR");
     chosen.map_or_else(|| project_folder().join("target"), PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(words: &str) -> Outcome<Wishes> {
+        Wishes::read(words.split(' ').map(str::to_owned))
+    }
+
+    #[test]
+    fn a_number_that_gives_nothing_is_refused_with_those_that_are_allowed() {
+        for (words, reason) in [
+            ("--waiters 5", "--waiters 5: 10 to 50000 are allowed"),
+            (
+                "--waiters 50001",
+                "--waiters 50001: 10 to 50000 are allowed",
+            ),
+            ("--locks 500", "--locks 500: 1000 to 10000000 are allowed"),
+            ("--locks 1e6", "--locks 1e6: no number"),
+            (
+                "pairs --locks 1000",
+                "--locks is only for the section growth",
+            ),
+        ] {
+            let refused = read(words).err().map(|error| error.to_string());
+            assert_eq!(refused.as_deref(), Some(reason));
+        }
+        assert!(read("--locks 1000 --waiters 50000").is_ok());
+        assert!(read("growth --locks 5000000").is_ok());
+    }
+
+    #[test]
+    fn a_number_between_two_sizes_is_measured_after_those_below() {
+        assert_eq!(up_to(&[10, 100, 1_000], 500), [10, 100, 500]);
+        assert_eq!(up_to(&[10, 100, 1_000], 100), [10, 100]);
+        assert_eq!(up_to(&[10, 100, 1_000], 10), [10]);
+    }
 }

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use crate::Outcome;
 use crate::measure::Figures as Rounds;
 use crate::report::{Line, folded, missed_first, table, taken_by_host, with_spread};
-use crate::results::grouped;
+use crate::results::{Unit, grouped};
 use crate::targets::spread;
 
 /// Where the results are kept, in the folder of the project.
@@ -154,18 +154,19 @@ impl Peers {
     }
 
     fn lines(&self, place: Place) -> Vec<Line> {
+        let (more, less) = (Unit::PerSecond.better(), Unit::Micros.better());
         let heads = [
-            "lock",
-            "grants/s",
-            "relative to ours",
-            "hand-overs/s",
-            "wait p50 / p99 / longest of the worst round, ms",
-            "least/most served in the worst round",
-            "commands/grant",
-            "server CPU, µs/grant",
-            "client CPU, µs/grant",
+            "lock".to_owned(),
+            format!("grants/s, {more}"),
+            "relative to ours".to_owned(),
+            format!("hand-overs/s, {more}"),
+            format!("wait p50 / p99 / longest of the worst round, ms, {less}"),
+            "least/most served in the worst round, 1 is best".to_owned(),
+            format!("commands/grant, {less}"),
+            format!("server CPU, µs/grant, {less}"),
+            format!("client CPU, µs/grant, {less}"),
         ];
-        let heads = heads.map(str::to_owned).to_vec();
+        let heads = heads.to_vec();
         let cells = |found: &Found| {
             let library = found.library.as_ref();
             let library = library.map_or_else(String::new, |library| format!(" ({library})"));
@@ -207,15 +208,16 @@ impl Peers {
     /// What the locks came to at each place: the lowest and the highest figure of ours, and of the
     /// usual ones.
     pub fn summary(&self) -> String {
-        let heads = [
-            "workers",
-            "grants/s of ours over each usual lock",
-            "longest wait of ours",
-            "longest wait of the usual locks",
-            "least/most served of ours",
-            "least/most served of the usual locks",
+        let (more, less) = (Unit::PerSecond.better(), Unit::Micros.better());
+        let heads = vec![
+            "workers".to_owned(),
+            format!("grants/s of ours over each usual lock, {more}"),
+            format!("longest wait of ours, {less}"),
+            format!("longest wait of the usual locks, {less}"),
+            "least/most served of ours, 1 is best".to_owned(),
+            "least/most served of the usual locks, 1 is best".to_owned(),
         ];
-        let mut lines = vec![heads.map(str::to_owned).to_vec()];
+        let mut lines = vec![heads];
         for place in self.places() {
             let all: Vec<_> = self.at(place).collect();
             let ratios = all.iter().flat_map(|usual| {

@@ -14,9 +14,11 @@ const WIDTH: f64 = 860.0;
 const BARS: std::ops::Range<f64> = 230.0..640.0;
 const ROW: f64 = 26.0;
 /// A curve: two of them stand side by side.
-const CURVE: (f64, f64) = (420.0, 240.0);
-/// The room of its lines within it: left, top, right, bottom.
-const INSIDE: [f64; 4] = [64.0, 54.0, 404.0, 196.0];
+const CURVE: (f64, f64) = (420.0, 238.0);
+/// The room of its lines within it: left, top, right, bottom. Above it are the title, the unit, and
+/// rows of the legend, the first of which is included.
+const INSIDE: [f64; 4] = [64.0, 70.0, 404.0, 194.0];
+const LEGEND_ROW: f64 = 16.0;
 
 const STYLE: &str = "\
 <style>
@@ -30,6 +32,7 @@ text { font: 13px system-ui, sans-serif; fill: #1f2328 }
 rect { fill-opacity: .55; stroke: none }
 polyline { fill: none !important; stroke-width: 2 }
 line.spread { stroke-width: 2 }
+.c3 { fill: #8250df; stroke: #8250df }
 @media (prefers-color-scheme: dark) {
 text { fill: #f0f6fc }
 .small { fill: #9198a1 }
@@ -37,6 +40,7 @@ text { fill: #f0f6fc }
 .c0 { fill: #4493f8; stroke: #4493f8 }
 .c1 { fill: #d29922; stroke: #d29922 }
 .c2 { fill: #9198a1; stroke: #9198a1 }
+.c3 { fill: #ab7df8; stroke: #ab7df8 }
 }
 </style>
 ";
@@ -97,7 +101,7 @@ impl Drawing {
 
     /// A bar for each alternative: the median, and a line for the spread.
     fn bars(&mut self, server: &str, chart: &Chart) {
-        let title = format!("{}: {} ({server})", chart.title, chart.unit.name());
+        let title = format!("{}, {server}", chart.head());
         self.text("title", "start", (0.0, self.bottom + 18.0), &title);
         self.bottom += 28.0;
         let points = chart.alternatives.iter();
@@ -138,33 +142,42 @@ impl Drawing {
     /// Curves, two in a row.
     fn curves(&mut self, server: &str, charts: &[&Chart]) {
         for pair in charts.chunks(2) {
+            let rows = pair.iter().map(|chart| legend_rows(chart).len()).max();
+            let legend = rows.unwrap_or(1).saturating_sub(1) as f64 * LEGEND_ROW;
             for (column, chart) in pair.iter().enumerate() {
-                self.curve(server, chart, column as f64 * (CURVE.0 + 20.0));
+                self.curve(server, chart, column as f64 * (CURVE.0 + 20.0), legend);
             }
-            self.bottom += CURVE.1;
+            self.bottom += CURVE.1 + legend;
         }
     }
 
-    fn curve(&mut self, server: &str, chart: &Chart, left: f64) {
+    /// A curve; `legend` is the height of the legend without its first row.
+    fn curve(&mut self, server: &str, chart: &Chart, left: f64, legend: f64) {
         let growth = waiters::compares_growth(chart).then(|| chart.growth());
         let growth = growth.flatten();
+        let (top, title) = (self.bottom, &chart.title);
         let chart = growth.as_ref().unwrap_or(chart);
-        let top = self.bottom;
-        let title = match chart.unit {
-            Unit::Times => chart.title.clone(),
-            unit => format!("{}: {}", chart.title, unit.name()),
+        // What growth is relative to has room only on the second line.
+        let relative = chart.title.strip_prefix(title).unwrap_or_default();
+        let about = match relative.strip_prefix(", ") {
+            Some(relative) => format!("{relative}, {}", chart.unit.better()),
+            None => chart.unit.head(),
         };
-        self.text("title", "start", (left, top + 16.0), &title);
-        let places = Places::of(chart, left, top, INSIDE);
+        self.text("title", "start", (left, top + 16.0), title);
+        self.text("small", "start", (left, top + 32.0), &about);
+        let [x1, y1, x2, y2] = INSIDE;
+        let places = Places::of(chart, left, top, [x1, y1 + legend, x2, y2 + legend]);
         let along = chart.along.as_deref().unwrap_or_default();
         self.axes(&places, chart.unit, &format!("{along} ({server})"));
-        let mut legend = left;
+        for (row, keys) in legend_rows(chart).into_iter().enumerate() {
+            let y = top + 48.0 + row as f64 * LEGEND_ROW;
+            for (number, x) in keys {
+                let name = &chart.alternatives[number].name;
+                self.key(&class(number), (left + x, y), name);
+            }
+        }
         for (number, alternative) in chart.alternatives.iter().enumerate() {
-            let class = format!("c{}", number.min(2));
-            self.key(&class, (legend, top + 32.0), &alternative.name);
-            // An estimate of the width of the text.
-            legend += 28.0 + 6.0 * alternative.name.chars().count() as f64;
-            self.series(&class, &places, &alternative.points);
+            self.series(&class(number), &places, &alternative.points);
         }
     }
 
@@ -214,6 +227,29 @@ impl Drawing {
             "<polyline class=\"{class}\" points=\"{line}\"/>"
         ));
     }
+}
+
+/// The colour of a curve.
+fn class(number: usize) -> String {
+    format!("c{}", number.min(3))
+}
+
+/// The rows of the legend of a curve: which alternatives are in it, and where they begin.
+fn legend_rows(chart: &Chart) -> Vec<Vec<(usize, f64)>> {
+    let (mut rows, mut right) = (vec![Vec::new()], 0.0);
+    for (number, alternative) in chart.alternatives.iter().enumerate() {
+        // An estimate of the width of the text.
+        let width = 28.0 + 6.0 * alternative.name.chars().count() as f64;
+        if number > 0 && right + width > CURVE.0 {
+            rows.push(Vec::new());
+            right = 0.0;
+        }
+        if let Some(row) = rows.last_mut() {
+            row.push((number, right));
+        }
+        right += width;
+    }
+    rows
 }
 
 /// Where the figures of a curve are: numbers along it by their logarithm, figures from 0.
@@ -270,6 +306,19 @@ fn escape(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_legend_is_as_wide_as_its_chart() {
+        let rows = |names: &[&str]| {
+            let chart = Chart::curve("t", Unit::Micros, "locks", names.iter().copied());
+            let rows = legend_rows(&chart).into_iter();
+            rows.map(|row| row.len()).collect::<Vec<_>>()
+        };
+        let (short, long) = ("x".repeat(25), "x".repeat(100));
+        assert_eq!(rows(&[&short, &short]), [2]);
+        assert_eq!(rows(&[&short, &short, &short]), [2, 1]);
+        assert_eq!(rows(&[&long, &long]), [1, 1]);
+    }
 
     #[test]
     fn an_axis_ends_at_a_round_number() {

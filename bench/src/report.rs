@@ -103,7 +103,7 @@ fn bars(charts: &[&Chart]) -> Vec<Line> {
                 continue;
             };
             let what = if number == 0 {
-                format!("{} ({})", chart.title, chart.unit.name())
+                chart.head()
             } else {
                 String::new()
             };
@@ -157,7 +157,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
     places.sort_unstable();
     places.dedup();
     let along = chart.along.as_deref().unwrap_or_default();
-    let mut heads = vec![format!("{} ({})", chart.title, chart.unit.name())];
+    let mut heads = vec![chart.head()];
     heads.extend(places.iter().map(|at| counted(*at, along)));
     let mut lines = vec![heads];
     let cells = |name: &str, show: &dyn Fn(u64) -> Option<String>| {

@@ -14,7 +14,7 @@ use crate::measure::Figures;
 
 /// The results that docs/PERFORMANCE.md shows, in the folder of the project.
 pub const FILE: &str = "bench/results.json";
-/// The results of runs without `--keep`, in the target directory.
+/// The results of runs without `--keep`, in the target directory: they and [`FILE`] do not mix.
 pub const LAST: &str = "bench/results.json";
 
 /// How the module is named among its alternatives: it comes first in every chart.
@@ -107,6 +107,8 @@ pub enum Unit {
     Bytes,
     /// Events per second.
     PerSecond,
+    /// Steps of an algorithm.
+    Steps,
     /// A share of 1.
     Share,
     /// How many times as much as something else.
@@ -145,6 +147,11 @@ impl Chart {
             along: Some(along.to_owned()),
             alternatives: alternatives.collect(),
         }
+    }
+
+    /// The title of its table, with the unit and which figures are better.
+    pub fn head(&self) -> String {
+        format!("{} ({})", self.title, self.unit.head())
     }
 
     /// Adds a round of one alternative at one place of the curve.
@@ -196,6 +203,7 @@ impl Unit {
             Self::Seconds => format!("{} s", digits(figure)),
             Self::Instructions => grouped(figure),
             Self::Commands => digits(figure),
+            Self::Steps => grouped(figure),
             Self::Bytes => format!("{} B", grouped(figure)),
             Self::PerSecond => format!("{}/s", grouped(figure)),
             Self::Share => format!("{figure:.2}"),
@@ -203,7 +211,26 @@ impl Unit {
         }
     }
 
-    /// What the figures count, for a title.
+    /// What the figures count, and which of them are better, for a title.
+    pub fn head(self) -> String {
+        let (name, better) = (self.name(), self.better());
+        if name == better {
+            name.to_owned()
+        } else {
+            format!("{name}, {better}")
+        }
+    }
+
+    /// Which figures are better.
+    pub fn better(self) -> &'static str {
+        match self {
+            Self::Share => "1 is best",
+            Self::PerSecond => "more is better",
+            _ => "less is better",
+        }
+    }
+
+    /// What the figures count.
     pub fn name(self) -> &'static str {
         match self {
             Self::MicrosOfCpu => "µs of server CPU",
@@ -212,6 +239,7 @@ impl Unit {
             Self::Seconds => "s",
             Self::Instructions => "instructions",
             Self::Commands => "commands",
+            Self::Steps => "steps",
             Self::Bytes => "bytes",
             Self::PerSecond => "per second",
             Self::Share => "1 is best",
@@ -266,23 +294,18 @@ impl Results {
         }
     }
 
-    /// Writes the file.
-    pub fn write(&self, path: &Path) -> Outcome<()> {
+    fn write(&self, path: &Path) -> Outcome<()> {
         if let Some(folder) = path.parent() {
             fs::create_dir_all(folder)?;
         }
         Ok(fs::write(path, serde_json::to_string_pretty(self)? + "\n")?)
     }
 
-    /// What a run adds to in `last`: what it holds, or the `kept` results if those are newer.
-    pub fn read_newer(last: &Path, kept: &Path) -> Outcome<Self> {
-        let changed = |path| fs::metadata(path).and_then(|about| about.modified()).ok();
-        let path = if changed(last) > changed(kept) {
-            last
-        } else {
-            kept
-        };
-        Self::read(path)
+    /// Adds a run to a file. Entries of other sections and servers stay.
+    pub fn add_to(path: &Path, section: &str, server: &str, run: Run) -> Outcome<()> {
+        let mut all = Self::read(path)?;
+        all.put(section, server, run);
+        all.write(path)
     }
 
     /// Adds a run.
@@ -305,6 +328,32 @@ mod tests {
         assert_eq!(Unit::PerSecond.show(999.6), "1,000/s");
         assert_eq!(counted(1, "waiting owners"), "1 waiting owner");
         assert_eq!(counted(10_000, "locks"), "10,000 locks");
+    }
+
+    #[test]
+    fn a_run_replaces_only_the_entry_of_its_section_and_server() {
+        let run = |version: &str| -> Run {
+            let text =
+                format!(r#"{{"version": "{version}", "machine": "m", "load": 0.0, "charts": []}}"#);
+            serde_json::from_str(&text).unwrap()
+        };
+        let folder = format!("redislock-bench-test.{}", std::process::id());
+        let path = std::env::temp_dir().join(&folder).join("results.json");
+        for (section, version) in [("pairs", "1"), ("memory", "2"), ("pairs", "3")] {
+            Results::add_to(&path, section, "Redis", run(version)).unwrap();
+        }
+        let all = Results::read(&path).unwrap();
+        let of = |section| all.0[section]["Redis"].version.as_str();
+        assert_eq!((of("pairs"), of("memory")), ("3", "2"));
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_title_says_which_figures_are_better() {
+        let head = |unit| Chart::new("t", unit, Vec::new()).head();
+        assert_eq!(head(Unit::Bytes), "t (bytes, less is better)");
+        assert_eq!(head(Unit::PerSecond), "t (per second, more is better)");
+        assert_eq!(head(Unit::Share), "t (1 is best)");
     }
 
     #[test]

@@ -93,6 +93,7 @@ const TARGETS: &[Target] = &[
     target(AMONG, SCRIPT, MANY, Over(OURS), AtLeast(1.8)),
     target(AMONG, SCRIPT, HUNDRED_THOUSAND, Over(OURS), AtLeast(1.8)),
     target(AMONG, SCRIPT, MILLION, Over(OURS), AtLeast(1.8)),
+    target(AMONG, SCRIPT, TEN_MILLION, Over(OURS), AtLeast(1.8)),
     target(COUNTED, SCRIPT, None, Over(OURS), AtLeast(1.8)),
     target(COUNTED, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
     target(COUNTED_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
@@ -143,12 +144,20 @@ const TARGETS: &[Target] = &[
     target(LOAD, OURS, MILLION, Over(STRING), AtMost(1.0 / 0.8)),
     target(LOAD, OURS, TEN_MILLION, Over(STRING), AtMost(1.0 / 0.8)),
     target(EXPIRY, OURS, MILLION, Over(STRING), AtMost(1.0)),
+    target(EXPIRY, OURS, TEN_MILLION, Over(STRING), AtMost(1.0)),
     target(SLICE, OURS, HUNDRED_THOUSAND, Nothing, AtMost(1_000.0)),
     target(SLICE, OURS, MILLION, Nothing, AtMost(1_000.0)),
+    target(SLICE, OURS, TEN_MILLION, Nothing, AtMost(1_000.0)),
     target(ONE_KEY, OURS, MANY, OverAt(10), AtMost(1.2)),
     target(KEY_EACH, OURS, MANY, OverAt(10), AtMost(1.2)),
-    target(DEADLOCK, deadlock::OF_NOTHING, MANY, OverAt(1), AtMost(1.5)),
-    target(DEADLOCK, deadlock::OF_WAITED, MANY, OverAt(1), AtMost(1.5)),
+    target(DEADLOCK, deadlock::NO_SEARCH, MANY, OverAt(1), AtMost(1.5)),
+    target(
+        DEADLOCK,
+        deadlock::NONE_REACHED,
+        MANY,
+        OverAt(1),
+        AtMost(1.5),
+    ),
     target(
         ("several", several::SEVERAL),
         OURS,
@@ -327,7 +336,7 @@ mod tests {
     #[test]
     fn a_target_without_a_figure_is_named() {
         let missing = not_measured("growth", std::iter::empty());
-        assert_eq!(missing.len(), 11);
+        assert_eq!(missing.len(), 14);
         let save = "RDB save, 10,000,000: redislock over string with PX";
         assert!(missing.iter().any(|what| what == save), "{missing:?}");
     }

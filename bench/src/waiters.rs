@@ -1,27 +1,28 @@
 //! Main-thread time of the LOCK.RELEASE that hands a lock over, with few and with very many
-//! waiters.
+//! waiters, compared with what wakes other blocked clients.
 
 mod in_core;
 
 use redislock_testkit::{Connection, Server, Value, encode};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::hosts::{Host, connect_unix};
+use crate::hosts::{Host, bare_module, connect_unix};
 use crate::measure::progress;
 use crate::measured::{await_blocked, await_waiters, check_yes, pipeline, put};
 use crate::results::{Chart, OURS, Unit};
-use crate::{Outcome, Scale};
+use crate::ways::Way;
+use crate::{Outcome, Scale, up_to};
 
 /// The titles of the charts.
 pub const ONE_KEY: &str = "hand-over while all wait for one key";
 pub const KEY_EACH: &str = "hand-over while each waits for its own key";
 pub const ONE_KEY_IN_CORE: &str = "the part of core while all wait for one key";
 pub const KEY_EACH_IN_CORE: &str = "the part of core while each waits for its own key";
-/// The alternative.
+/// An alternative, besides the bare module.
 pub const LPUSH: &str = "LPUSH to a client in BLPOP";
 
 /// 19,000 connections need a little less than the 20,000 files that many systems allow.
-const SIZES: [usize; 6] = [10, 100, 1_000, 10_000, 19_000, 50_000];
+pub const SIZES: [usize; 6] = [10, 100, 1_000, 10_000, 19_000, 50_000];
 const ROUNDS: usize = 5;
 /// Hand-overs of each round.
 const HANDOVERS: usize = 1_000;
@@ -52,7 +53,7 @@ fn in_core(scale: &Scale) -> Outcome<Vec<Chart>> {
         let mut chart = Chart::curve(title, Unit::Micros, "waiters", [OURS]);
         for round in 0..ROUNDS {
             progress(&format!("{title}: round {} of {ROUNDS}", round + 1));
-            for size in SIZES.into_iter().filter(|size| *size <= scale.waiters) {
+            for size in up_to(&SIZES, scale.waiters) {
                 chart.add(0, size as u64, in_core::hand_over(size, place)?);
             }
         }
@@ -62,7 +63,7 @@ fn in_core(scale: &Scale) -> Outcome<Vec<Chart>> {
 }
 
 fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
-    let sizes = SIZES.into_iter().filter(|size| *size <= scale.waiters);
+    let sizes = up_to(&SIZES, scale.waiters).into_iter();
     let sizes: Vec<_> = sizes.take_while(|size| has_files(size + 200)).collect();
     let most = sizes.last().copied().ok_or("too few open files")?;
     if most < scale.waiters {
@@ -70,12 +71,20 @@ fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
         eprintln!("waiters: {most} connections at most, see `ulimit -Hn`");
     }
     let maxclients = format!("maxclients {}", most + 100);
-    let server = Host::Redislock.start(&[
-        &maxclients,
-        "lock.max-waiters 100000",
-        "slowlog-max-len 100000",
-        "slowlog-log-slower-than -1",
-    ])?;
+    let mut settings = vec![
+        maxclients,
+        "lock.max-waiters 100000".to_owned(),
+        "slowlog-max-len 100000".to_owned(),
+        "slowlog-log-slower-than -1".to_owned(),
+    ];
+    let mut names = vec![OURS, LPUSH];
+    // On the same server, because there are not enough files for as many connections to another.
+    if let Some(library) = bare_module() {
+        settings.push(format!("loadmodule {}", library.display()));
+        names.push(Way::Bare.name());
+    }
+    let settings: Vec<_> = settings.iter().map(String::as_str).collect();
+    let server = Host::Redislock.start(&settings)?;
     let mut control = server.try_connect()?;
     // All of them stay connected all the time, so that only the waiting differs.
     let mut connections = (0..most)
@@ -84,16 +93,17 @@ fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
     let places = [(ONE_KEY, Place::OneKey), (KEY_EACH, Place::KeyEach)];
     let mut charts = Vec::new();
     for (title, place) in places {
-        let mut chart = Chart::curve(title, Unit::Micros, "waiters", [OURS, LPUSH]);
+        let mut chart = Chart::curve(title, Unit::Micros, "waiters", names.clone());
         for round in 0..ROUNDS {
             for size in &sizes {
                 progress(&format!("{title}, {size}: round {} of {ROUNDS}", round + 1));
                 let waiting = connections.get_mut(..*size).unwrap_or_default();
-                for turn in 0..2 {
-                    let which = (round + turn) % 2;
+                for turn in 0..names.len() {
+                    let which = (round + turn) % names.len();
                     let figure = match which {
                         0 => hand_over(&mut control, waiting, place)?,
-                        _ => push(&mut control, waiting, place)?,
+                        1 => push(&mut control, waiting, place)?,
+                        _ => pass(&mut control, waiting, place)?,
                     };
                     chart.add(which, *size as u64, figure);
                 }
@@ -109,6 +119,10 @@ fn with_connections(scale: &Scale) -> Outcome<Vec<Chart>> {
 enum Place {
     OneKey,
     KeyEach,
+}
+
+fn token(number: usize) -> String {
+    format!("waiter-{number:030}")
 }
 
 /// A connection that waits.
@@ -149,7 +163,6 @@ fn hand_over(control: &mut Connection, waiting: &mut [Waiting], place: Place) ->
         Place::OneKey => "waited".to_owned(),
         Place::KeyEach => format!("waited:{number:06}"),
     };
-    let token = |number: usize| format!("waiter-{number:030}");
     let held = match place {
         Place::OneKey => 1,
         Place::KeyEach => waiting.len(),
@@ -243,6 +256,58 @@ fn push(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outc
     Ok(micros)
 }
 
+/// The same hand-over by the bare module, which has one queue for all keys: microseconds of a
+/// BARE.PASS. It does not call our module, which does not listen to events of modules.
+fn pass(control: &mut Connection, waiting: &mut [Waiting], place: Place) -> Outcome<f64> {
+    let key = |number: usize| match place {
+        Place::OneKey => "bare".to_owned(),
+        Place::KeyEach => format!("bare:{number:06}"),
+    };
+    let held = match place {
+        Place::OneKey => 1,
+        Place::KeyEach => waiting.len(),
+    };
+    let for_all = |words: &dyn Fn(&str) -> Vec<u8>| {
+        let keys = (0..held).map(|number| words(&key(number)));
+        keys.collect::<Vec<_>>().concat()
+    };
+    let wait = |number: usize| encode(&["BARE.WAIT", &key(number), &token(number)]);
+    let acquires = for_all(&|key| encode(&["BARE.ACQUIRE", key, "host", "600000"]));
+    pipeline(control, &acquires, held)?;
+    for (number, waiter) in waiting.iter_mut().enumerate() {
+        waiter.connection.try_send_raw(&wait(number))?;
+        // One after the other, because the order matters for each key.
+        if number % 256 == 255 {
+            await_blocked(control, number + 1)?;
+        }
+    }
+    await_blocked(control, waiting.len())?;
+    start_timing(control)?;
+    let mut holder = None;
+    for turn in 0..HANDOVERS {
+        let number = turn % waiting.len();
+        check_yes(&control.try_call(&["BARE.PASS", &key(number), "host"])?)?;
+        waiting
+            .get_mut(number)
+            .ok_or("nobody waits")?
+            .is_granted()?;
+        let comes_again = match place {
+            Place::OneKey => holder.replace(number),
+            Place::KeyEach => Some(number),
+        };
+        if let Some(number) = comes_again {
+            let again = waiting.get_mut(number).ok_or("nobody comes again")?;
+            again.connection.try_send_raw(&wait(number))?;
+        }
+    }
+    await_blocked(control, waiting.len() - usize::from(holder.is_some()))?;
+    let micros = mean_time(control, "BARE.PASS")?;
+    end_waits(control, waiting, holder)?;
+    let releases = for_all(&|key| encode(&["BARE.RELEASE", key, "host"]));
+    pipeline(control, &releases, held)?;
+    Ok(micros)
+}
+
 fn start_timing(control: &mut Connection) -> Outcome<()> {
     control.try_call(&["SLOWLOG", "RESET"])?;
     control.try_call(&["CONFIG", "SET", "slowlog-log-slower-than", "0"])?;
@@ -308,7 +373,8 @@ fn end_waits(
             other => return Err(format!("a waiter that was sent home got {other:?}").into()),
         }
     }
-    await_waiters(control, 0)
+    await_waiters(control, 0)?;
+    await_blocked(control, 0)
 }
 
 fn take(control: &mut Connection, key: &str, token: &str) -> Outcome<()> {

@@ -100,7 +100,8 @@ fn draw(drawing: &mut Drawing, title: &str, found: &[&Found]) {
         let chart = chart(title, unit, &names, found, figure);
         let (left, top) = (column as f64 * COLUMN, drawing.bottom);
         let place = (left + INSIDE[0], top + 12.0);
-        drawing.text("small", "start", place, title);
+        let title = format!("{title}, {}", unit.better());
+        drawing.text("small", "start", place, &title);
         let places = Places::of(&chart, left, top, INSIDE);
         drawing.axes(&places, unit, "workers");
         for (alternative, class) in chart.alternatives.iter().zip(&classes) {
