@@ -349,6 +349,40 @@ fn a_forged_effect_in_the_aof_does_not_crash_the_server() {
     assert_eq!(server.log().matches("the AOF is damaged").count(), 1);
 }
 
+/// What it saved then could not be loaded.
+#[test]
+fn a_forged_effect_cannot_put_more_holders_into_a_semaphore_than_it_has_permits() {
+    let mut server = Server::options().appendonly("always").start();
+    let mut c = server.connect();
+    granted(&c.call("LOCK.ACQUIRE room one 600000 SHARED LIMIT 2"));
+    granted(&c.call("LOCK.ACQUIRE room two 600000 SHARED LIMIT 2"));
+    server.kill();
+    let aof = server.growing_aof();
+    let mut forged = std::fs::read(&aof).expect("the AOF");
+    // The effect that adds the second holder, once more for a third one.
+    let effect = rfind(&forged, b"*3\r\n");
+    let mut third = forged[effect..].to_vec();
+    let token = rfind(&third, b"\x03two");
+    third[token..token + 4].copy_from_slice(b"\x03six");
+    forged.extend_from_slice(&third);
+    std::fs::write(&aof, forged).expect("the AOF is forged");
+    server.start_again();
+    let mut c = server.connect();
+    let holders = |c: &mut Connection| c.call("LOCK.INFO room").field("holders").items().len();
+    assert_eq!(holders(&mut c), 2);
+    assert_eq!(server.log().matches("the AOF is damaged").count(), 1);
+    c.ok("DEBUG RELOAD");
+    assert_eq!(holders(&mut c), 2);
+}
+
+/// Where these bytes are for the last time.
+fn rfind(bytes: &[u8], wanted: &[u8]) -> usize {
+    let mut windows = bytes.windows(wanted.len());
+    windows
+        .rposition(|window| window == wanted)
+        .expect("the bytes")
+}
+
 #[test]
 fn format_characters_reach_neither_log_nor_reply() {
     let mut server = Server::start();

@@ -3,12 +3,13 @@
 //! A block of the document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
 //! `name` is a section, `targets`, `peers`, `peers-summary`, or `peers-targets`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::peers::Peers;
-use crate::results::{self, Results};
-use crate::{Outcome, SECTIONS, plot, report};
+use crate::results::{self, BARE, Results, Run, UNTRAINED};
+use crate::{Outcome, SECTIONS, pairs, plot, report};
 
 /// Where they are in the folder of the project.
 const DOCUMENT: &str = "docs/PERFORMANCE.md";
@@ -56,13 +57,37 @@ fn missing(mark: &str) -> String {
     format!("{DOCUMENT} has no line {}", mark.trim_end())
 }
 
+/// What the picture of README.md shows.
+const IN_SHORT: &str = "CPU time of an acquire and its release, compared with the alternatives";
+
+/// What README.md shows of the pairs: the first server, and what users can choose between.
+fn in_short(servers: &BTreeMap<String, Run>) -> BTreeMap<String, Run> {
+    let mut first: BTreeMap<_, _> = servers
+        .first_key_value()
+        .map(|(server, run)| (server.clone(), run.clone()))
+        .into_iter()
+        .collect();
+    for run in first.values_mut() {
+        let titles = [pairs::PLAIN, pairs::AOF];
+        run.charts
+            .retain(|chart| titles.contains(&chart.title.as_str()));
+        for chart in &mut run.charts {
+            let ways = &mut chart.alternatives;
+            ways.retain(|way| way.name != BARE && way.name != UNTRAINED);
+        }
+    }
+    first
+}
+
 /// The pictures of what was measured.
 fn pictures(project: &Path, results: &Results, peers: &Peers) -> Vec<(PathBuf, String)> {
     let sections = SECTIONS.iter().filter_map(|section| {
         let servers = results.0.get(section.name)?;
         Some((section.name, plot::picture(section.about, servers)))
     });
-    let all = sections.chain(peers.pictures());
+    let short = results.0.get("pairs").map(in_short);
+    let short = short.map(|servers| ("in-short", plot::picture(IN_SHORT, &servers)));
+    let all = sections.chain(short).chain(peers.pictures());
     let folder = project.join(PICTURES);
     all.map(|(name, picture)| (folder.join(format!("{name}.svg")), picture))
         .collect()

@@ -21,6 +21,8 @@ pub const LAST: &str = "bench/results.json";
 pub const OURS: &str = "redislock";
 /// The module as `make build` makes it, beside the one that `make release` makes.
 pub const UNTRAINED: &str = "redislock of make build";
+/// The module that makes only the API calls that every lock needs.
+pub const BARE: &str = "bare module (lower bound)";
 
 /// Section → server → what was found.
 #[derive(Debug, Default, PartialEq, Serialize, Deserialize)]

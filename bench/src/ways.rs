@@ -9,7 +9,7 @@ use redislock_testkit::{Connection, Server, Value};
 use crate::Outcome;
 use crate::hosts::Host;
 use crate::measured::{check_yes, pipeline, put};
-use crate::results::{OURS, UNTRAINED};
+use crate::results::{BARE, OURS, UNTRAINED};
 
 /// Other locks of a server, which are held all the time: so many that the tables of the server
 /// neither grow nor shrink while the others are measured.
@@ -65,7 +65,7 @@ impl Way {
             Self::Script => "SET NX PX + EVALSHA",
             Self::DelIfEq => "SET NX PX + DELIFEQ",
             Self::Del => "SET NX PX + DEL (no check)",
-            Self::Bare => "bare module (lower bound)",
+            Self::Bare => BARE,
         }
     }
 

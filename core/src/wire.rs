@@ -98,6 +98,22 @@ impl Change {
         all.chain(&self.gone)
     }
 
+    /// Whether the holders of `lock` are as many afterwards as a command could have admitted. A
+    /// lock with more could be saved, and not loaded.
+    #[must_use]
+    pub fn fits(&self, lock: &Lock) -> bool {
+        let Mode::Shared { limit } = self.mode else {
+            return true;
+        };
+        let is_there = |token: &&Token| lock.hold(token).is_some();
+        let kept = if self.replaces(lock) {
+            0
+        } else {
+            lock.holders() - self.put().chain(&self.gone).filter(is_there).count()
+        };
+        kept + self.put.len() <= limit.unwrap_or(MAX_HOLDERS) as usize
+    }
+
     /// Whether it replaces `lock` entirely.
     pub(crate) fn replaces(&self, lock: &Lock) -> bool {
         self.whole || lock.mode() != self.mode

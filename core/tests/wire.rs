@@ -3,14 +3,15 @@
 
 use proptest::prelude::*;
 use redislock_core::fence::MAX_FENCE;
-use redislock_core::lock::{Hold, Lock, Mode};
-use redislock_core::time::{LeaseTime, Micros, Millis};
-use redislock_core::token::{MAX_OWNER, MAX_TOKEN, Token};
+use redislock_core::lock::{Hold, Lock, Mode, Terms};
+use redislock_core::table::Loaded;
+use redislock_core::time::{LeaseTime, Micros, Millis, Wait};
+use redislock_core::token::{Key, MAX_OWNER, MAX_TOKEN, Token};
 use redislock_core::wire::{
     MAX_HOLDERS, MAX_TTL, Malformed, Reader, load, put_number, put_part, put_whole, save,
 };
 
-use crate::node::{SHARED, semaphore};
+use crate::node::{Node, ROOMY, SECOND, SHARED, key, semaphore, terms, token};
 
 const NOW: LeaseTime = LeaseTime(1 << 40);
 const UUID: &[u8] = b"67e55044-10b1-426f-9247-bb680e5fe0c8";
@@ -214,6 +215,7 @@ fn form(flags: u8, limit: u64, holds: u64, rest: &[u8]) -> Vec<u8> {
 
 const EXCLUSIVE_WHOLE: u8 = 2;
 const SHARED_WHOLE: u8 = 3;
+const SHARED_PART: u8 = 1;
 
 fn hold(token: &[u8], count: u64, fence: u64, left: u64, max_hold: u64, owner: &[u8]) -> Vec<u8> {
     let numbers = [count, fence, left, 0, max_hold].map(number).concat();
@@ -225,6 +227,44 @@ fn hold(token: &[u8], count: u64, fence: u64, left: u64, max_hold: u64, owner: &
         owner,
     ]
     .concat()
+}
+
+#[test]
+fn a_part_fits_only_into_the_permits_that_are_left() {
+    let mut node = Node::new(ROOMY);
+    let room = key("room");
+    for owner in ["a", "b"] {
+        let terms = Terms {
+            mode: semaphore(2),
+            ..terms(&token(owner), SECOND)
+        };
+        node.acquire(std::slice::from_ref(&room), &terms, Wait::No);
+        node.apply();
+    }
+    let put = |owner: &[u8]| hold(owner, 1, 9, 5_000_000, 0, b"");
+    let gone = |owner: &[u8]| [&[1], owner, &[0]].concat();
+    let part = |limit, holds: &[Vec<u8>]| {
+        // Behind the version of a saved form, it is what an effect has for a key.
+        form(SHARED_PART, limit, holds.len() as u64, &holds.concat())[1..].to_vec()
+    };
+    let mut applied = |key: &Key, bytes: Vec<u8>| {
+        let now = node.table.lease_now(node.now.mono);
+        let change = Reader(&bytes).change(now).expect("a change");
+        let applied = node.table.apply(key.clone(), node.at(key), change);
+        let holders = node.lock(key).map_or(0, Lock::holders);
+        (applied, holders)
+    };
+    let another = part(2, &[put(b"c")]);
+    assert_eq!(applied(&room, another), (Loaded::Refused, 2));
+    let again = part(2, &[put(b"a"), put(b"b")]);
+    assert_eq!(applied(&room, again), (Loaded::Kept, 2));
+    let instead = part(2, &[gone(b"a"), put(b"c")]);
+    assert_eq!(applied(&room, instead), (Loaded::Kept, 2));
+    let nobody = part(2, &[gone(b"a"), put(b"d")]);
+    assert_eq!(applied(&room, nobody), (Loaded::Refused, 2));
+    let smaller = part(1, &[put(b"b"), put(b"c")]);
+    assert_eq!(applied(&room, smaller.clone()), (Loaded::Refused, 2));
+    assert_eq!(applied(&key("none"), smaller), (Loaded::Refused, 0));
 }
 
 #[test]

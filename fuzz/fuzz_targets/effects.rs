@@ -219,6 +219,7 @@ fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) -> Option<bool> {
             Loaded::Gone => {
                 node.keys.0.remove(&at);
             }
+            Loaded::Refused => {}
         }
         changed |= node.dump(&at) != before;
     }

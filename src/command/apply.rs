@@ -7,9 +7,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redis_module::raw;
+use redislock_core::table::Denial;
 use redislock_core::wire::{Change, EFFECT_VERSION, Header, Malformed, Reader};
 
 use crate::ffi::{Args, Ctx, Level};
+use crate::keyspace::Unapplied;
 use crate::reply::Failure;
 use crate::{clock, keyspace, node};
 
@@ -31,12 +33,16 @@ pub fn apply(ctx: Ctx, args: Args<'_>) -> Result<(), Failure> {
         refuse_newer_aof(ctx);
         return Err(NEWER);
     }
-    let (header, changes) = read(effect, args.from(2)).map_err(|Malformed| {
-        report_damaged_aof(ctx);
-        MALFORMED
-    })?;
-    keyspace::apply_effect(ctx, header, args.from(2), changes)?;
-    Ok(())
+    let read = read(effect, args.from(2)).map_err(|Malformed| Unapplied::Malformed);
+    let applied = read
+        .and_then(|(header, changes)| keyspace::apply_effect(ctx, header, args.from(2), changes));
+    applied.map_err(|unapplied| match unapplied {
+        Unapplied::WrongType => Denial::WrongType.into(),
+        Unapplied::Malformed => {
+            report_damaged_aof(ctx);
+            MALFORMED
+        }
+    })
 }
 
 /// Stops a server that starts with an AOF of a newer version: without the locks in it, two clients

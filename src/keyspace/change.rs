@@ -309,13 +309,22 @@ fn is_known(id: LockId) -> bool {
     node::with(|node| node.table.lock(id).is_some())
 }
 
-/// Applies an effect from another node: a change for each of these keys.
+/// Why a change of an effect was not applied to its key.
+pub enum Unapplied {
+    /// The key has a value that is no lock.
+    WrongType,
+    /// No command could have made it of this lock.
+    Malformed,
+}
+
+/// Applies an effect from another node: a change for each of these keys. The other keys are not
+/// affected by one that is not applied.
 pub fn apply_effect(
     ctx: Ctx,
     header: Header,
     keys: Args<'_>,
     changes: Vec<Change>,
-) -> Result<(), Denial> {
+) -> Result<(), Unapplied> {
     let _changing = Changing::begin();
     node::with(|node| node.table.take_in(header));
     let mut result = Ok(());
@@ -325,8 +334,8 @@ pub fn apply_effect(
             Found::Nothing | Found::Elsewhere => None,
             Found::Lock(id) => Some(id),
             Found::LegacyString(_) | Found::Other => {
-                // A client has written to this replica. The other keys are not affected.
-                result = Err(Denial::WrongType);
+                // A client has written to this replica.
+                result = Err(Unapplied::WrongType);
                 continue;
             }
         };
@@ -338,6 +347,10 @@ pub fn apply_effect(
                 if let Some(id) = lock {
                     node::deleting(id, || key.delete());
                 }
+            }
+            Loaded::Refused => {
+                result = Err(Unapplied::Malformed);
+                continue;
             }
         }
         ctx.signal_modified(name);

@@ -16,7 +16,7 @@ mod value;
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-pub use change::{apply_effect, free};
+pub use change::{Unapplied, apply_effect, free};
 pub use followup::Followup;
 use key::{For, OpenKey};
 use redislock_core::Table;

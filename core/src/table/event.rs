@@ -22,6 +22,8 @@ pub enum Loaded {
     Kept,
     /// Nobody holds it any more: its key must be deleted, if there is one.
     Gone,
+    /// No command could have made this change of this lock: nothing has changed.
+    Refused,
 }
 
 impl Table {
@@ -177,6 +179,10 @@ impl Table {
 
     /// A change comes from the AOF or the master, for `key`.
     pub fn apply(&mut self, key: Key, lock: Option<LockId>, change: Change) -> Loaded {
+        let before = lock.and_then(|id| self.lock(id));
+        if !change.fits(before.unwrap_or(&Lock::Free)) {
+            return Loaded::Refused;
+        }
         self.raise_fence(change.highest_fence());
         let Some(id) = lock.filter(|id| self.slots.get(*id).is_some()) else {
             let mut lock = Lock::Free;

@@ -450,6 +450,7 @@ impl Node {
             Loaded::Gone => {
                 self.keys.0.remove(&change.key);
             }
+            Loaded::Refused => panic!("what the master did is refused"),
         }
     }
 }
