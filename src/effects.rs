@@ -3,6 +3,7 @@
 use std::ffi::CStr;
 
 use redis_module::raw;
+use redislock_core::small::SmallList;
 use redislock_core::table::{Output, Touched};
 use redislock_core::wire::{self, Header};
 
@@ -19,8 +20,7 @@ pub struct Effects<'o> {
     db: u32,
     /// The changes that have not been sent yet, and their keys.
     changes: std::ops::Range<usize>,
-    first: Option<*mut raw::RedisModuleString>,
-    more: Vec<*mut raw::RedisModuleString>,
+    keys: SmallList<*mut raw::RedisModuleString>,
 }
 
 impl<'o> Effects<'o> {
@@ -31,8 +31,7 @@ impl<'o> Effects<'o> {
             cluster,
             db: 0,
             changes: output.header_len..output.header_len,
-            first: None,
-            more: Vec::new(),
+            keys: SmallList::default(),
         }
     }
 
@@ -45,15 +44,10 @@ impl<'o> Effects<'o> {
             self.send(ctx);
         }
         self.db = db;
-        if let Some(first) = self.first {
-            if self.more.is_empty() {
-                self.more.push(first);
-            }
-            self.more.push(name);
-        } else {
-            self.first = Some(name);
+        if self.keys.is_empty() {
             self.changes.start = touched.change.start;
         }
+        self.keys.push(name);
         self.changes.end = touched.change.end;
         if alone {
             self.send(ctx);
@@ -73,33 +67,23 @@ impl<'o> Effects<'o> {
 
     /// Sends the effects so far.
     pub fn send(&mut self, ctx: Ctx) {
-        let Some(first) = self.first.take() else {
+        if self.keys.is_empty() {
             return;
-        };
+        }
         let Output {
             effect, header_len, ..
         } = self.output;
-        let keys = if self.more.is_empty() {
-            &[first][..]
-        } else {
-            &self.more
-        };
         let before = ctx.db();
-        // Nearly always the same one.
-        if self.db != before {
-            ctx.select(self.db);
-        }
+        ctx.select(self.db);
         if self.changes == (*header_len..effect.len()) {
-            ctx.replicate(APPLY, effect, keys);
+            ctx.replicate(APPLY, effect, &self.keys);
         } else {
             let parts = [0..*header_len, self.changes.clone()];
             let parts = parts.map(|part| effect.get(part).unwrap_or_default());
-            ctx.replicate(APPLY, &parts.concat(), keys);
+            ctx.replicate(APPLY, &parts.concat(), &self.keys);
         }
-        if self.db != before {
-            ctx.select(before);
-        }
-        self.more.clear();
+        ctx.select(before);
+        self.keys = SmallList::default();
     }
 }
 

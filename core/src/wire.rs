@@ -193,7 +193,6 @@ pub fn load(bytes: &[u8], now: LeaseTime) -> Result<Lock, Malformed> {
 
 /// The only hold in the saved form of a lock, if it is a plain one. None also if it is malformed:
 /// then [`load`] refuses it.
-#[inline]
 pub(crate) fn plain_hold(bytes: &[u8], now: LeaseTime) -> Option<PlainHold<'_>> {
     let (&form, hold) = bytes.split_first()?;
     let mut reader = Reader(hold);
@@ -342,7 +341,6 @@ impl<'a> Reader<'a> {
         self.header()
     }
 
-    #[inline]
     fn chunk<const LEN: usize>(&mut self) -> Result<&'a [u8; LEN], Malformed> {
         let (chunk, rest) = self.0.split_first_chunk().ok_or(Malformed)?;
         self.0 = rest;

@@ -137,7 +137,7 @@ impl Request<'_> {
 
 impl Target {
     fn start() -> Self {
-        let server = Server::start();
+        let server = Server::options().end_with_this_process().start();
         let mut c = server.connect();
         granted(&c.call("LOCK.ACQUIRE bystander me 86400000"));
         Self { server, c }

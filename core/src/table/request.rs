@@ -252,7 +252,6 @@ impl Table {
     }
 
     /// The locks at the wanted keys, after their ended leases were removed.
-    #[inline]
     fn settled(
         &mut self,
         wanted: &[Wanted<'_>],

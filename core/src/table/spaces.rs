@@ -76,7 +76,6 @@ impl Spaces {
     }
 
     /// A lock is at its key, which is in this space, now.
-    #[inline]
     pub(super) fn arrived(&mut self, space: u32, last_end: Option<LeaseTime>) {
         if let Some(space) = self.all.get_mut(space as usize) {
             space.locks += 1;
@@ -157,7 +156,6 @@ impl Spaces {
     }
 
     /// The space of a database.
-    #[inline]
     pub(super) fn of(&mut self, db: u32) -> u32 {
         match self.of_db.get(db as usize) {
             Some(space) if *space != NONE => *space,
