@@ -368,6 +368,18 @@ async fn a_node_that_did_not_grant_at_first_is_asked_again_by_renewal() {
 }
 
 #[tokio::test]
+async fn a_node_that_was_down_at_first_is_released_when_renewal_has_asked_it() {
+    let mut servers = Server::start_many::<3>();
+    servers[1].kill();
+    let client = connect(&servers).await;
+    let guard = client.lock("x").ttl(TTL).acquire().await.unwrap();
+    servers[1].start_again();
+    until("renewal has asked it", || !servers[1].is_free("x")).await;
+    assert_eq!(guard.release().await, Released::WasHeld);
+    freed_before_the_lease_ends(&servers, "x", TTL / 2).await;
+}
+
+#[tokio::test]
 async fn a_quarantined_node_says_so_and_is_waited_for() {
     let mut servers = [Server::with(["lock.quarantine 2000"])];
     until("its first quarantine is over", || {
