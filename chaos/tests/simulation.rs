@@ -60,17 +60,18 @@ fn clocks_that_are_far_ahead_do_not_keep_the_others_from_agreeing() {
     }
 }
 
-/// The first seed that notices the flaw.
-fn found(name: &str, nodes: usize, seeds: u64) -> Option<(Plan, Check)> {
+/// The first seed that breaks one of these promises because of the flaw.
+fn found(name: &str, nodes: usize, seeds: u64, broken: &[Check]) -> Option<(Plan, Check)> {
     let (_, flaw) = FLAWS.iter().find(|(known, _)| *known == name)?;
     (1..=seeds).find_map(|seed| {
         let plan = Plan::new(seed, Some(nodes), Some(*flaw));
-        let violation = outcome(&plan).violation?;
-        Some((plan, violation.check))
+        let check = outcome(&plan).violation?.check;
+        broken.contains(&check).then_some((plan, check))
     })
 }
 
-/// What each flaw breaks, and with how many nodes that is seen soonest.
+/// What each flaw breaks, and with how many nodes that is seen soonest. Without the write-back,
+/// extensions fail, too: some seeds notice only that.
 const BROKEN: [(&str, usize, &[Check]); 7] = [
     ("valid-from-reply", 1, &[Check::Unbacked, Check::Overlap]),
     (
@@ -89,15 +90,15 @@ const BROKEN: [(&str, usize, &[Check]); 7] = [
 fn every_planted_flaw_is_found() {
     assert_eq!(BROKEN.map(|(name, ..)| name), FLAWS.map(|(name, _)| name));
     for (name, nodes, broken) in BROKEN {
-        let check = found(name, nodes, 200).map(|(_, check)| check);
-        let expected = check.is_some_and(|check| broken.contains(&check));
-        assert!(expected, "{name}: {check:?}");
+        let seed = found(name, nodes, 200, broken);
+        assert!(seed.is_some(), "no seed notices {name}");
     }
 }
 
 #[test]
 fn a_failing_seed_is_reduced_to_a_short_plan() {
-    let (plan, check) = found("half-is-enough", 3, 20).expect("a failing seed");
+    let broken = [Check::Unbacked, Check::Overlap, Check::FenceOrder];
+    let (plan, check) = found("half-is-enough", 3, 20, &broken).expect("a failing seed");
     let (smallest, outcome) = reduce(&plan).unwrap();
     assert_eq!(
         outcome.violation.map(|violation| violation.check),
