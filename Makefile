@@ -89,7 +89,8 @@ MEASURED = REDISLOCK_SO='$(abspath $(RELEASED))' REDISLOCK_UNTRAINED='$(CURDIR)/
 BENCH_SECTIONS = $(MEASURED) cargo run --release -p redislock-bench -- $(filter-out peers,$(BENCH)) \
 	$(if $(LOCKS),--locks $(LOCKS)) $(if $(WAITERS),--waiters $(WAITERS)) $(if $(filter 1 yes,$(KEEP)),--keep)
 ADD_PEERS = $(filter-out 0 no,$(PEERS))
-WITH_PEERS = $(ADD_PEERS)$(filter peers,$(BENCH))
+WANT_PEERS = $(ADD_PEERS)$(filter peers,$(BENCH))
+WITH_PEERS = $(if $(WANT_PEERS),$(shell command -v python3))
 SIZES = $(if $(ADD_PEERS),WORKERS='$(or $(WORKERS),2 16 64 256)' MASTERS='$(or $(MASTERS),1 5)' SECONDS='$(or $(SECONDS),2)')
 bench: check-bench release ## Compare with the alternatives (BENCH='pairs memory', LOCKS=10000000, WAITERS=1000, TRAINED=no; PEERS=1: also the locks of other languages with 2 to 256 workers on one and five masters, BENCH=peers: only these, with 16 workers on one, CLIENTS='go rust', WORKERS='2 16', MASTERS='1 5', SECONDS=5, ROUNDS=3; KEEP=1: into the files of bench-report)
 	@failed=0; \
@@ -100,6 +101,7 @@ bench: check-bench release ## Compare with the alternatives (BENCH='pairs memory
 
 # Wrong arguments end it before anything is built.
 check-bench:
+	@$(if $(WANT_PEERS),$(if $(WITH_PEERS),,echo 'bench: skipping the locks of other languages: python3 is missing' >&2))
 	@$(if $(WITH_PEERS),$(SIZES) python3 bench/peers/run.py --check $(CLIENTS),:)
 
 bench-report: ## Write the tables and pictures of docs/PERFORMANCE.md from bench/results.json and bench/peers/results.json

@@ -1,7 +1,7 @@
-//! docs/PERFORMANCE.md and its pictures, written from the results.
+//! docs/PERFORMANCE.md, its pictures and the first table of README.md, written from the results.
 //!
-//! A block of the document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
-//! `name` is a section, `targets`, `peers`, `peers-summary`, or `peers-targets`.
+//! A block of a document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
+//! `name` is a section, `in-short`, `further`, `targets`, `peers`, `peers-summary`, or `peers-targets`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,19 +9,26 @@ use std::path::{Path, PathBuf};
 
 use crate::peers::Peers;
 use crate::results::{self, BARE, Results, Run, UNTRAINED};
-use crate::{Outcome, SECTIONS, pairs, plot, report};
+use crate::{Outcome, SECTIONS, pairs, plot, report, summary};
 
 /// Where they are in the folder of the project.
 const DOCUMENT: &str = "docs/PERFORMANCE.md";
+const README: &str = "README.md";
 const PICTURES: &str = "docs/performance";
 
 /// Writes them again.
 pub fn write(project: &Path) -> Outcome<()> {
     let results = Results::read(&project.join(results::FILE))?;
-    let path = project.join(DOCUMENT);
-    let text = fs::read_to_string(&path)?;
     let peers = Peers::read(project)?;
-    fs::write(&path, with_tables(&text, &results, &peers)?)?;
+    for (document, with_tables) in DOCUMENTS {
+        let path = project.join(document);
+        let text = fs::read_to_string(&path)?;
+        let text = with_tables(&text, &results, &peers);
+        fs::write(
+            &path,
+            text.map_err(|problem| format!("{document}: {problem}"))?,
+        )?;
+    }
     fs::create_dir_all(project.join(PICTURES))?;
     for (path, picture) in pictures(project, &results, &peers) {
         fs::write(path, picture)?;
@@ -29,14 +36,26 @@ pub fn write(project: &Path) -> Outcome<()> {
     Ok(())
 }
 
-/// The document with the tables of these results.
-fn with_tables(text: &str, results: &Results, peers: &Peers) -> Outcome<String> {
-    let mut text = text.to_owned();
+/// A document with the tables of these results.
+type WithTables = fn(&str, &Results, &Peers) -> Outcome<String>;
+
+/// The documents with tables.
+const DOCUMENTS: [(&str, WithTables); 2] = [(DOCUMENT, with_all), (README, with_the_first)];
+
+fn with_the_first(text: &str, results: &Results, peers: &Peers) -> Outcome<String> {
+    let table = summary::table_of(results, summary::FIRST);
+    let text = with_block(text, "in-short", &table)?;
+    with_block(&text, "peers-summary", &peers.summary())
+}
+
+fn with_all(text: &str, results: &Results, peers: &Peers) -> Outcome<String> {
+    let mut text = with_the_first(text, results, peers)?;
+    let table = summary::table_of(results, summary::FURTHER);
+    text = with_block(&text, "further", &table)?;
     let sections = SECTIONS.iter().map(|section| section.name);
     for name in sections {
         text = with_block(&text, name, &report::section(results, name))?;
     }
-    text = with_block(&text, "peers-summary", &peers.summary())?;
     text = with_block(&text, "peers", &peers.tables())?;
     text = with_block(&text, "peers-targets", &peers.targets())?;
     with_block(&text, "targets", &report::targets(results))
@@ -54,7 +73,7 @@ fn with_block(text: &str, name: &str, block: &str) -> Outcome<String> {
 }
 
 fn missing(mark: &str) -> String {
-    format!("{DOCUMENT} has no line {}", mark.trim_end())
+    format!("there is no line {}", mark.trim_end())
 }
 
 /// What the picture of README.md shows.
@@ -106,14 +125,16 @@ mod tests {
         assert!(!results.0.is_empty(), "{} has no results", results::FILE);
         let peers = Peers::read(&project).unwrap();
         assert!(!peers.is_empty(), "{} has no results", crate::peers::FILE);
-        let text = fs::read_to_string(project.join(DOCUMENT)).unwrap();
         let repair = "write it again: make bench-report";
-        assert!(
-            text == with_tables(&text, &results, &peers).unwrap(),
-            "{DOCUMENT} shows other figures than {} and {}; {repair}",
-            results::FILE,
-            crate::peers::FILE
-        );
+        for (document, with_tables) in DOCUMENTS {
+            let text = fs::read_to_string(project.join(document)).unwrap();
+            assert!(
+                text == with_tables(&text, &results, &peers).unwrap(),
+                "{document} shows other figures than {} and {}; {repair}",
+                results::FILE,
+                crate::peers::FILE
+            );
+        }
         for (path, picture) in pictures(&project, &results, &peers) {
             let drawn = fs::read_to_string(&path).unwrap_or_default();
             assert!(drawn == picture, "{}: {repair}", path.display());

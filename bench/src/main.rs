@@ -30,6 +30,7 @@ mod plot;
 mod report;
 mod results;
 mod several;
+mod summary;
 mod sweeper;
 mod targets;
 mod training;

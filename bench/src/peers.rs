@@ -186,7 +186,7 @@ impl Peers {
     fn relative_to_ours(&self, usual: &Found) -> String {
         let ratios = self.references(usual);
         let ratios = ratios.filter_map(|ours| {
-            let ratio = with_spread(&usual.rates_over(ours)?);
+            let ratio = with_spread(&usual.rates_over(ours)?, Unit::Times);
             Some(format!("{ratio} {}", ours.lock))
         });
         ratios.collect::<Vec<_>>().join("; ")

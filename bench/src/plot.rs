@@ -13,6 +13,8 @@ const WIDTH: f64 = 860.0;
 /// Left and right of the bars are names and figures.
 const BARS: std::ops::Range<f64> = 230.0..640.0;
 const ROW: f64 = 26.0;
+/// Charts of a picture that shows all servers.
+const MOST: usize = 12;
 /// A curve: two of them stand side by side.
 const CURVE: (f64, f64) = (420.0, 238.0);
 /// The room of its lines within it: left, top, right, bottom. Above it are the title, the unit, and
@@ -48,7 +50,14 @@ text { fill: #f0f6fc }
 /// One picture with all charts of a section.
 pub fn picture(about: &str, servers: &BTreeMap<String, Run>) -> String {
     let mut drawing = Drawing::default();
-    for (server, run) in servers {
+    // A picture of very many charts is not one to look at: the tables have the other servers.
+    let charts = servers.values().map(|run| report::shown(run).count());
+    let shown = if charts.sum::<usize>() > MOST {
+        1
+    } else {
+        servers.len()
+    };
+    for (server, run) in servers.iter().take(shown) {
         let (single, curves): (Vec<_>, Vec<_>) =
             report::shown(run).partition(|chart| chart.along.is_none());
         for chart in single {
@@ -200,9 +209,9 @@ impl Drawing {
             let label = unit.show(figure);
             self.text("small", "end", (left - 6.0, y + 4.0), &label);
         }
-        for at in &places.along {
-            let place = (places.x(*at), bottom + 16.0);
-            self.text("small", "middle", place, &grouped(*at as f64));
+        for at in places.labelled() {
+            let place = (places.x(at), bottom + 16.0);
+            self.text("small", "middle", place, &grouped(at as f64));
         }
         let middle = f64::midpoint(left, right);
         self.text("small", "middle", (middle, bottom + 31.0), along);
@@ -276,6 +285,23 @@ impl Places {
         }
     }
 
+    /// The numbers along it whose labels have room: the last one, and of the others those that do
+    /// not come too near to the next label.
+    fn labelled(&self) -> Vec<u64> {
+        // An estimate of the width of a number.
+        let half = |at: u64| 3.3 * grouped(at as f64).chars().count() as f64;
+        let mut labelled: Vec<u64> = Vec::new();
+        for at in self.along.iter().rev().copied() {
+            let has_room = labelled
+                .last()
+                .is_none_or(|next| self.x(at) + half(at) + 4.0 < self.x(*next) - half(*next));
+            if has_room {
+                labelled.push(at);
+            }
+        }
+        labelled
+    }
+
     fn x(&self, at: u64) -> f64 {
         let [left, _, right, _] = self.inside;
         let ends = [self.along.first(), self.along.last()];
@@ -318,6 +344,16 @@ mod tests {
         assert_eq!(rows(&[&short, &short]), [2]);
         assert_eq!(rows(&[&short, &short, &short]), [2, 1]);
         assert_eq!(rows(&[&long, &long]), [1, 1]);
+    }
+
+    #[test]
+    fn labels_that_would_overlap_are_left_out() {
+        let mut chart = Chart::curve("t", Unit::Micros, "waiters", ["a"]);
+        for at in [10, 100, 1_000, 10_000, 19_000, 50_000] {
+            chart.add(0, at, 1.0);
+        }
+        let places = Places::of(&chart, 0.0, 0.0, INSIDE);
+        assert_eq!(places.labelled(), [50_000, 10_000, 1_000, 100, 10]);
     }
 
     #[test]

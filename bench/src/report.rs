@@ -1,7 +1,7 @@
 //! The results as tables in Markdown.
 
 use crate::measure::Figures;
-use crate::results::{Alternative, Chart, OURS, Results, Run, counted};
+use crate::results::{Alternative, Chart, OURS, Results, Run, Unit, counted};
 use crate::targets::{self, spread};
 use crate::{handover, waiters};
 
@@ -132,20 +132,19 @@ fn single(alternative: &Alternative) -> Option<&Figures> {
     alternative.points.first().map(|point| &point.rounds)
 }
 
-fn times(figures: &Figures, first: &Figures) -> String {
-    with_spread(&figures.over(first))
+pub fn times(figures: &Figures, first: &Figures) -> String {
+    with_spread(&figures.over(first), Unit::Times)
 }
 
-/// A ratio with its spread.
-pub fn with_spread(ratio: &Figures) -> String {
-    let show = |figure| format!("{figure:.2}");
-    let range = spread(ratio, show);
+/// A figure with its spread.
+pub fn with_spread(figures: &Figures, unit: Unit) -> String {
+    let range = spread(figures, |figure| unit.number(figure));
     let range = if range.is_empty() {
         range
     } else {
         format!(" ({range})")
     };
-    format!("{:.2} ×{range}", ratio.median())
+    format!("{}{range}", unit.show(figures.median()))
 }
 
 /// Each alternative along a curve, and the ratios of the others to redislock.
@@ -168,7 +167,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
     let figures = |name: &str, at| chart.figures(name, Some(at));
     for Alternative { name, .. } in &chart.alternatives {
         lines.push(cells(name, &|at| {
-            Some(chart.unit.show(figures(name, at)?.median()))
+            Some(with_spread(figures(name, at)?, chart.unit))
         }));
     }
     let growth = waiters::compares_growth(chart).then(|| chart.growth());
@@ -178,7 +177,7 @@ fn curve(chart: &Chart) -> Vec<Line> {
         for Alternative { name, .. } in &growth.alternatives {
             lines.push(cells(&format!("{name}, relative to {first}"), &|at| {
                 let figures = growth.figures(name, Some(at))?;
-                Some(with_spread(figures))
+                Some(with_spread(figures, Unit::Times))
             }));
         }
     } else if chart

@@ -199,17 +199,30 @@ impl Chart {
 impl Unit {
     /// The figure with its unit, short enough for a cell.
     pub fn show(self, figure: f64) -> String {
+        format!("{}{}", self.number(figure), self.sign())
+    }
+
+    /// The figure without its unit.
+    pub fn number(self, figure: f64) -> String {
         match self {
-            Self::MicrosOfCpu | Self::Micros => format!("{} µs", digits(figure)),
-            Self::Millis => format!("{} ms", digits(figure)),
-            Self::Seconds => format!("{} s", digits(figure)),
-            Self::Instructions => grouped(figure),
-            Self::Commands => digits(figure),
-            Self::Steps => grouped(figure),
-            Self::Bytes => format!("{} B", grouped(figure)),
-            Self::PerSecond => format!("{}/s", grouped(figure)),
-            Self::Share => format!("{figure:.2}"),
-            Self::Times => format!("{figure:.2} ×"),
+            Self::MicrosOfCpu | Self::Micros | Self::Millis | Self::Seconds | Self::Commands => {
+                digits(figure)
+            }
+            Self::Instructions | Self::Steps | Self::Bytes | Self::PerSecond => grouped(figure),
+            Self::Share | Self::Times => format!("{figure:.2}"),
+        }
+    }
+
+    /// What stands behind a figure.
+    fn sign(self) -> &'static str {
+        match self {
+            Self::MicrosOfCpu | Self::Micros => " µs",
+            Self::Millis => " ms",
+            Self::Seconds => " s",
+            Self::Bytes => " B",
+            Self::PerSecond => "/s",
+            Self::Times => " ×",
+            Self::Instructions | Self::Commands | Self::Steps | Self::Share => "",
         }
     }
 
@@ -253,6 +266,7 @@ impl Unit {
 /// Three significant digits.
 fn digits(figure: f64) -> String {
     match figure.abs() {
+        0.0 => "0".to_owned(),
         size if size >= 100.0 => grouped(figure),
         size if size >= 10.0 => format!("{figure:.1}"),
         _ => format!("{figure:.2}"),
@@ -327,6 +341,7 @@ mod tests {
         assert_eq!(Unit::Bytes.show(-1234.0), "-1,234 B");
         assert_eq!(Unit::MicrosOfCpu.show(3.456), "3.46 µs");
         assert_eq!(Unit::Seconds.show(34.56), "34.6 s");
+        assert_eq!(Unit::Millis.show(0.0), "0 ms");
         assert_eq!(Unit::PerSecond.show(999.6), "1,000/s");
         assert_eq!(counted(1, "waiting owners"), "1 waiting owner");
         assert_eq!(counted(10_000, "locks"), "10,000 locks");

@@ -136,7 +136,9 @@ fn chart(
     let mut chart = Chart::curve(title, unit, "workers", names.iter().map(|(name, _)| *name));
     for (number, (name, _)) in names.iter().enumerate() {
         for one in found.iter().filter(|one| one.lock == *name) {
-            if let Some(figures) = &one.figures {
+            let each = one.each_round.iter().chain(&one.figures);
+            // The last one is the median of the others, or all there is.
+            for figures in each.take(one.each_round.len().max(1)) {
                 chart.add(number, one.workers, figure(figures));
             }
         }
