@@ -9,6 +9,8 @@ import subprocess
 import threading
 import time
 
+from suspension import Suspension
+
 PATIENCE = 120.0  # seconds for any answer; only a broken driver uses them up
 
 
@@ -68,20 +70,32 @@ class Driver:
     """A process that has the library in it."""
 
     def __init__(
-        self, command: list[str], directory: str, environment: dict[str, str] | None = None
+        self, command: list[str], directory: str, suspension: Suspension | None = None
     ) -> None:
+        self._command, self._directory = command, directory
         self.process = subprocess.Popen(
             command,
             cwd=directory,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, **(environment or {})},
+            env={**os.environ, **(suspension.environment if suspension else {})},
+            preexec_fn=suspension.prepare() if suspension else None,
         )
+        if suspension:
+            try:
+                suspension.begin()
+            except BaseException:
+                self.close()
+                raise
         self._pending: dict[int, Pending] = {}
         self.unavailable = 0  # answers: for example, the limit for a reply was over
         self._number = 0
         self._mutex = threading.Lock()
         threading.Thread(target=self._read, daemon=True).start()
+
+    def again(self, suspension: Suspension) -> Driver:
+        """Another process of the same library, on a host that seems to be suspended at times."""
+        return Driver(self._command, self._directory, suspension)
 
     def start(self, op: str, **fields: object) -> Pending:
         with self._mutex:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import time
 from collections.abc import Callable
 
-from driver import Driver, LibraryError, Pending
+from driver import Driver, LibraryError, Pending, Skip
 from proxy import Proxy
 from servers import Server, eventually
 from slowness import Slowness
+from suspension import NotPossible, Suspension
 
 LONG = 300_000  # a ttl or wait in ms that no scenario lives to see the end of
 ANSWER = 2.0  # seconds that the libraries wait for a connection or a reply
@@ -49,6 +52,20 @@ class Scene:
         """A reply took longer than the limit of the library, on a machine that is that slow."""
         is_slow = self._slowness.seconds() >= ANSWER / 2
         return is_slow and self.driver.unavailable > self._unavailable
+
+    def on_a_host_that_is_suspended(self) -> Suspension:
+        """From now on the driver is a new process, on a host that the scenario can suspend."""
+        try:
+            suspension = self.take(Suspension())
+            self.driver = self.take(self.driver.again(suspension))
+        except NotPossible as error:
+            if os.environ.get("CI") == "true" and sys.platform == "linux":
+                raise
+            print(f"skipping the suspension of a host: {error}", flush=True)
+            raise Skip(str(error)) from None
+        self._slowness = Slowness(self.driver.process.pid)
+        self._unavailable = 0
+        return suspension
 
     def server(self, *settings: str, module: bool = True) -> Server:
         return self.take(Server(*settings, module=module))

@@ -110,3 +110,17 @@ def a_reply_that_is_no_fence_is_no_renewal(scene: Scene) -> None:
         proxy.resume()
         assert held.release() is False
         is_free(server)
+
+
+@scenario
+def a_renewal_with_another_fence_is_a_loss(scene: Scene) -> None:
+    server, proxy, client = scene.behind_proxy()
+    held = scene.hold(client, ttl=4_000, renew_every=200)
+    proxy.when("LOCK.EXTEND", f"answer :{held.fence + 1}\r\n")
+    # Nothing extends the lease any more. When it has ended, the holder must know.
+    eventually(lambda: server.lock("door") is None, what="the end of the lease")
+    state = held.state()
+    assert state["valid_for"] == 0 and state["lost"], state
+    held.start_await_lost().result()
+    proxy.resume()
+    assert held.release() is False

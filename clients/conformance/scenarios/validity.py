@@ -78,6 +78,59 @@ def a_wait_longer_than_the_ttl_is_confirmed_first(scene: Scene) -> None:
 
 
 @scenario
+def a_confirmation_with_another_fence_is_no_grant(scene: Scene) -> None:
+    server, proxy, client = scene.behind_proxy()
+    block_by_hand(server)
+    ttl = 4_000 * scene.pace
+    proxy.when("LOCK.EXTEND", "answer :9000000000000000\r\n")
+    asked = scene.acquire(client, ttl=ttl, wait=LONG, renew=False)
+    queued(server)
+    time.sleep(ttl / 1000 + 0.5)
+    give_back_by_hand(server)
+    proxy.wait_seen()
+    fence = asked.granted()["fence"]
+    assert server.calls("LOCK.ACQUIRE") >= 3, "a grant counted that was not confirmed"
+    assert [one["fence"] for one in server.holders("door")] == [fence]
+    asked.release()
+
+
+@scenario
+def validity_leaves_room_for_clocks_that_drift(scene: Scene) -> None:
+    """The ttl is so long that a hundredth of it exceeds any delay of a slow machine."""
+    client = scene.open(scene.server())
+    ttl = 24 * 3_600_000
+    held = scene.hold(client, ttl=ttl, renew=False, owner="o1")
+
+    def has_room(after: str) -> None:
+        left = held.state()["valid_for"]
+        assert left <= ttl - ttl // 100 - 2, f"{left} ms of {ttl} are left after {after}"
+
+    has_room("the grant")
+    again = scene.hold(client, ttl=ttl, renew=False, owner="o1")  # it is confirmed by an EXTEND
+    has_room("an extension")
+    again.release()
+    held.release()
+
+
+@scenario
+def a_hold_ends_while_the_host_is_suspended(scene: Scene) -> None:
+    """The lease goes on at the server; no timer of a slow machine is late by that much."""
+    host = scene.on_a_host_that_is_suspended()
+    client = scene.open(scene.server())
+    held = scene.hold(client, ttl=600_000, renew=False)
+    watched = scene.hold(client, "gate", ttl=600_000, renew=False)
+    signal_of_loss = watched.start_await_lost()
+    host.suspended_for(300)
+    state = held.state()
+    assert 0 < state["valid_for"] <= 300_000 and not state["lost"], state
+    host.suspended_for(700)
+    state = held.state()
+    assert state["valid_for"] == 0 and state["lost"], state
+    signal_of_loss.result(60)
+    assert held.release() is False and watched.release() is False
+
+
+@scenario
 def a_hold_is_renewed_for_as_long_as_it_lasts(scene: Scene) -> None:
     server = scene.server()
     ttl = 2_500 * scene.pace
