@@ -303,3 +303,41 @@ async fn extend_on_own(node: &Node, extend: &command::Request) -> (Option<Own>, 
         Err(verdict) => (None, Reply::Trouble(verdict)),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use redislock_testkit::Server;
+
+    use super::*;
+    use crate::redlock::Redlock;
+
+    /// The wait for replicas may last longer than the lease.
+    #[tokio::test]
+    async fn replicas_that_confirm_after_the_end_of_validity_are_too_late() {
+        let server = Server::start();
+        let redlock = Redlock::builder().node(server.url());
+        let redlock = redlock.node_timeout(Duration::from_secs(60));
+        let redlock = redlock.connect().await.unwrap();
+        let spec = Arc::new(Spec {
+            ttl: Duration::from_secs(600),
+            ..Spec::new(vec![b"x".to_vec()])
+        });
+        let mut attempt = Attempt::new(Arc::clone(&redlock.client), Arc::clone(&spec));
+        let outcome = attempt.try_all(false).await;
+        let Outcome::Won { valid_until, .. } = outcome else {
+            panic!("{outcome:?}");
+        };
+        for (valid_until, in_time) in [(valid_until, true), (Moment::now(), false)] {
+            let grant = Grant {
+                spec: Arc::clone(&spec),
+                token: attempt.token,
+                leases: vec![spec.ttl],
+                verdicts: attempt.verdicts.clone(),
+                valid_until,
+            };
+            // The server has no replicas, and confirms that at once.
+            let replicated = replicate(&redlock.client.fleet, grant, 0, None).await;
+            assert_eq!(replicated.is_ok(), in_time, "{replicated:?}");
+        }
+    }
+}

@@ -435,7 +435,7 @@ pub(crate) mod tests {
         }
     }
 
-    async fn until(what: &str, mut so: impl FnMut() -> bool) {
+    pub(crate) async fn until(what: &str, mut so: impl FnMut() -> bool) {
         for _ in 0..3_000 {
             if so() {
                 return;

@@ -458,44 +458,4 @@ impl Drop for Leaving {
 }
 
 #[cfg(test)]
-mod tests {
-    use redislock_testkit::Server;
-
-    use super::*;
-    use crate::redlock::Redlock;
-
-    /// The keeper, which notifies holds, has not run since.
-    #[tokio::test]
-    async fn an_ephemeral_hold_is_not_valid_once_its_connection_has_ended() {
-        let server = Server::start();
-        let redlock = Redlock::builder().node(server.url());
-        let redlock = redlock.node_timeout(Duration::from_secs(1));
-        let redlock = redlock.connect().await.unwrap();
-        let lock = redlock.lock("x");
-        let ephemeral = lock.ephemeral().acquire().await.unwrap();
-        let ordinary = redlock.lock("y").acquire().await.unwrap();
-        assert!(ephemeral.is_valid() && ordinary.is_valid());
-        let node = &redlock.client.fleet.nodes[0];
-        node.ended(node.standing().generation, Verdict::unreachable("closed"));
-        assert!(!ephemeral.is_valid() && ordinary.is_valid());
-    }
-
-    #[test]
-    fn tokens_of_guards_that_are_gone_do_not_pile_up() {
-        let ending = Ending::default();
-        let last = (0..1_000).fold(None, |_, _| {
-            let joint: Arc<Joint> = Arc::default();
-            ending.also(&joint);
-            Some(joint.0.child_token())
-        });
-        assert!(last.unwrap().is_cancelled());
-        assert_eq!(locked(&ending.joint).len(), 1);
-        let joint: Arc<Joint> = Arc::default();
-        ending.also(&joint);
-        let child = joint.0.child_token();
-        assert!(!child.is_cancelled());
-        ending.set(Loss::Released);
-        ending.notify();
-        assert!(child.is_cancelled());
-    }
-}
+mod tests;

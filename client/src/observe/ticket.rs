@@ -136,3 +136,34 @@ impl Redlock {
 fn count(verdicts: &[Verdict], wanted: fn(&Verdict) -> bool) -> usize {
     verdicts.iter().filter(|verdict| wanted(verdict)).count()
 }
+
+#[cfg(test)]
+mod tests {
+    use redislock_testkit::{Flow, Proxy, Server};
+
+    use super::*;
+    use crate::attempt::tests::until;
+
+    /// The replies arrive late.
+    #[tokio::test]
+    async fn an_extended_ticket_counts_from_the_sending() {
+        let server = Server::start();
+        let proxy = Proxy::to(server.port());
+        let redlock = Redlock::builder().node(proxy.url());
+        let redlock = redlock.node_timeout(Duration::from_secs(60));
+        let redlock = redlock.connect().await.unwrap();
+        let fence = server.run(&["LOCK.ACQUIRE", "x", "token", "600000"]);
+        let (before, ttl) = (Moment::now(), Duration::from_secs(600));
+        proxy.replies(Flow::Hold);
+        let extending = redlock.extend_ticket("x", "token", fence, ttl);
+        let executed = async {
+            until("it is executed", || server.calls("lock.extend") == 1).await;
+            let executed = Moment::now();
+            proxy.replies(Flow::Pass);
+            executed
+        };
+        let (extended, executed) = tokio::join!(extending, executed);
+        let allowed = lease_end(before, ttl)..=lease_end(executed, ttl);
+        assert!(allowed.contains(&extended.unwrap()));
+    }
+}

@@ -6,7 +6,7 @@ use redislock_client::{Election, Error, Leader, Redlock, Released};
 use redislock_testkit::{Proxy, Server};
 
 use crate::contention::waiters;
-use crate::examples::example;
+use crate::examples::output_of;
 use crate::{TTL, connect, until};
 
 /// How often an observer looks.
@@ -113,7 +113,8 @@ async fn a_leader_that_is_deposed_is_notified() {
     assert_eq!(leadership.resign().await, Released::WasLost);
 }
 
-#[tokio::test]
+/// Its runtime renews the lease while the test waits for a server.
+#[tokio::test(flavor = "multi_thread")]
 async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority() {
     let mut servers = Server::start_many::<3>();
     let client = connect(&servers).await;
@@ -144,10 +145,7 @@ async fn the_leader_is_known_without_a_minority_and_unknown_without_a_majority()
 #[test]
 fn the_example_elects_both_candidates() {
     let servers = Server::start_many::<3>();
-    let urls = servers.iter().map(Server::url);
-    let output = example("election").args(urls).output().unwrap();
-    let text = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{output:?}");
+    let text = output_of("election", &servers);
     for name in ["ann", "bob"] {
         let elected = format!("{name} was elected for term ");
         assert!(text.contains(&elected), "{text}");

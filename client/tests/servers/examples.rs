@@ -1,9 +1,10 @@
 //! The examples run, against real servers.
 
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use redislock_testkit::Server;
+use redislock_testkit::process::outcome;
 
 /// Examples are built next to the tests: target/<profile>/examples.
 pub fn example(name: &str) -> Command {
@@ -22,18 +23,16 @@ pub fn example(name: &str) -> Command {
     Command::new(program)
 }
 
-fn output_of(name: &str, servers: &[Server]) -> String {
-    let output = example(name)
+/// Runs the example on these nodes, and returns what it prints.
+pub fn output_of(name: &str, servers: &[Server]) -> String {
+    let mut command = example(name);
+    command
         .args(servers.iter().map(Server::url))
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
-    assert!(
-        output.status.success(),
-        "{text}{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-    text
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let run = outcome(command);
+    assert_eq!(run.code, Some(0), "{run:?}");
+    run.out
 }
 
 #[test]

@@ -17,6 +17,7 @@ async fn rediss_is_a_node_like_any_other_and_an_unknown_authority_is_refused() {
     let client = Redlock::builder()
         .node(&url)
         .root_certificate(certificate.pem.clone())
+        .node_timeout(NODE_TIMEOUT)
         .connect()
         .await
         .unwrap();

@@ -21,7 +21,8 @@ async fn a_provider_of_credentials_that_panics_is_asked_again() {
     let mut server = Server::start();
     let left = Arc::new(AtomicUsize::new(0));
     let panics = Arc::clone(&left);
-    let builder = Redlock::builder().node(server.url()).credentials(move || {
+    let builder = Redlock::builder().node(server.url()).node_timeout(TTL);
+    let builder = builder.credentials(move || {
         let count = |left: usize| left.checked_sub(1);
         let asked = panics.fetch_update(Ordering::SeqCst, Ordering::SeqCst, count);
         assert!(asked.is_err(), "the vault is on fire");
@@ -42,7 +43,8 @@ async fn a_provider_of_credentials_that_panics_is_asked_again() {
 async fn a_log_that_panics_does_not_end_the_watch_over_a_node() {
     log::start();
     let mut server = Server::start();
-    let client = Redlock::connect([server.url()]).await.unwrap();
+    let builder = Redlock::builder().node(server.url()).node_timeout(TTL);
+    let client = builder.connect().await.unwrap();
     let port = server.port();
     log::panic_once_at("node was restarted", port);
     server.restart();

@@ -3,16 +3,17 @@
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, Command, Stdio};
+use std::slice::from_ref;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-use redislock_client::Redlock;
+use redislock_testkit::process::outcome;
 use redislock_testkit::{Flow, Proxy, Server, Shifts};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::contention::waiters;
 use crate::examples::example;
-use crate::until;
+use crate::{patient, until};
 
 /// `examples/fenced_worker.rs` as a process of its own.
 struct Worker {
@@ -166,23 +167,23 @@ async fn grants_that_are_read_after_a_long_pause_give_no_lock() {
 fn a_hold_ends_while_the_host_is_suspended() {
     let Some(clocks) = Shifts::of_this_process() else {
         let clocks = Shifts::new();
-        let again = Command::new(std::env::current_exe().unwrap())
+        let mut again = Command::new(std::env::current_exe().unwrap());
+        again
             .args(["pauses::a_hold_ends_while_the_host_is_suspended", "--exact"])
             .envs(clocks.environment())
-            .output()
-            .unwrap();
-        let text = String::from_utf8_lossy(&again.stdout);
-        assert!(
-            again.status.success() && text.contains("1 passed"),
-            "{text}"
-        );
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let again = outcome(again);
+        let passed = again.code == Some(0) && again.out.contains("1 passed");
+        assert!(passed, "{again:?}");
         return;
     };
     tokio::runtime::Runtime::new().unwrap().block_on(async {
         let server = Server::start();
-        let client = Redlock::connect([server.url()]).await.unwrap();
-        let ttl = Duration::from_secs(600);
-        let guard = client.lock("x").ttl(ttl).acquire().await.unwrap();
+        let client = patient(from_ref(&server)).await;
+        // A renewal after the first suspension would put off the end.
+        let lock = client.lock("x").ttl(Duration::from_secs(600)).renew(false);
+        let guard = lock.acquire().await.unwrap();
         clocks.suspended_for(500);
         assert!(guard.is_valid());
         clocks.suspended_for(601);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use redislock_client::{Error, Redlock, Released, Verdict};
 use redislock_testkit::{Server, free_port};
 
-use crate::builder;
+use crate::{NODE_TIMEOUT, builder};
 
 /// Longer than any connection takes here, shorter than a test may.
 const LONG: Duration = Duration::from_secs(60);
@@ -96,7 +96,8 @@ async fn a_minority_that_is_full_is_no_error() {
 async fn a_client_may_start_before_its_servers() {
     let port = free_port();
     let url = format!("redis://127.0.0.1:{port}");
-    let client = Redlock::builder().node(url).connect_lazy().unwrap();
+    let builder = Redlock::builder().node(url).node_timeout(NODE_TIMEOUT);
+    let client = builder.connect_lazy().unwrap();
     let error = client
         .lock("x")
         .try_acquire()
@@ -149,6 +150,7 @@ fn a_lazy_client_needs_a_runtime_and_the_blocking_one_brings_it() {
     let outside = Redlock::builder().node(server.url()).connect_lazy();
     assert!(matches!(outside, Err(Error::Invalid(_))));
     let builder = redislock_client::blocking::Redlock::builder().node(server.url());
+    let builder = builder.node_timeout(NODE_TIMEOUT);
     let client = builder.connect_lazy().unwrap();
     assert_eq!(
         client.lock("x").acquire().unwrap().release(),

@@ -9,6 +9,8 @@ use redislock_testkit::sentinel::{NAME, watch, watch_with};
 use redislock_testkit::tls::Certificate;
 use redislock_testkit::{Server, free_port};
 
+use crate::NODE_TIMEOUT;
+
 /// Long enough for several handshakes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -34,7 +36,7 @@ fn trusting(certificate: &Certificate) -> Builder {
 }
 
 async fn works(builder: Builder) {
-    let client = builder.connect().await.unwrap();
+    let client = builder.node_timeout(NODE_TIMEOUT).connect().await.unwrap();
     let guard = client.lock("x").acquire().await.unwrap();
     let waiter = tokio::spawn({
         let lock = client.lock("x");

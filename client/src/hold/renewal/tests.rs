@@ -59,6 +59,40 @@ async fn a_lease_that_its_node_denies_does_not_count() {
     }
 }
 
+/// The rest of the round may be cancelled.
+#[tokio::test]
+async fn a_denial_shortens_validity_at_once() {
+    let (mut attempt, now) = (unconnected(3), Moment::now());
+    let ends = [100, 200, 300].map(|seconds| now + SECOND * seconds);
+    (0..3).for_each(|place| attempt.ballot.grant(place, FENCE, ends[place]));
+    let hold = Hold::begin(&mut attempt, FENCE);
+    assert_eq!(hold.valid_until(), ends[1]);
+    let mut renewal = Renewal::send(&hold, hold.spec.ttl);
+    assert!(!renewal.is_lost(extension(2, now), Reply::No));
+    assert_eq!(hold.valid_until(), ends[0]);
+    // One node is no majority.
+    assert!(renewal.is_lost(extension(1, now), Reply::No));
+    assert!(hold.valid_until() <= Moment::now());
+}
+
+/// Otherwise a node whose clock is behind could grant this hold, and later ones, with lower fences.
+#[tokio::test]
+async fn a_node_that_is_asked_to_grant_again_gets_the_fence_of_the_hold() {
+    for nodes in [1, 3] {
+        let mut attempt = unconnected(nodes);
+        let end = lease_end(Moment::now(), attempt.spec.ttl);
+        (0..nodes).for_each(|place| attempt.ballot.grant(place, FENCE, end));
+        let hold = Hold::begin(&mut attempt, FENCE);
+        let renewal = Renewal::send(&hold, hold.spec.ttl);
+        let sent = renewal.acquire.cmd.get_packed_command();
+        let sent = String::from_utf8_lossy(&sent);
+        assert!(sent.contains("LOCK.ACQUIRE"), "{sent}");
+        // A client of a single node needs no FENCE.
+        let fence = format!("FENCE\r\n$1\r\n{FENCE}\r\n");
+        assert_eq!(sent.contains(&fence), nodes > 1, "{sent}");
+    }
+}
+
 /// The holder was told that the hold is over before the last reply arrived.
 #[tokio::test]
 async fn a_renewal_does_not_extend_a_hold_that_is_over() {
