@@ -155,6 +155,11 @@ fn without_the_write_back_a_run_fails() {
 }
 
 #[test]
+fn without_the_fence_check_a_run_fails() {
+    is_noticed("no-fence-check", "client", None, &["LostUpdate"]);
+}
+
+#[test]
 fn without_the_quarantine_a_run_fails() {
     let expected = ["Overlap", "FalselyHeld"];
     is_noticed(

@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 pub use check::Violation;
 use check::{Grant, Window, disorder, overlapping};
-pub use claims::{Claim, Claims};
+pub use claims::{Claim, Claims, DelayedWrites};
 pub use journal::{Entry, What, read};
 
 /// The moment from which all moments of a history are counted.

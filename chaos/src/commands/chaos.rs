@@ -22,8 +22,8 @@ usage: redislock-chaos run [--seconds COUNT] [--seed SEED] [--faults NAME,...] [
   --faults NAME,...    only these families: kill, amnesia, pause, partition, clock, disk, cut,
                        client, sentinel, cluster, reshard (all)
   --flaw NAME          without a protection, to see that it is noticed: no-write-back,
-                       no-quarantine, no-token-check (the last two need a module with the
-                       feature failpoints)
+                       no-fence-check, no-quarantine, no-token-check (the last two need a module
+                       with the feature failpoints)
   --module FILE        this build of the module
   --report FOLDER      report, journals and pictures go there (target/chaos)
   --porcupine PROGRAM  check the journals with this build of chaos/porcupine, too";

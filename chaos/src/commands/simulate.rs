@@ -97,6 +97,10 @@ struct Report {
     counts: Counts,
 }
 
+/// So many seeds must have a register that refuses a late write: otherwise the run shows nothing
+/// about them.
+const MANY: u64 = 100;
+
 impl Report {
     fn add(&mut self, plan: &Plan, outcome: &Outcome) {
         self.by_nodes[plan.nodes.min(5)] += 1;
@@ -111,6 +115,7 @@ impl Report {
         sum.lost += one.lost;
         sum.writes += one.writes;
         sum.fenced_off += one.fenced_off;
+        sum.delayed += one.delayed;
         sum.recovery = sum.recovery.max(one.recovery);
         sum.late = sum.late.max(one.late);
         sum.settled += one.settled;
@@ -119,6 +124,11 @@ impl Report {
             println!("seed {} (N = {}): {violation}", plan.seed, plan.nodes);
             self.failed.push(plan.seed);
         }
+    }
+
+    fn lacks_late_writes(&self) -> bool {
+        let seeds: u64 = self.by_nodes.iter().sum();
+        seeds >= MANY && self.counts.delayed.refused == 0
     }
 
     fn print(&self, took: Duration) {
@@ -130,6 +140,7 @@ impl Report {
             lost,
             writes,
             fenced_off,
+            delayed,
             recovery,
             late,
             settled,
@@ -150,6 +161,14 @@ impl Report {
             "{acquired} acquisitions, {refused} refused, {cancelled} cancelled, {lost} lost; \
              {writes} writes, {fenced_off} fenced off"
         );
+        println!(
+            "{} writes were delayed in the network, {} of them arrived after the hold was over, \
+             {} of these were refused",
+            delayed.all, delayed.late, delayed.refused
+        );
+        if self.lacks_late_writes() {
+            println!("PROBLEM no register refused a late write: this run shows nothing about them");
+        }
         println!(
             "slowest recovery {} ms; at most {} ms more than the longest lease and the quarantine; \
              {settled} of {} machines used every lock once more",
@@ -195,7 +214,7 @@ fn simulate(options: &Options) -> std::io::Result<bool> {
     if let Some(seed) = report.failed.first() {
         explain(&options.plan(*seed))?;
     }
-    Ok(report.failed.is_empty())
+    Ok(report.failed.is_empty() && !report.lacks_late_writes())
 }
 
 /// Shows the smallest plan of this kind that still fails.

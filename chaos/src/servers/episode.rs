@@ -36,20 +36,23 @@ pub enum Flaw {
     NoQuarantine,
     /// The module releases a lock for any token.
     NoTokenCheck,
+    /// The registers do not compare fences.
+    NoFenceCheck,
 }
 
 impl Flaw {
     /// All of them, with their names on the command line.
-    pub const ALL: [(&'static str, Flaw); 3] = [
+    pub const ALL: [(&'static str, Flaw); 4] = [
         ("no-write-back", Flaw::NoWriteBack),
         ("no-quarantine", Flaw::NoQuarantine),
         ("no-token-check", Flaw::NoTokenCheck),
+        ("no-fence-check", Flaw::NoFenceCheck),
     ];
 
     /// What a module that is built with the feature `failpoints` leaves out.
     fn of_module(self) -> Option<&'static str> {
         match self {
-            Flaw::NoWriteBack => None,
+            Flaw::NoWriteBack | Flaw::NoFenceCheck => None,
             Flaw::NoQuarantine => Some("quarantine"),
             Flaw::NoTokenCheck => Some("token-check"),
         }
@@ -250,6 +253,7 @@ impl<'a> Stage<'a> {
             longest_ttl: self.episode.quarantine,
             node_timeout: NODE_TIMEOUT,
             no_write_back: self.settings.flaw == Some(Flaw::NoWriteBack),
+            no_fence_check: self.settings.flaw == Some(Flaw::NoFenceCheck),
         };
         Client::start(&self.settings.program, &job, &self.log)
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use redislock_testkit::history::{Claims, Entry, What};
+use redislock_testkit::history::{Claims, DelayedWrites, Entry, What};
 
 use super::episode::{Faults, NEXT, Record};
 use super::name_of;
@@ -12,6 +12,9 @@ use super::worker::RECOVERY;
 
 /// A family that was planned this often must have had an effect. Nearly half of the cuts have none.
 const OFTEN: usize = 8;
+
+/// In a run with so many acquisitions, a register must have refused a late write.
+const LONG: usize = 200;
 
 /// The report of a run, for people.
 pub fn summary(plan: &Plan, repeat: &str, records: &[Record], notes: &[String]) -> String {
@@ -34,8 +37,6 @@ pub fn summary(plan: &Plan, repeat: &str, records: &[Record], notes: &[String]) 
     }
     let problems: usize = records.iter().map(|record| record.problems.len()).sum();
     let problems = problems + idle.len();
-    let claims = |record: &Record| Claims::of(&record.entries);
-    let acquired = |record: &Record| claims(record).all().filter(|c| c.held.is_some()).count();
     let families = faults(records);
     let count = |of: fn(&Faults) -> usize| families.values().map(of).sum::<usize>();
     let _ = writeln!(
@@ -45,13 +46,38 @@ pub fn summary(plan: &Plan, repeat: &str, records: &[Record], notes: &[String]) 
         plan.episodes.len(),
         count(|faults| faults.happened),
         count(|faults| faults.planned),
-        records.iter().map(acquired).sum::<usize>(),
+        acquired(records),
         match problems {
             0 => "no promise was broken".to_owned(),
             count => format!("{count} PROBLEMS"),
         }
     );
+    let _ = writeln!(text, "{}", of_delayed(delayed_writes(records)));
     text
+}
+
+/// How many locks were acquired in all episodes.
+fn acquired(records: &[Record]) -> usize {
+    let claims = records.iter().map(|record| Claims::of(&record.entries));
+    let held = claims.map(|claims| claims.all().filter(|claim| claim.held.is_some()).count());
+    held.sum()
+}
+
+/// The delayed writes of all episodes.
+fn delayed_writes(records: &[Record]) -> DelayedWrites {
+    let mut sum = DelayedWrites::default();
+    for record in records {
+        sum += Claims::of(&record.entries).delayed_writes();
+    }
+    sum
+}
+
+fn of_delayed(writes: DelayedWrites) -> String {
+    let DelayedWrites { all, late, refused } = writes;
+    format!(
+        "{all} writes were delayed in the network, {late} of them arrived after the hold was over, \
+         {refused} of these were refused"
+    )
 }
 
 /// The faults of each family in all episodes.
@@ -65,16 +91,18 @@ fn faults(records: &[Record]) -> BTreeMap<&str, Faults> {
     all
 }
 
-/// A problem for each family that was planned often and never had an effect: a run without its
-/// faults shows nothing about them.
+/// A problem for each family that was planned often and never had an effect, and for a long run in
+/// which no late write was refused: a run without its faults shows nothing about them.
 pub fn without_effect(records: &[Record]) -> Vec<String> {
     let is_idle = |faults: &Faults| faults.planned >= OFTEN && faults.happened == 0;
     let idle = faults(records).into_iter().filter(|(_, it)| is_idle(it));
-    idle.map(|(family, faults)| {
+    let idle = idle.map(|(family, faults)| {
         let planned = faults.planned;
         format!("no fault of the family {family} had an effect, {planned} were planned")
-    })
-    .collect()
+    });
+    let lacks_late_writes = acquired(records) >= LONG && delayed_writes(records).refused == 0;
+    let late = lacks_late_writes.then(|| "no register refused a late write".to_owned());
+    idle.chain(late).collect()
 }
 
 fn of_episode(record: &Record) -> String {
@@ -94,6 +122,11 @@ fn of_episode(record: &Record) -> String {
     let faults: Vec<String> = faults.collect();
     let _ = writeln!(text, "  faults (planned/happened): {}", faults.join(", "));
     let _ = writeln!(text, "  {}", operations(record));
+    let _ = writeln!(
+        text,
+        "  {}",
+        of_delayed(delayed_writes(std::slice::from_ref(record)))
+    );
     let _ = writeln!(text, "  {}", liveness(record));
     for problem in record.problems.iter().take(10) {
         let _ = writeln!(text, "  PROBLEM {problem}");
@@ -262,6 +295,36 @@ mod tests {
         assert!(never(&[&few, &[false]]));
         assert!(!never(&[&few]));
         assert!(!never(&[&few, &[true]]));
+    }
+
+    #[test]
+    fn a_long_run_in_which_no_late_write_was_refused_is_a_problem() {
+        let run = |count: usize, was: Option<u64>| {
+            let holds = (1..=count as u64).flat_map(|claim| {
+                let (locks, shared) = (vec![name_of(0)], false);
+                let (at, fence, lock) = (claim * 10, claim, name_of(0));
+                let (until, arrived) = (at + 1, Some(at + 5));
+                let write = What::Write {
+                    lock,
+                    fence,
+                    read: claim,
+                    was,
+                    arrived,
+                };
+                [
+                    entry(at - 1, 0, claim, What::Ask { locks, shared }),
+                    entry(at, 0, claim, What::Held { fence, until }),
+                    entry(at + 6, 0, claim, write),
+                ]
+            });
+            let records = [record(holds.collect())];
+            let problems = without_effect(&records).len();
+            assert_eq!(text(&records).contains("1 PROBLEMS"), problems == 1);
+            problems
+        };
+        assert_eq!(run(LONG, None), 0);
+        assert_eq!(run(LONG - 1, Some(1)), 0);
+        assert_eq!(run(LONG, Some(1)), 1);
     }
 
     #[test]

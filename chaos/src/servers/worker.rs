@@ -11,6 +11,7 @@ use redislock_client::{Error, Guard, Lock, Moment, Owner, Redlock, Released};
 use redislock_testkit::history::{Entry, What};
 use serde::{Deserialize, Serialize};
 use tokio::io::AsyncReadExt;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::companion_of;
@@ -65,6 +66,8 @@ pub struct Job {
     pub node_timeout: u64,
     /// Whether its clients leave out the write-back.
     pub no_write_back: bool,
+    /// Whether the registers leave out the comparison of fences.
+    pub no_fence_check: bool,
 }
 
 /// The journal, and which number comes next.
@@ -135,7 +138,8 @@ pub async fn work(job: Job) -> Result<(), String> {
             let worker = Worker {
                 client: redlock.clone(),
                 journal: Arc::clone(&journal),
-                register: Register::at(job.register),
+                register: Register::at(job.register, !job.no_fence_check),
+                late_writes: JoinSet::new(),
                 rng: fastrand::Rng::with_seed(job.seed.wrapping_mul(31).wrapping_add(task)),
                 healed: Arc::clone(&healed),
                 job: job.clone(),
@@ -147,10 +151,14 @@ pub async fn work(job: Job) -> Result<(), String> {
     let told = tokio::io::stdin().read_exact(&mut word).await;
     told.map_err(|_| "the runner is gone".to_owned())?;
     healed.store(true, Ordering::Relaxed);
+    let mut late_writes = Vec::new();
     for task in tasks {
-        task.await.map_err(|error| error.to_string())?;
+        late_writes.push(task.await.map_err(|error| error.to_string())?);
     }
     recover(&redlock, &journal, &job).await?;
+    for writes in late_writes {
+        writes.join_all().await;
+    }
     redlock.close(CLOSE_TIMEOUT).await;
     Ok(())
 }
@@ -195,6 +203,8 @@ struct Worker {
     client: Redlock,
     journal: Arc<Journal>,
     register: Register,
+    /// Writes that are still on their way.
+    late_writes: JoinSet<()>,
     rng: fastrand::Rng,
     healed: Arc<AtomicBool>,
     job: Job,
@@ -217,7 +227,8 @@ impl Wish {
 }
 
 impl Worker {
-    async fn work(mut self) {
+    /// Returns the writes that are still on their way.
+    async fn work(mut self) -> JoinSet<()> {
         while !self.is_over() {
             sleep(millis(self.rng.u64(0..=120))).await;
             let wish = self.wish();
@@ -233,6 +244,7 @@ impl Worker {
             self.hold(&wish, &guard).await;
             self.give_back(&wish, guard).await;
         }
+        self.late_writes
     }
 
     fn is_over(&self) -> bool {
@@ -305,11 +317,14 @@ impl Worker {
             _ => self.rng.u64(0..=3),
         };
         let longest = (wish.ttl / 4).min(150);
+        // Those who share do not write. A holder with a write on its way cannot know the value: it
+        // writes no more.
+        let mut waits = wish.shared;
         for _ in 0..steps {
             if self.is_over() {
                 return;
             }
-            let read = if wish.shared {
+            let read = if waits {
                 None
             } else {
                 self.register.read(wish.register(), guard.fence())
@@ -326,8 +341,13 @@ impl Worker {
                     _ => self.enter_again(wish, guard).await,
                 }
             }
-            if let Some(read) = read {
-                self.count_up(wish, guard.fence(), read);
+            match read {
+                Some(read) if self.rng.u8(0..6) == 0 => {
+                    self.count_up_late(wish, guard.fence(), read);
+                    waits = true;
+                }
+                Some(read) => self.count_up(wish, guard.fence(), read),
+                None => {}
             }
         }
     }
@@ -391,9 +411,34 @@ impl Worker {
                 fence,
                 read,
                 was: was.accepted(),
+                arrived: None,
             };
             self.note(wish, what);
         }
+    }
+
+    /// The same, delayed in the network for longer than the lease, while the holder goes on.
+    fn count_up_late(&mut self, wish: &Wish, fence: u64, read: u64) {
+        let lock = wish.register().to_owned();
+        let Some(write) = self.register.write_late(&lock, fence, read) else {
+            return;
+        };
+        let delay = millis(wish.ttl + self.rng.u64(0..=wish.ttl));
+        let (journal, claim) = (Arc::clone(&self.journal), wish.claim);
+        self.late_writes.spawn(async move {
+            sleep(delay).await;
+            let arrived = Some(now());
+            if let Some(was) = write.arrive() {
+                let what = What::Write {
+                    lock,
+                    fence,
+                    read,
+                    was: was.accepted(),
+                    arrived,
+                };
+                journal.write(now(), claim, what);
+            }
+        });
     }
 
     async fn give_back(&mut self, wish: &Wish, guard: Guard) {

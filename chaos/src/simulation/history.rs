@@ -9,10 +9,11 @@ use std::collections::BTreeSet;
 use std::fmt;
 
 use redislock_core::token::{Key, Token};
-use redislock_testkit::history::{self, Claims, Entry, What};
+use redislock_testkit::history::{self, Claims, DelayedWrites, Entry, What};
 
 use super::clock::{MILLI, SECOND, Time};
 use super::plan::HEALED;
+use super::register::Register;
 use super::world::{Event, World};
 
 /// When leases and quarantines are over after the faults, every client must acquire every lock
@@ -91,13 +92,6 @@ pub struct Claim {
     released: bool,
 }
 
-/// A resource that compares fences: it registers the fence of a reader, and refuses lower ones.
-#[derive(Clone, Copy, Debug, Default)]
-struct Register {
-    fence: u64,
-    value: u64,
-}
-
 /// What has been done, for the report.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Counts {
@@ -115,6 +109,8 @@ pub struct Counts {
     pub writes: u64,
     /// Reads and writes that the registers refused because of the fence.
     pub fenced_off: u64,
+    /// What became of the writes that were delayed in the network.
+    pub delayed: DelayedWrites,
     /// How long after the faults the last lock could be acquired, in microseconds.
     pub recovery: Time,
     /// How much longer that took than the longest lease and the quarantine together.
@@ -125,10 +121,10 @@ pub struct Counts {
 
 /// Described at the top of this file.
 pub struct History {
-    claims: Vec<Claim>,
+    pub claims: Vec<Claim>,
     /// The journal that the clients would write, in true time.
     pub journal: Vec<Entry>,
-    registers: Vec<Register>,
+    pub registers: Vec<Register>,
     pub violation: Option<Violation>,
     pub counts: Counts,
     pub trace: Option<Vec<(Time, String)>>,
@@ -156,7 +152,7 @@ impl History {
     }
 
     /// Writes a line of the journal.
-    fn write(&mut self, at: Time, id: usize, what: What) {
+    pub fn write(&mut self, at: Time, id: usize, what: What) {
         let client = self.claims.get(id).map_or(0, |claim| claim.machine as u32);
         self.journal.push(Entry {
             at,
@@ -277,7 +273,8 @@ impl World {
         }
     }
 
-    fn is_claimed(&self, id: usize) -> bool {
+    /// Whether its holder may rely on it now.
+    pub fn is_claimed(&self, id: usize) -> bool {
         let claim = &self.history.claims[id];
         let clock = self.machines[claim.machine].clock.at(self.now());
         !claim.released && clock < claim.until
@@ -323,50 +320,6 @@ impl World {
         self.history.note(now, || format!("claim {id} is released"));
     }
 
-    /// A holder reads the register of a lock. `None`: its fence is too low.
-    pub fn read_register(&mut self, id: usize, lock: usize) -> Option<u64> {
-        let fence = self.history.claims[id].fence;
-        let register = &mut self.history.registers[lock];
-        if fence < register.fence {
-            self.fenced_off(id, lock);
-            return None;
-        }
-        register.fence = fence;
-        Some(register.value)
-    }
-
-    /// A register has refused a holder, which must have lost the lock.
-    fn fenced_off(&mut self, id: usize, lock: usize) {
-        self.history.counts.fenced_off += 1;
-        if self.plan.promises_fences() && self.is_claimed(id) {
-            let problem = format!("claim {id} is held, and the register of {lock} refuses it");
-            self.violated(Check::FenceOrder, problem);
-        }
-    }
-
-    /// A holder writes the register of a lock: `read` plus one.
-    pub fn write_register(&mut self, id: usize, lock: usize, read: u64) {
-        let now = self.now();
-        let fence = self.history.claims[id].fence;
-        let register = &mut self.history.registers[lock];
-        let was = (fence >= register.fence).then_some(register.value);
-        match was {
-            Some(_) => {
-                register.value = read + 1;
-                self.history.counts.writes += 1;
-            }
-            None => self.fenced_off(id, lock),
-        }
-        let lock = name_of(lock);
-        let what = What::Write {
-            lock,
-            fence,
-            read,
-            was,
-        };
-        self.history.write(now, id, what);
-    }
-
     /// A lock was acquired after the faults.
     pub fn acquired_again(&mut self) {
         let recovery = self.now().saturating_sub(HEALED);
@@ -407,6 +360,7 @@ impl World {
     /// What the journal shows. The earliest violation counts.
     pub fn check_journal(&mut self) {
         let claims = Claims::of(&self.history.journal);
+        self.history.counts.delayed = claims.delayed_writes();
         let found = claims.violations(self.plan.promises_fences());
         let Some((at, what)) = found.into_iter().next() else {
             return;

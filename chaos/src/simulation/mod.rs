@@ -14,6 +14,7 @@ mod network;
 mod node;
 mod plan;
 mod reduce;
+mod register;
 mod resp;
 mod stream;
 mod workload;

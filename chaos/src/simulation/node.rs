@@ -411,7 +411,8 @@ impl Node {
 /// A command in one line, with its token shortened.
 fn show(args: &[Vec<u8>]) -> String {
     let words = args.iter().map(|arg| match arg.len() {
-        32 => String::from_utf8_lossy(&arg[..6]).into_owned(),
+        // A UUID as text: the client's tokens.
+        36 => String::from_utf8_lossy(&arg[..6]).into_owned(),
         _ => String::from_utf8_lossy(arg).into_owned(),
     });
     words.collect::<Vec<_>>().join(" ")

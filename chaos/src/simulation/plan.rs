@@ -78,10 +78,12 @@ pub enum Planted {
     Client(Flaw),
     /// In every node.
     Node(NodeFlaw),
+    /// In every register: it does not compare fences.
+    Register,
 }
 
 /// Every flaw that can be planted, with its name on the command line.
-pub const FLAWS: [(&str, Planted); 7] = [
+pub const FLAWS: [(&str, Planted); 8] = [
     ("valid-from-reply", Planted::Client(Flaw::ValidFromReply)),
     ("half-is-enough", Planted::Client(Flaw::HalfIsEnough)),
     (
@@ -95,6 +97,7 @@ pub const FLAWS: [(&str, Planted); 7] = [
         "counter-not-saved",
         Planted::Node(NodeFlaw::CounterNotSaved),
     ),
+    ("no-fence-check", Planted::Register),
 ];
 
 /// Described at the top of this file.
@@ -132,6 +135,8 @@ pub struct Plan {
     pub idle: u64,
     /// Whether some holders share a lock.
     pub shared: bool,
+    /// How many writes of a hundred are delayed in the network, often beyond the lease.
+    pub delayed_writes: u64,
     /// Whether the clients speak version 3 of the protocol.
     pub resp3: bool,
     /// What goes wrong, by when it begins.
@@ -185,6 +190,7 @@ impl Plan {
             idle: rng.u64(20..=1_000),
             shared: rng.u8(0..4) == 0,
             resp3: rng.bool(),
+            delayed_writes: 0,
             faults: Vec::new(),
             flaw,
         };
@@ -201,6 +207,7 @@ impl Plan {
             plan.faults.extend(steps);
         }
         plan.faults.sort_by_key(|fault| fault.at);
+        plan.delayed_writes = rng.u64(0..=10);
         plan
     }
 

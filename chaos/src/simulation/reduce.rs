@@ -29,11 +29,12 @@ pub fn reduce(plan: &Plan) -> std::io::Result<(Plan, Outcome)> {
         }
         part /= 2;
     }
-    let simpler: [fn(&mut Plan); 6] = [
+    let simpler: [fn(&mut Plan); 7] = [
         |plan| plan.workers = 1,
         |plan| plan.locks = 1,
         |plan| plan.shared = false,
         |plan| plan.lossy = 0,
+        |plan| plan.delayed_writes = 0,
         |plan| plan.wild_clocks = false,
         |plan| plan.drift = 0,
     ];

@@ -11,6 +11,7 @@ use super::clock::{MILLI, Time};
 use super::executor::PORT;
 use super::history::{Check, Claim, name_of};
 use super::plan::{HEALED, LENGTH, Plan};
+use super::register::Write;
 use super::world::Shared;
 
 /// After the faults, every lock must be acquired within this time. Until then leases, quarantines
@@ -168,11 +169,17 @@ impl Worker {
             _ => self.rng.u64(0..=6),
         };
         let step = self.rng.u64(0..=wish.ttl / 3);
+        // A holder with a write on its way cannot know the value: it writes no more.
+        let mut waits = false;
         for _ in 0..steps {
             if self.world.lock().now() >= HEALED {
                 return;
             }
-            let read = self.read(wish, claim);
+            let read = if waits {
+                Vec::new()
+            } else {
+                self.read(wish, claim)
+            };
             sleep(millis(self.rng.u64(0..=step))).await;
             let until = valid_until(guard);
             match until {
@@ -190,7 +197,7 @@ impl Worker {
                     self.world.lock().extended(claim, until);
                 }
             }
-            self.write(wish, claim, &read);
+            waits |= self.write(wish, claim, &read);
         }
     }
 
@@ -204,12 +211,25 @@ impl Worker {
         read.collect()
     }
 
-    fn write(&self, wish: &Wish, claim: usize, read: &[(usize, u64)]) {
+    /// Increments the registers that were read. Returns whether the writes are delayed: then they
+    /// arrive while the holder goes on, after it has released, or when it is gone.
+    fn write(&mut self, wish: &Wish, claim: usize, read: &[(usize, u64)]) -> bool {
         debug_assert!(wish.exclusive || read.is_empty());
-        let mut world = self.world.lock();
-        for (lock, value) in read {
-            world.write_register(claim, *lock, *value);
+        if read.is_empty() {
+            return false;
         }
+        let delayed = self.rng.u64(0..100) < self.plan.delayed_writes;
+        for (lock, read) in read.iter().copied() {
+            let delay = self.rng.u64(0..=3 * wish.ttl) * MILLI;
+            let write = Write {
+                claim,
+                lock,
+                read,
+                delayed,
+            };
+            self.world.lock().send_write(write, delay);
+        }
+        delayed
     }
 
     async fn give_back(&mut self, guard: Guard, claim: usize) {
@@ -355,7 +375,12 @@ async fn use_once(world: &Shared, machine: usize, lock: usize, guard: &Guard, in
         Some(until) => {
             world.observe(claim, until);
             if let Some(read) = read {
-                world.write_register(claim, lock, read);
+                world.write_register(Write {
+                    claim,
+                    lock,
+                    read,
+                    delayed: false,
+                });
             }
         }
         None => world.history.counts.lost += 1,

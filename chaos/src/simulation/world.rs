@@ -14,6 +14,7 @@ use super::history::History;
 use super::network::{Connection, ConnectionId, Direction, Link};
 use super::node::{Node, Setup, State};
 use super::plan::{HEALED, Kind, Plan, Planted};
+use super::register::Write;
 
 /// Something that happens at a given time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +32,8 @@ pub enum Event {
     FaultEnds(usize),
     /// The claim ends at this reading of its machine's clock: is it backed until then?
     LastMoment(usize, u64),
+    /// A delayed write arrives at a register.
+    Write(Write),
     Healed,
 }
 
@@ -240,6 +243,7 @@ impl World {
             Event::FaultBegins(at) => self.fault(at, true),
             Event::FaultEnds(at) => self.fault(at, false),
             Event::LastMoment(claim, until) => self.check_last_moment(claim, until),
+            Event::Write(write) => self.write_register(write),
             Event::Healed => self.quiet = true,
         }
     }

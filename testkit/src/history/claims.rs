@@ -1,6 +1,7 @@
 //! The claims of holders, collected from a journal, and the checks on them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::AddAssign;
 use std::time::Duration;
 
 use super::check::{Found, Grant, Violation, Window, disorder, overlapping};
@@ -42,13 +43,26 @@ pub struct Claims {
     writes: Vec<Write>,
 }
 
+/// What became of the writes that were delayed in the network.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct DelayedWrites {
+    /// All of them.
+    pub all: u64,
+    /// Those that arrived when the hold of their writer was over.
+    pub late: u64,
+    /// Those of the late ones that the resource refused.
+    pub refused: u64,
+}
+
 #[derive(Clone, Debug)]
 struct Write {
     at: u64,
+    claim: u64,
     lock: String,
     fence: u64,
     read: u64,
     was: Option<u64>,
+    arrived: Option<u64>,
 }
 
 impl Claims {
@@ -86,14 +100,17 @@ impl Claims {
             fence,
             read,
             was,
+            arrived,
         } = &entry.what
         {
             self.writes.push(Write {
                 at: entry.at,
+                claim: entry.claim,
                 lock: lock.clone(),
                 fence: *fence,
                 read: *read,
                 was: *was,
+                arrived: *arrived,
             });
         }
         if !matches!(entry.what, What::Fault { .. }) {
@@ -122,6 +139,24 @@ impl Claims {
         let accepted = self.writes.iter().filter(|write| write.was.is_some());
         let accepted = accepted.count();
         (accepted, self.writes.len() - accepted)
+    }
+
+    /// What became of the writes that were delayed in the network.
+    pub fn delayed_writes(&self) -> DelayedWrites {
+        let mut sum = DelayedWrites::default();
+        for write in &self.writes {
+            let Some(arrived) = write.arrived else {
+                continue;
+            };
+            let claim = self.claims.get(&write.claim);
+            let is_late = claim.is_some_and(|claim| claim.end() <= arrived);
+            sum += DelayedWrites {
+                all: 1,
+                late: u64::from(is_late),
+                refused: u64::from(is_late && write.was.is_none()),
+            };
+        }
+        sum
     }
 
     /// What went wrong and when, the earliest first. `fences`: whether the deployment promises the
@@ -171,10 +206,7 @@ impl Claims {
             return violation;
         };
         let is_over = match (self.claims.get(&before), self.claims.get(&after)) {
-            (Some(before), Some(after)) => {
-                let end = after.released.unwrap_or(after.until).min(after.until);
-                before.last_look > end
-            }
+            (Some(before), Some(after)) => before.last_look > after.end(),
             _ => false,
         };
         if is_over {
@@ -204,6 +236,14 @@ impl Claims {
             highest = highest.max(write.fence);
         }
         found
+    }
+}
+
+impl AddAssign for DelayedWrites {
+    fn add_assign(&mut self, more: Self) {
+        self.all += more.all;
+        self.late += more.late;
+        self.refused += more.refused;
     }
 }
 
@@ -248,9 +288,14 @@ impl Claim {
         self.last_look = self.last_look.max(at);
     }
 
+    /// When its holder could not rely on it any more, or began to release.
+    fn end(&self) -> u64 {
+        self.released.unwrap_or(u64::MAX).min(self.until)
+    }
+
     fn window(&self) -> Option<Window> {
         let (from, fence) = self.held?;
-        let until = self.released.unwrap_or(u64::MAX).min(self.until);
+        let until = self.end();
         (from < until).then(|| Window {
             owner: self.id,
             exclusive: self.exclusive,

@@ -90,6 +90,9 @@ pub enum What {
         read: u64,
         /// The value that the resource had; none if it has refused the fence.
         was: Option<u64>,
+        /// If it was delayed in the network: it arrived then or later, in microseconds.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        arrived: Option<u64>,
     },
     /// A fault begins or ends.
     Fault {

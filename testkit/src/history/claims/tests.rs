@@ -40,6 +40,20 @@ fn write(at: u64, claim: u64, fence: u64, read: u64, was: Option<u64>) -> String
         fence,
         read,
         was,
+        arrived: None,
+    };
+    line(at, claim, what)
+}
+
+/// A write that was delayed until now.
+fn late(at: u64, claim: u64, fence: u64, read: u64, was: Option<u64>) -> String {
+    let (lock, arrived) = ("x".to_owned(), Some(at));
+    let what = What::Write {
+        lock,
+        fence,
+        read,
+        was,
+        arrived,
     };
     line(at, claim, what)
 }
@@ -160,6 +174,42 @@ fn an_update_that_is_overwritten_is_found() {
         of([write(1, 1, 12, 0, Some(0)), write(2, 1, 11, 0, None)]),
         []
     );
+}
+
+/// Two holders of one lock with fences 10 and 11, the first until 50, and what they wrote: what is
+/// wrong with that, and how many writes were delayed, late, and refused.
+fn written(writes: &[String]) -> (Vec<Violation>, [u64; 3]) {
+    let holds = [
+        ask(0, 1, false),
+        held(5, 1, 10, 100),
+        release(50, 1),
+        ask(1, 2, false),
+        held(60, 2, 11, 160),
+    ];
+    let journal = holds.concat() + &writes.concat();
+    let entries = journal.lines().map(|line| read(line).expect("a line"));
+    let DelayedWrites { all, late, refused } =
+        Claims::of(&entries.collect::<Vec<_>>()).delayed_writes();
+    (violations(&journal), [all, late, refused])
+}
+
+#[test]
+fn a_late_write_must_be_refused_after_a_later_holder_has_written() {
+    let later = write(70, 2, 11, 0, Some(0));
+    let refused = late(80, 1, 10, 0, None);
+    assert_eq!(written(&[later.clone(), refused]), (vec![], [1, 1, 1]));
+    let lost = vec![Violation::LostUpdate("x".into(), 10)];
+    let accepted = late(80, 1, 10, 0, Some(1));
+    assert_eq!(written(&[later, accepted]), (lost, [1, 1, 0]));
+}
+
+#[test]
+fn a_late_write_may_be_accepted_before_a_later_holder_reads() {
+    let in_time = late(40, 1, 10, 0, Some(0));
+    let later = write(70, 2, 11, 1, Some(1));
+    assert_eq!(written(&[in_time, later.clone()]), (vec![], [1, 0, 0]));
+    let accepted = late(65, 1, 10, 0, Some(0));
+    assert_eq!(written(&[accepted, later]), (vec![], [1, 1, 0]));
 }
 
 #[test]
