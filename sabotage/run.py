@@ -19,6 +19,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import tomllib
@@ -41,11 +42,31 @@ PACKAGES = {
     "chaos": ("redislock-chaos", "chaos"),
 }
 # These targets start servers with the module.
-NEED_MODULE = {"module main", "client servers"}
+NEED_MODULE = {"module main", "client servers", "client lib"}
+# Tests run in sessions of their own, so a signal from the terminal does not reach them.
+RUNNING = set()
+STOPPED = threading.Event()
 
 
 class Broken(Exception):
     """Something is wrong with a sabotage itself."""
+
+
+def stop(number, _):
+    """Ends the tests that run, with their servers, and then this program."""
+    if STOPPED.is_set():
+        return
+    STOPPED.set()
+    for group in list(RUNNING):
+        end_group(group)
+    sys.exit(128 + number)
+
+
+def end_group(group):
+    try:
+        os.killpg(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
 
 
 class Sabotage:
@@ -183,16 +204,27 @@ def run(executable, target, module, tests, limit):
     env.setdefault("RUST_TEST_THREADS", "2")
     args = [executable, *([*tests, "--exact"] if tests else [])]
     began = time.monotonic()
-    child = subprocess.Popen(
-        args, cwd=TREE / PACKAGES[package][1], env=env, text=True, errors="replace",
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-    )
-    try:
-        said, _ = child.communicate(timeout=limit)
-    except subprocess.TimeoutExpired:
-        os.killpg(child.pid, signal.SIGKILL)
-        said, _ = child.communicate()
-        return said, None, time.monotonic() - began
+    # A test that is ended by force leaves its folders there. Not in WORK: the path of a socket must
+    # be short.
+    with tempfile.TemporaryDirectory(prefix="sabotage-", ignore_cleanup_errors=True) as folder:
+        env["TMPDIR"] = folder
+        child = subprocess.Popen(
+            args, cwd=TREE / PACKAGES[package][1], env=env, text=True, errors="replace",
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )
+        RUNNING.add(child.pid)
+        if STOPPED.is_set():
+            end_group(child.pid)
+        try:
+            said, _ = child.communicate(timeout=limit)
+        except subprocess.TimeoutExpired:
+            end_group(child.pid)
+            said, _ = child.communicate()
+            return said, None, time.monotonic() - began
+        finally:
+            RUNNING.discard(child.pid)
+    if STOPPED.is_set():
+        raise Broken("stopped")
     failed = re.findall(r"^test (\S+)(?: - should panic)? \.\.\. FAILED$", said, re.M)
     failed += re.findall(r"^    (\S+)$", said.rpartition("\nfailures:\n")[2], re.M)
     if child.returncode != 0 and not failed:
@@ -349,9 +381,11 @@ def main(args):
 
 
 if __name__ == "__main__":
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        # `nohup` and a shell's `&` ignore some of them.
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, stop)
     try:
         main(sys.argv[1:])
     except Broken as broken:
         sys.exit(f"sabotage: {broken}")
-    except KeyboardInterrupt:
-        sys.exit(130)

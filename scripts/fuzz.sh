@@ -17,6 +17,18 @@ export REDISLOCK_SO="$PWD/redislock.so" REDIS_SERVER="${REDIS_SERVER:-$(scripts/
 export CARGO_TARGET_DIR="$work/build"
 cargo +nightly fuzz build
 
+# libFuzzer ends without a clean-up: the folders of the servers would stay.
+TMPDIR=$work/tmp
+export TMPDIR
+clean_up() {
+    rm -rf "$TMPDIR" || :
+    find fuzz/artifacts -type d -empty -delete 2>/dev/null || :
+}
+trap clean_up EXIT
+trap 'exit 1' HUP INT TERM
+rm -rf "$TMPDIR"
+mkdir -p "$TMPDIR"
+
 # `cargo test` would build every dependency once more, and this file has none.
 rustc +nightly --edition 2024 --test fuzz/share.rs -o "$work/share"
 "$work/share" --quiet >"$work/share.log" 2>&1 || {

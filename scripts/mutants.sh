@@ -32,8 +32,9 @@ elsewhere="--skip very_many --skip every_planted_bug --skip every_wrong_rule --s
 # shellcheck disable=SC2086 # they are words
 core() {
     case $part in replication_lease) others= ;; *) others="--skip replication" ;; esac
-    quickly -p redislock-core -f "$1" -C --lib -- -- "$part::tests"
-    slowly -p redislock-core -f "$1" -C --lib -C --test=main -- -- $elsewhere $others
+    files=$(for file; do printf -- '-f %s ' "$file"; done)
+    quickly -p redislock-core $files -C --lib -- -- "$part::"
+    slowly -p redislock-core $files -C --lib -C --test=main -- -- $elsewhere $others
 }
 client() {
     quickly -p redislock-client -f "$1" -C --lib -- -- "$part::tests"
@@ -71,6 +72,7 @@ for part; do
     case $part in
     quorum) client client/src/quorum.rs ;;
     lock) core 'core/src/lock/*.rs' ;;
+    queue) core core/src/queue.rs core/src/queue/arrivals.rs ;;
     *) core "core/src/$part.rs" ;;
     esac
     # The place of a mutant changes with every line above it: only file and change count.

@@ -106,6 +106,9 @@ find_a_planted_leak() {
     "$1" --port 0 --unixsocket "$socket" --dir "$reports/server" --save '' --enable-debug-command local --loadmodule "$2" \
         >"$reports/server/log" &
     planted=$!
+    # Also after an error or Ctrl-C.
+    trap 'kill -9 "$planted" 2>/dev/null || true' EXIT
+    trap 'exit 1' HUP INT TERM
     tries=0
     until redis-cli -s "$socket" ping >/dev/null 2>&1 || [ "$tries" -ge 60 ]; do
         tries=$((tries + 1))
@@ -114,6 +117,7 @@ find_a_planted_leak() {
     redis-cli -s "$socket" debug leak planted >/dev/null
     redis-cli -s "$socket" shutdown nosave || true
     wait "$planted" || true
+    trap - EXIT HUP INT TERM
     rm -r "$reports/server"
     grep -qs 'debugCommand' "$reports"/* || { say "$3: a planted leak was not found" && exit 1; }
     rm -rf "$reports" && mkdir -p "$reports"

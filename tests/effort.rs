@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use redislock_testkit::lock::wait_for_waiters;
+use redislock_testkit::lock::{wait_for_waiters, wait_until_gone};
 use redislock_testkit::{
     Connection, Proxy, Server, Value, granted, info_field, wait_for_sync, wait_until,
 };
@@ -39,7 +39,7 @@ fn wait_until_overdue(server: &Server) {
     });
 }
 
-/// Leases have ended, or end in a day, and those who wait cannot be served: no reason to be busy.
+/// Leases have ended, or end much later, and those who wait cannot be served: no reason to be busy.
 #[test]
 fn a_server_that_may_do_nothing_about_what_is_due_is_idle() {
     let flushed = Server::options()
@@ -55,8 +55,16 @@ fn a_server_that_may_do_nothing_about_what_is_due_is_idle() {
     link.stall();
     wait_until_overdue(&replica);
 
+    // When a timer fires and the next one is 50 minutes away, Redis 7.0 computes a wrong time.
     let far = Server::start();
-    granted(&far.connect().call("LOCK.ACQUIRE job me 86400000"));
+    granted(&far.connect().call("LOCK.ACQUIRE job me 3000000"));
+    granted(&far.connect().call("LOCK.ACQUIRE short me 50"));
+    wait_until_gone(&mut far.connect(), "short");
+    let patient = Server::options()
+        .config("lock.quarantine 1000")
+        .config("min-replicas-to-write 1")
+        .config("min-replicas-max-lag 12000")
+        .start();
 
     let paused = Server::start();
     let _waits = hold_and_wait(&paused);
@@ -79,12 +87,12 @@ fn a_server_that_may_do_nothing_about_what_is_due_is_idle() {
     f.ok("FLUSHALL");
 
     let idle = Server::start();
-    let servers = [&idle, &replica, &far, &paused, &alone, &flushed];
+    let servers = [&idle, &replica, &far, &patient, &paused, &alone, &flushed];
     let mut connections = servers.map(Server::connect);
     let before = connections.each_mut().map(used);
     std::thread::sleep(WATCHED);
     let after = connections.each_mut().map(used);
-    let spent = std::array::from_fn::<_, 6, _>(|n| after[n] - before[n]);
+    let spent = std::array::from_fn::<_, 7, _>(|n| after[n] - before[n]);
     let most = 5.0 * spent[0] + WATCHED.as_secs_f64() / 200.0;
     assert!(spent.iter().all(|spent| *spent < most), "{spent:?}");
 }

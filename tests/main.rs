@@ -28,6 +28,7 @@ mod interruptions;
 mod key_ttl;
 mod leaving;
 mod legacy_strings;
+mod listening;
 mod metrics;
 mod modules;
 mod moving;

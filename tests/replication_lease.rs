@@ -280,6 +280,24 @@ fn a_replica_that_restarts_counts_again_after_the_wait_and_waiters_keep_their_pl
     assert!(granted(&waiters[1].receive()) > first);
 }
 
+/// The replica is back, and has confirmed everything, before the list of replicas is read again,
+/// two seconds later: only the event tells of it. If the list was read just then, the second try
+/// shows it.
+#[test]
+fn a_replica_that_is_back_at_once_counts_again_after_the_wait() {
+    let options = || needs_replicas(LEASE.as_millis(), 8);
+    let master = options().start();
+    let _replica = options().replica_of(&master).start();
+    let mut c = master.connect();
+    for _ in 0..2 {
+        wait_until_it_grants(&master);
+        c.ok("CLIENT KILL TYPE replica");
+        wait_until("the replica is back", || !c.call("SET x 1").is_error());
+        assert_eq!(c.call("WAIT 1 0"), Value::Integer(1));
+        refused(&c.call("LOCK.ACQUIRE job me 50"), "QUARANTINE");
+    }
+}
+
 /// What a node says that has a replica, but not for long enough.
 #[test]
 fn without_enough_replicas_locks_can_only_be_released() {

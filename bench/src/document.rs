@@ -1,7 +1,8 @@
 //! docs/PERFORMANCE.md, its pictures and the first table of README.md, written from the results.
 //!
 //! A block of a document stands between `<!-- bench:name -->` and `<!-- /bench:name -->`, where
-//! `name` is a section, `in-short`, `further`, `targets`, `peers`, `peers-summary`, or `peers-targets`.
+//! `name` is a section, `in-short`, `further`, `targets`, `peers`, `peers-summary`, or
+//! `peers-targets`.
 
 use std::collections::BTreeMap;
 use std::fs;

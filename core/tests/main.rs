@@ -15,6 +15,7 @@ mod legacy;
 mod one_holder;
 mod outside;
 mod properties;
+mod replaying;
 mod replication_model;
 mod serving;
 mod several;

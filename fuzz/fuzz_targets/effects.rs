@@ -1,6 +1,7 @@
 //! Any bytes as effects, and effects of a master with some bytes changed, as LOCK._APPLY takes them
 //! from the master and the AOF, between requests of clients: each is refused, or leaves a table
-//! that saves, loads and serves.
+//! that saves, loads and serves. A replica that gets the effects unchanged refuses none, and is
+//! equal to the master.
 #![no_main]
 #![allow(dead_code, unused_imports)]
 
@@ -78,11 +79,18 @@ fn owner(at: u8) -> Token {
     token(["x", "y", "z"][usize::from(at) % 3])
 }
 
+/// A master, and the replica that gets exactly its effects.
+struct Pair {
+    master: Node,
+    replica: Node,
+}
+
 fuzz_target!(|steps: Vec<Step<'_>>| {
-    let (mut node, mut master) = (Node::new(ROOMY), Node::new(ROOMY));
+    let (mut node, master, replica) = (Node::new(ROOMY), Node::new(ROOMY), Node::new(ROOMY));
+    let mut pair = Pair { master, replica };
     let mut changed = false;
     for step in &steps {
-        changed |= take(&mut node, &mut master, step);
+        changed |= take(&mut node, &mut pair, step);
         node.tick();
     }
     CHANGED.count(changed);
@@ -104,26 +112,25 @@ fuzz_target!(|steps: Vec<Step<'_>>| {
 });
 
 /// Returns whether an effect that no master has sent changed a lock.
-fn take(node: &mut Node, master: &mut Node, step: &Step<'_>) -> bool {
+fn take(node: &mut Node, pair: &mut Pair, step: &Step<'_>) -> bool {
     match step {
         Step::Effect { bytes, first, keys } => {
-            return apply(node, bytes, *first, *keys % 3).unwrap_or(false);
+            let applied = apply(node, bytes, *first, *keys % 3);
+            return applied.is_some_and(|applied| applied.changed);
         }
         Step::Altered { request, edits } => {
-            let Some((first, header, change)) = effect_of(master, request) else {
+            let first = serve(&mut pair.master, request);
+            let Some((header, change)) = pair.replicate().into_iter().next() else {
                 return false;
             };
-            let sent = [&header[..], &change].concat();
-            let mut effect = sent.clone();
+            let mut effect = [&header[..], &change].concat();
             for (place, bits) in edits {
                 let place = usize::from(*place) % effect.len();
                 effect[place] ^= bits;
             }
-            let changed = apply(node, &effect, first, 1);
-            let is_refused = changed.is_none() && effect == sent;
-            assert!(!is_refused, "what a master sends is refused");
+            let applied = apply(node, &effect, first, 1);
             // With another header only, the change of the lock is still that of a master.
-            return !effect.ends_with(&change) && changed.unwrap_or(false);
+            return !effect.ends_with(&change) && applied.is_some_and(|applied| applied.changed);
         }
         Step::Acquire {
             key,
@@ -152,7 +159,14 @@ fn take(node: &mut Node, master: &mut Node, step: &Step<'_>) -> bool {
         Step::Remove { key } => node.remove(&named(*key)),
         Step::Rename { from, to } if from % 3 != to % 3 => node.rename(&named(*from), &named(*to)),
         Step::Rename { .. } => {}
-        Step::Pass { millis } => node.advance(Micros(u64::from(*millis) * 1000)),
+        Step::Pass { millis } => {
+            let span = Micros(u64::from(*millis) * 1000);
+            for node in [node, &mut pair.master, &mut pair.replica] {
+                node.advance(span);
+            }
+            pair.master.tick();
+            pair.replicate();
+        }
         Step::Reload => node.reload(Micros(1000)),
     }
     false
@@ -167,10 +181,36 @@ fn terms_of(who: u8, mode: u8) -> Terms {
     }
 }
 
-/// The key that a master has changed for a request, and the header and the change that it sends;
-/// none if it refuses the request.
-fn effect_of(master: &mut Node, request: &Request) -> Option<(u8, Vec<u8>, Vec<u8>)> {
-    let key = match request {
+impl Pair {
+    /// The replica gets what the master has done, and is equal to it. Returns the headers and the
+    /// changes.
+    fn replicate(&mut self) -> Vec<(Vec<u8>, Vec<u8>)> {
+        let header = Header {
+            fence: self.master.table.fence(),
+            quarantine: Millis(0),
+        };
+        let mut begin = Vec::new();
+        begin_effect(header, &mut begin);
+        let (changes, _) = self.master.take();
+        for change in &changes {
+            let effect = [&begin[..], &change.bytes].concat();
+            let at = (0..3).find(|at| named(*at) == change.key);
+            let applied = apply(&mut self.replica, &effect, at.expect("a key"), 1);
+            let is_refused = applied.is_none_or(|applied| applied.refused);
+            assert!(!is_refused, "what a master sends is refused");
+        }
+        for at in (0..3).map(named) {
+            assert_eq!(self.replica.dump(&at), self.master.dump(&at), "at {at:?}");
+        }
+        assert_eq!(self.replica.table.fence(), self.master.table.fence());
+        let changes = changes.into_iter().map(|change| change.bytes);
+        changes.map(|change| (begin.clone(), change)).collect()
+    }
+}
+
+/// A master serves a request. Returns its key.
+fn serve(master: &mut Node, request: &Request) -> u8 {
+    match request {
         Request::Acquire {
             key,
             owner: who,
@@ -187,27 +227,27 @@ fn effect_of(master: &mut Node, request: &Request) -> Option<(u8, Vec<u8>, Vec<u
             master.force(&named(*key));
             *key
         }
-    };
-    let header = Header {
-        fence: master.table.fence(),
-        quarantine: Millis(0),
-    };
-    let mut begin = Vec::new();
-    begin_effect(header, &mut begin);
-    let (changes, _) = master.take();
-    Some((key, begin, changes.into_iter().next()?.bytes))
+    }
 }
 
-/// Reads and applies an effect as the module does: all of it, or nothing. Returns whether a lock is
-/// another one afterwards; none if the effect is refused.
-fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) -> Option<bool> {
+/// What came of an effect.
+struct Applied {
+    /// A lock is another one afterwards.
+    changed: bool,
+    /// A change of a lock was refused.
+    refused: bool,
+}
+
+/// Reads and applies an effect as the module does: all of it, or nothing. None if it cannot be
+/// read.
+fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) -> Option<Applied> {
     let mut reader = Reader(bytes);
     let header = reader.effect_header().ok()?;
     let now = node.table.lease_now(node.now.mono);
     let changes: Result<Vec<_>, _> = (0..keys).map(|_| reader.change(now)).collect();
     let changes = changes.ok().filter(|_| reader.0.is_empty())?;
     node.table.take_in(header);
-    let mut changed = false;
+    let (mut changed, mut refused) = (false, false);
     for (at, change) in changes.into_iter().enumerate() {
         let at = named(first.wrapping_add(at as u8));
         let before = node.dump(&at);
@@ -219,9 +259,9 @@ fn apply(node: &mut Node, bytes: &[u8], first: u8, keys: u8) -> Option<bool> {
             Loaded::Gone => {
                 node.keys.0.remove(&at);
             }
-            Loaded::Refused => {}
+            Loaded::Refused => refused = true,
         }
         changed |= node.dump(&at) != before;
     }
-    Some(changed)
+    Some(Applied { changed, refused })
 }

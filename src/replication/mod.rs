@@ -264,9 +264,7 @@ fn set_timer(moment: MonoTime) {
 
 /// Reads the list and decides again. Waiters are served if that is allowed now.
 fn look(ctx: Ctx) {
-    let before = clock::mono();
-    let info = ServerInfo::read(c"replication");
-    let after = clock::mono();
+    let (before, info, after) = timed(clock::mono, || ServerInfo::read(c"replication"));
     let replicas = online(&info);
     HAS_REPLICAS.store(!replicas.is_empty(), Ordering::Relaxed);
     let listed = replicas.iter().map(|(address, acknowledged)| Listed {
@@ -345,4 +343,27 @@ fn online(info: &ServerInfo) -> Vec<(String, u64)> {
         }
     }
     found
+}
+
+/// Reads something, and the clock before and after it.
+fn timed<T, R>(clock: impl Fn() -> T, read: impl FnOnce() -> R) -> (T, R, T) {
+    let before = clock();
+    let result = read();
+    (before, result, clock())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::timed;
+
+    /// What the list does not show yet was written after the first reading, and a replica that it
+    /// shows was online before the second one.
+    #[test]
+    fn the_list_of_replicas_is_read_between_two_readings_of_the_clock() {
+        let clock = Cell::new(0);
+        let advance = || clock.replace(clock.get() + 1);
+        assert_eq!(timed(advance, advance), (0, 1, 2));
+    }
 }

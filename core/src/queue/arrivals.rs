@@ -154,6 +154,37 @@ mod tests {
         }
     }
 
+    /// Half of the list may be gaps, and more than that if those before them have left first.
+    #[test]
+    fn who_leaves_from_the_middle_removes_the_gaps_if_they_are_more_than_half_of_the_list() {
+        let mut arrivals = Arrivals::default();
+        (1..=20).for_each(|number| arrivals.join(WaiterId(number)));
+        (10..=18).for_each(|number| arrivals.leave(WaiterId(number)));
+        assert_eq!((arrivals.gaps, arrivals.others.len()), (9, 19));
+        (1..=8).for_each(|number| arrivals.leave(WaiterId(number)));
+        assert_eq!((arrivals.gaps, arrivals.others.len()), (9, 11));
+        arrivals.leave(WaiterId(19));
+        assert_eq!((arrivals.gaps, arrivals.others.len()), (0, 1));
+        assert!(arrivals.iter().eq(&[9, 20].map(WaiterId)));
+    }
+
+    /// Room for a quarter of what there was, with some to spare, is left as it is.
+    #[test]
+    fn room_is_given_back_when_far_more_is_spare_than_is_kept() {
+        let mut arrivals = Arrivals::default();
+        (1..=10_000).for_each(|number| arrivals.join(WaiterId(number)));
+        let room = arrivals.others.capacity();
+        // One more has to leave for room to be given back.
+        let last = (10_000 - 1 - (room / 4 - KEPT)) as u64;
+        for number in 1..=last {
+            arrivals.leave(WaiterId(number));
+            assert_eq!(arrivals.others.capacity(), room);
+        }
+        arrivals.leave(WaiterId(last + 1));
+        let kept = 2 * arrivals.others.len() + KEPT;
+        assert!((kept..room / 2).contains(&arrivals.others.capacity()));
+    }
+
     #[test]
     fn who_leaves_from_the_middle_of_many_gives_room_back() {
         const MANY: u64 = if cfg!(miri) { 4_100 } else { 100_000 };
