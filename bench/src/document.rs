@@ -9,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use crate::peers::Peers;
-use crate::results::{self, BARE, Results, Run, UNTRAINED};
+use crate::results::{self, Results, Run};
 use crate::{Outcome, SECTIONS, pairs, plot, report, summary};
 
 /// Where they are in the folder of the project.
@@ -93,7 +93,7 @@ fn in_short(servers: &BTreeMap<String, Run>) -> BTreeMap<String, Run> {
             .retain(|chart| titles.contains(&chart.title.as_str()));
         for chart in &mut run.charts {
             let ways = &mut chart.alternatives;
-            ways.retain(|way| way.name != BARE && way.name != UNTRAINED);
+            ways.retain(|way| summary::is_a_choice(&way.name));
         }
     }
     first

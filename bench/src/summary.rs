@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use crate::report::{Line, table, times, with_spread};
 use crate::results::{BARE, Results, UNTRAINED, counted};
+use crate::ways::Way;
 use crate::{client, growth, handover, memory, pairs};
 
 /// A section, a chart, and the place on a curve.
@@ -27,6 +28,17 @@ pub const FURTHER: &[Figure] = &[
     ("growth", growth::EXPIRY, Some(1_000_000)),
     ("client", client::RATE, None),
 ];
+
+/// Whether an alternative is one that users can choose, not one that explains a figure.
+pub fn is_a_choice(name: &str) -> bool {
+    let explain = [
+        BARE,
+        UNTRAINED,
+        Way::ScriptBeside.name(),
+        Way::DelIfEqBeside.name(),
+    ];
+    !explain.contains(&name)
+}
 
 /// A line for each figure, and one for each alternative, relative to it; a column for each server
 /// that has one of the figures.
@@ -53,9 +65,7 @@ pub fn table_of(results: &Results, figures: &[Figure]) -> String {
             continue;
         };
         let names = all.alternatives.iter().map(|way| way.name.as_str());
-        let names: Vec<_> = names
-            .filter(|name| ![BARE, UNTRAINED].contains(name))
-            .collect();
+        let names: Vec<_> = names.filter(|name| is_a_choice(name)).collect();
         let Some((ours, others)) = names.split_first() else {
             continue;
         };

@@ -56,6 +56,8 @@ const fn target(
 
 const SCRIPT: &str = "SET NX PX + EVALSHA";
 const DELIFEQ: &str = "SET NX PX + DELIFEQ";
+const SCRIPT_BESIDE: &str = "SET NX PX + EVALSHA, same server";
+const DELIFEQ_BESIDE: &str = "SET NX PX + DELIFEQ, same server";
 const PAIRS: (&str, &str) = ("pairs", pairs::PLAIN);
 const PAIRS_AOF: (&str, &str) = ("pairs", pairs::AOF);
 const COUNTED: (&str, &str) = ("instructions", instructions::PAIR);
@@ -89,6 +91,10 @@ const TARGETS: &[Target] = &[
     target(PAIRS, DELIFEQ, None, Over(OURS), AtLeast(1.0)),
     target(PAIRS_AOF, SCRIPT, None, Over(OURS), AtLeast(1.5)),
     target(PAIRS_AOF, DELIFEQ, None, Over(OURS), AtLeast(0.95)),
+    target(PAIRS, SCRIPT_BESIDE, None, Over(OURS), AtLeast(1.8)),
+    target(PAIRS, DELIFEQ_BESIDE, None, Over(OURS), AtLeast(1.0)),
+    target(PAIRS_AOF, SCRIPT_BESIDE, None, Over(OURS), AtLeast(1.5)),
+    target(PAIRS_AOF, DELIFEQ_BESIDE, None, Over(OURS), AtLeast(0.95)),
     target(AMONG, SCRIPT, Some(1_000), Over(OURS), AtLeast(1.8)),
     target(AMONG, SCRIPT, MANY, Over(OURS), AtLeast(1.8)),
     target(AMONG, SCRIPT, HUNDRED_THOUSAND, Over(OURS), AtLeast(1.8)),
@@ -344,5 +350,7 @@ mod tests {
     #[test]
     fn the_names_are_those_of_the_charts() {
         assert_eq!((SCRIPT, DELIFEQ), (Way::Script.name(), Way::DelIfEq.name()));
+        let beside = (Way::ScriptBeside.name(), Way::DelIfEqBeside.name());
+        assert_eq!((SCRIPT_BESIDE, DELIFEQ_BESIDE), beside);
     }
 }

@@ -42,6 +42,9 @@ pub enum Way {
     Script,
     /// `SET NX PX`, and the command of Valkey 9 that compares and deletes.
     DelIfEq,
+    /// The same two on the server with our module, whose listening to events they pay for.
+    ScriptBeside,
+    DelIfEqBeside,
     /// `SET NX PX` and `DEL`: another client that holds the lock by now loses it.
     Del,
     /// `bench/bare`.
@@ -49,11 +52,13 @@ pub enum Way {
 }
 
 impl Way {
-    const ALL: [Self; 6] = [
+    const ALL: [Self; 8] = [
         Self::Ours,
         Self::Untrained,
         Self::Script,
         Self::DelIfEq,
+        Self::ScriptBeside,
+        Self::DelIfEqBeside,
         Self::Del,
         Self::Bare,
     ];
@@ -64,6 +69,8 @@ impl Way {
             Self::Untrained => UNTRAINED,
             Self::Script => "SET NX PX + EVALSHA",
             Self::DelIfEq => "SET NX PX + DELIFEQ",
+            Self::ScriptBeside => "SET NX PX + EVALSHA, same server",
+            Self::DelIfEqBeside => "SET NX PX + DELIFEQ, same server",
             Self::Del => "SET NX PX + DEL (no check)",
             Self::Bare => BARE,
         }
@@ -72,7 +79,7 @@ impl Way {
     /// Where it is measured.
     pub fn host(self) -> Host {
         match self {
-            Self::Ours => Host::Redislock,
+            Self::Ours | Self::ScriptBeside | Self::DelIfEqBeside => Host::Redislock,
             Self::Untrained => Host::Untrained,
             Self::Script | Self::DelIfEq | Self::Del => Host::Plain,
             Self::Bare => Host::Bare,
@@ -83,8 +90,8 @@ impl Way {
     fn command(self) -> &'static str {
         match self {
             Self::Ours | Self::Untrained => "LOCK.ACQUIRE",
-            Self::Script => "EVALSHA",
-            Self::DelIfEq => "DELIFEQ",
+            Self::Script | Self::ScriptBeside => "EVALSHA",
+            Self::DelIfEq | Self::DelIfEqBeside => "DELIFEQ",
             Self::Del => "DEL",
             Self::Bare => "BARE.ACQUIRE",
         }
@@ -131,8 +138,10 @@ impl Ways {
         let (name, token) = (name(number), token(number));
         match way {
             Way::Ours | Way::Untrained => put(buffer, &["LOCK.RELEASE", &name, &token]),
-            Way::Script => put(buffer, &["EVALSHA", &self.script, "1", &name, &token]),
-            Way::DelIfEq => put(buffer, &["DELIFEQ", &name, &token]),
+            Way::Script | Way::ScriptBeside => {
+                put(buffer, &["EVALSHA", &self.script, "1", &name, &token]);
+            }
+            Way::DelIfEq | Way::DelIfEqBeside => put(buffer, &["DELIFEQ", &name, &token]),
             Way::Del => put(buffer, &["DEL", &name]),
             Way::Bare => put(buffer, &["BARE.RELEASE", &name, &token]),
         }
