@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use redislock_client::{Error, Guard, Lock, Redlock};
+use redislock_client::{Error, Guard, Lock, Redlock, Released};
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::clock::{MILLI, Time};
@@ -280,10 +280,14 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
                 world.lock().acquired_again();
                 let token = token_of(&guard);
                 use_once(&world, machine, lock, &guard, invoked).await;
-                guard.release().await;
+                let released = guard.release().await;
                 // Requests to the other nodes may still be on their way.
                 sleep(millis(2 * plan.latency.1 + 1)).await;
-                world.lock().check_gone(lock, &token);
+                // A release without a reply is repeated in the background; what is left is found at
+                // the end.
+                if released != Released::Unknown {
+                    world.lock().check_gone(lock, &token);
+                }
             }
             Err(error) => return cannot(&world, machine, "acquire", lock, &error),
         }
