@@ -32,9 +32,8 @@ elsewhere="--skip very_many --skip every_planted_bug --skip every_wrong_rule --s
 # shellcheck disable=SC2086 # they are words
 core() {
     case $part in replication_lease) others= ;; *) others="--skip replication" ;; esac
-    files=$(for file; do printf -- '-f %s ' "$file"; done)
-    quickly -p redislock-core $files -C --lib -- -- "$part::"
-    slowly -p redislock-core $files -C --lib -C --test=main -- -- $elsewhere $others
+    quickly -p redislock-core "$@" -C --lib -- -- "$part::"
+    slowly -p redislock-core "$@" -C --lib -C --test=main -- -- $elsewhere $others
 }
 client() {
     quickly -p redislock-client -f "$1" -C --lib -- -- "$part::tests"
@@ -71,9 +70,9 @@ for part; do
     echo "mutants of $part"
     case $part in
     quorum) client client/src/quorum.rs ;;
-    lock) core 'core/src/lock/*.rs' ;;
-    queue) core core/src/queue.rs core/src/queue/arrivals.rs ;;
-    *) core "core/src/$part.rs" ;;
+    lock) core -f 'core/src/lock/*.rs' ;;
+    queue) core -f core/src/queue.rs -f core/src/queue/arrivals.rs ;;
+    *) core -f "core/src/$part.rs" ;;
     esac
     # The place of a mutant changes with every line above it: only file and change count.
     sed -E 's/:[0-9]+:[0-9]+: /: /' "$out/mutants.out/missed.txt" | sort | uniq -c >"$out/survivors"

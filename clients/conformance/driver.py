@@ -83,7 +83,7 @@ class Driver:
         )
         if suspension:
             try:
-                suspension.begin()
+                suspension.begin(self.process.pid)
             except BaseException:
                 self.close()
                 raise

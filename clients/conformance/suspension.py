@@ -67,6 +67,9 @@ class Suspension:
         words = [compiler, "-shared", "-fPIC", "-O1", "-Wall", "-Werror", source, "-o", library]
         try:
             subprocess.run([*words, "-ldl"], check=True)
+        except subprocess.CalledProcessError:
+            self.close()
+            raise NotPossible("the C compiler refuses suspension.c") from None
         except BaseException:
             self.close()
             raise
@@ -83,10 +86,11 @@ class Suspension:
             struct.pack("HxxxxxxP", count, ctypes.addressof(steps))
         )
         call = _CALLS[platform.machine()][1]
+        prctl, syscall = libc.prctl, libc.syscall  # looked up here: after a fork, little is allowed
 
         def arrange() -> None:
-            libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-            file = libc.syscall(call, _SET_MODE_FILTER, _NEW_LISTENER, program)
+            prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+            file = syscall(call, _SET_MODE_FILTER, _NEW_LISTENER, program)
             if file < 0:
                 self._theirs.send(b"no")
             else:
@@ -95,11 +99,16 @@ class Suspension:
 
         return arrange
 
-    def begin(self) -> None:
+    def begin(self, process: int) -> None:
         """After the start of the driver."""
         _, files, _, _ = socket.recv_fds(self._ours, 2, 1)
         if not files:
             raise NotPossible("the kernel does not allow seccomp")
+        try:
+            open(f"/proc/{process}/mem", "r+b", buffering=0).close()
+        except OSError as error:
+            os.close(files[0])
+            raise NotPossible(f"the memory of the driver cannot be opened: {error}") from None
         threading.Thread(target=self._answer, args=(files[0],), daemon=True).start()
 
     def suspended_for(self, seconds: int) -> None:
@@ -107,6 +116,13 @@ class Suspension:
         self._shift = seconds
 
     def _answer(self, listener: int) -> None:
+        try:
+            self._answer_all(listener)
+        finally:
+            # Nobody waits for an answer that does not come.
+            os.close(listener)
+
+    def _answer_all(self, listener: int) -> None:
         events = select.poll()
         events.register(listener, select.POLLIN)
         while not any(event & select.POLLHUP for _, event in events.poll()):
@@ -122,7 +138,6 @@ class Suspension:
                 # The thread has ended, or a signal interrupted it: then it asks again.
                 if error.errno not in (errno.ENOENT, errno.EINTR, errno.ESRCH, errno.EIO):
                     raise
-        os.close(listener)
 
     def close(self) -> None:
         shutil.rmtree(self._directory, ignore_errors=True)

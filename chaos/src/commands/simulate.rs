@@ -119,6 +119,7 @@ impl Report {
         sum.recovery = sum.recovery.max(one.recovery);
         sum.late = sum.late.max(one.late);
         sum.settled += one.settled;
+        sum.repeated_releases += one.repeated_releases;
         self.machines += plan.machines as u64;
         if let Some(violation) = &outcome.violation {
             println!("seed {} (N = {}): {violation}", plan.seed, plan.nodes);
@@ -144,6 +145,7 @@ impl Report {
             recovery,
             late,
             settled,
+            repeated_releases,
         } = self.counts;
         let [_, one, _, three, _, five] = self.by_nodes;
         let seeds: u64 = self.by_nodes.iter().sum();
@@ -171,7 +173,8 @@ impl Report {
         }
         println!(
             "slowest recovery {} ms; at most {} ms more than the longest lease and the quarantine; \
-             {settled} of {} machines used every lock once more",
+             {settled} of {} machines used every lock once more; {repeated_releases} releases got \
+             no reply",
             recovery / 1000,
             late / 1000,
             self.machines

@@ -117,6 +117,8 @@ pub struct Counts {
     pub late: Time,
     /// Machines that have also used and released every lock when nothing was left of the faults.
     pub settled: u64,
+    /// Releases after the faults without a reply, which clients repeat in the background.
+    pub repeated_releases: u64,
 }
 
 /// Described at the top of this file.

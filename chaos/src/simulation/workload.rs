@@ -283,10 +283,12 @@ pub async fn recover(world: Shared, client: Redlock, machine: usize) {
                 let released = guard.release().await;
                 // Requests to the other nodes may still be on their way.
                 sleep(millis(2 * plan.latency.1 + 1)).await;
-                // A release without a reply is repeated in the background; what is left is found at
-                // the end.
-                if released != Released::Unknown {
-                    world.lock().check_gone(lock, &token);
+                // Without a reply, the release is repeated in the background, and may be late.
+                let mut world = world.lock();
+                if released == Released::Unknown {
+                    world.history.counts.repeated_releases += 1;
+                } else {
+                    world.check_gone(lock, &token);
                 }
             }
             Err(error) => return cannot(&world, machine, "acquire", lock, &error),

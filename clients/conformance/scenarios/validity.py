@@ -90,7 +90,8 @@ def a_confirmation_with_another_fence_is_no_grant(scene: Scene) -> None:
     proxy.wait_seen()
     fence = asked.granted()["fence"]
     assert server.calls("LOCK.ACQUIRE") >= 3, "a grant counted that was not confirmed"
-    assert [one["fence"] for one in server.holders("door")] == [fence]
+    is_held = [one["fence"] for one in server.holders("door")] == [fence]
+    scene.in_time(is_held, ttl, "the server has another holder, or none")
     asked.release()
 
 
@@ -116,7 +117,8 @@ def validity_leaves_room_for_clocks_that_drift(scene: Scene) -> None:
 def a_hold_ends_while_the_host_is_suspended(scene: Scene) -> None:
     """The lease goes on at the server; no timer of a slow machine is late by that much."""
     host = scene.on_a_host_that_is_suspended()
-    client = scene.open(scene.server())
+    # Each reading of the clock takes longer here.
+    client = scene.open(scene.server(), answer=10_000)
     held = scene.hold(client, ttl=600_000, renew=False)
     watched = scene.hold(client, "gate", ttl=600_000, renew=False)
     signal_of_loss = watched.start_await_lost()
