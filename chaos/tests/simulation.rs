@@ -81,11 +81,15 @@ fn a_release_without_a_reply_may_arrive_later() {
     assert!(outcome.counts.repeated_releases > 0, "choose another seed");
 }
 
+/// Plans with this flaw.
+fn flawed(name: &str, nodes: usize, seeds: u64) -> impl Iterator<Item = Plan> {
+    let (_, flaw) = *FLAWS.iter().find(|(known, _)| *known == name).unwrap();
+    (1..=seeds).map(move |seed| Plan::new(seed, Some(nodes), Some(flaw)))
+}
+
 /// The first seed that breaks one of these promises because of the flaw.
 fn found(name: &str, nodes: usize, seeds: u64, broken: &[Check]) -> Option<(Plan, Check)> {
-    let (_, flaw) = FLAWS.iter().find(|(known, _)| *known == name)?;
-    (1..=seeds).find_map(|seed| {
-        let plan = Plan::new(seed, Some(nodes), Some(*flaw));
+    flawed(name, nodes, seeds).find_map(|plan| {
         let check = outcome(&plan).violation?.check;
         broken.contains(&check).then_some((plan, check))
     })
@@ -121,12 +125,7 @@ fn every_planted_flaw_is_found() {
 /// that was delayed.
 #[test]
 fn without_the_fence_check_a_late_write_is_a_lost_update() {
-    let (_, flaw) = FLAWS
-        .iter()
-        .find(|(name, _)| *name == "no-fence-check")
-        .unwrap();
-    let is_found = (1..=50).any(|seed| {
-        let plan = Plan::new(seed, Some(3), Some(*flaw));
+    let is_found = flawed("no-fence-check", 3, 50).any(|plan| {
         let Outcome {
             violation, journal, ..
         } = outcome(&plan);
@@ -169,11 +168,7 @@ fn a_failing_seed_is_reduced_to_a_short_plan() {
 /// Overlaps are found at the end of a run, and the trace ends where they happened.
 #[test]
 fn a_trace_ends_soon_after_its_violation() {
-    let (_, flaw) = FLAWS
-        .iter()
-        .find(|(name, _)| *name == "no-quarantine")
-        .unwrap();
-    let mut plans = (1..=1000).map(|seed| Plan::new(seed, Some(1), Some(*flaw)));
+    let mut plans = flawed("no-quarantine", 1, 1_000);
     let overlaps = |plan: &Plan| {
         let violation = outcome(plan).violation;
         violation.is_some_and(|violation| violation.check == Check::Overlap)

@@ -309,15 +309,13 @@ mod tests {
     use redislock_testkit::Server;
 
     use super::*;
-    use crate::redlock::Redlock;
+    use crate::attempt::tests::patient;
 
     /// The wait for replicas may last longer than the lease.
     #[tokio::test]
     async fn replicas_that_confirm_after_the_end_of_validity_are_too_late() {
         let server = Server::start();
-        let redlock = Redlock::builder().node(server.url());
-        let redlock = redlock.node_timeout(Duration::from_secs(60));
-        let redlock = redlock.connect().await.unwrap();
+        let redlock = patient([server.url()]).await;
         let spec = Arc::new(Spec {
             ttl: Duration::from_secs(600),
             ..Spec::new(vec![b"x".to_vec()])

@@ -435,6 +435,13 @@ pub(crate) mod tests {
         }
     }
 
+    /// A client that waits for slow nodes, so that a busy machine changes no result.
+    pub(crate) async fn patient(urls: impl IntoIterator<Item = String>) -> Redlock {
+        let builder = Redlock::builder().nodes(urls);
+        let builder = builder.node_timeout(Duration::from_secs(60));
+        builder.connect().await.unwrap()
+    }
+
     pub(crate) async fn until(what: &str, mut so: impl FnMut() -> bool) {
         for _ in 0..3_000 {
             if so() {
@@ -450,9 +457,7 @@ pub(crate) mod tests {
     async fn a_request_that_was_sent_on_a_later_connection_is_released() {
         let server = Server::start();
         let proxy = Proxy::to(server.port());
-        let redlock = Redlock::builder().node(proxy.url());
-        let redlock = redlock.node_timeout(Duration::from_secs(60));
-        let redlock = redlock.connect().await.unwrap();
+        let redlock = patient([proxy.url()]).await;
         let node = Arc::clone(&redlock.client.fleet.nodes[0]);
         let first = node.standing().generation;
         node.ended(first, Verdict::unreachable("closed"));

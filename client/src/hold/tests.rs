@@ -5,18 +5,16 @@ use redislock_testkit::Server;
 
 use super::*;
 use crate::attempt::Outcome;
-use crate::redlock::Redlock;
+use crate::attempt::tests::patient;
 
 /// The keeper, which notifies holds, has not run since.
 #[tokio::test]
 async fn an_ephemeral_hold_is_not_valid_once_its_connection_has_ended() {
     let server = Server::start();
-    let redlock = Redlock::builder().node(server.url());
-    let redlock = redlock.node_timeout(Duration::from_secs(1));
-    let redlock = redlock.connect().await.unwrap();
-    let lock = redlock.lock("x");
-    let ephemeral = lock.ephemeral().acquire().await.unwrap();
-    let ordinary = redlock.lock("y").acquire().await.unwrap();
+    let redlock = patient([server.url()]).await;
+    let lock = |name| redlock.lock(name).ttl(Duration::from_secs(600));
+    let ephemeral = lock("x").ephemeral().acquire().await.unwrap();
+    let ordinary = lock("y").acquire().await.unwrap();
     assert!(ephemeral.is_valid() && ordinary.is_valid());
     let node = &redlock.client.fleet.nodes[0];
     node.ended(node.standing().generation, Verdict::unreachable("closed"));
@@ -44,9 +42,7 @@ fn tokens_of_guards_that_are_gone_do_not_pile_up() {
 
 /// A hold of `x` and `y` on all of these nodes. The keeper does not renew it.
 async fn hold_of_two(servers: &[Server]) -> Arc<Hold> {
-    let redlock = Redlock::builder().nodes(servers.iter().map(Server::url));
-    let redlock = redlock.node_timeout(Duration::from_secs(60));
-    let redlock = redlock.connect().await.unwrap();
+    let redlock = patient(servers.iter().map(Server::url)).await;
     let spec = Spec {
         ttl: Duration::from_secs(600),
         renew: false,

@@ -142,16 +142,14 @@ mod tests {
     use redislock_testkit::{Flow, Proxy, Server};
 
     use super::*;
-    use crate::attempt::tests::until;
+    use crate::attempt::tests::{patient, until};
 
     /// The replies arrive late.
     #[tokio::test]
     async fn an_extended_ticket_counts_from_the_sending() {
         let server = Server::start();
         let proxy = Proxy::to(server.port());
-        let redlock = Redlock::builder().node(proxy.url());
-        let redlock = redlock.node_timeout(Duration::from_secs(60));
-        let redlock = redlock.connect().await.unwrap();
+        let redlock = patient([proxy.url()]).await;
         let fence = server.run(&["LOCK.ACQUIRE", "x", "token", "600000"]);
         let (before, ttl) = (Moment::now(), Duration::from_secs(600));
         proxy.replies(Flow::Hold);

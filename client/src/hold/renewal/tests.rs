@@ -1,9 +1,8 @@
 use redislock_testkit::Server;
 
 use super::*;
-use crate::attempt::tests::unconnected;
+use crate::attempt::tests::{patient, unconnected};
 use crate::attempt::{Attempt, Outcome};
-use crate::redlock::Redlock;
 
 const FENCE: u64 = 7;
 const SECOND: Duration = Duration::from_secs(1);
@@ -121,9 +120,7 @@ async fn a_renewal_does_not_extend_a_hold_that_is_over() {
 #[tokio::test]
 async fn a_renewal_that_begins_after_the_end_sends_nothing() {
     let server = Server::start();
-    let redlock = Redlock::builder().node(server.url());
-    let redlock = redlock.node_timeout(Duration::from_secs(1));
-    let redlock = redlock.connect().await.unwrap();
+    let redlock = patient([server.url()]).await;
     let spec = Arc::new(Spec::new(vec![b"x".to_vec()]));
     let mut attempt = Attempt::new(Arc::clone(&redlock.client), spec);
     let outcome = attempt.try_all(false).await;
